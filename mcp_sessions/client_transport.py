@@ -13,7 +13,7 @@ Joins the client to its bindings: which one a URL means is decided here and nowh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -71,8 +71,36 @@ def resumable(
         ConfigurationError: A URL of another kind, a header that a client cannot send, or options
             that do not go together.
     """
+    limits = policy or ReconnectPolicy()
+    dial = dial_with(headers=headers, auth=auth, http_client=http_client, policy=limits)
+    dialers: list[Dialer]
+    if isinstance(server, str):
+        dialers = [dial(url) for url in (server, *more_urls)]
+    elif not is_stdio(server):
+        raise ConfigurationError("resumable() takes URLs or StdioServerParameters")
+    elif more_urls or headers or auth is not None or http_client is not None:
+        raise ConfigurationError("a child process has no URLs, headers or HTTP client")
+    else:
+        dialers = [StdioDialer(server)]
+    dial_url = dial if isinstance(server, str) else None
+    return ResumableTransport(dialers, dial_url, limits, jar, user, on_lost, on_resume)
+
+
+def dial_with(
+    *,
+    headers: Mapping[str, str] | None = None,
+    auth: httpx2.Auth | None = None,
+    http_client: httpx2.AsyncClient | None = None,
+    policy: ReconnectPolicy,
+) -> Callable[[str], Dialer]:
+    """What makes the dialer of a URL; see `resumable`.
+
+    Raises:
+        ConfigurationError: A header that a client cannot send; when it is called, a URL of another
+            kind.
+    """
     check_headers(headers)
-    limits, fields = policy or ReconnectPolicy(), dict(headers or {})
+    limits, fields = policy, dict(headers or {})
 
     def dial(url: str) -> Dialer:
         match urlsplit(url).scheme:
@@ -88,14 +116,4 @@ def resumable(
                     f"a server's URL begins with http, https, ws or wss, not {scheme!r}"
                 )
 
-    dialers: list[Dialer]
-    if isinstance(server, str):
-        dialers = [dial(url) for url in (server, *more_urls)]
-    elif not is_stdio(server):
-        raise ConfigurationError("resumable() takes URLs or StdioServerParameters")
-    elif more_urls or headers or auth is not None or http_client is not None:
-        raise ConfigurationError("a child process has no URLs, headers or HTTP client")
-    else:
-        dialers = [StdioDialer(server)]
-    dial_url = dial if isinstance(server, str) else None
-    return ResumableTransport(dialers, dial_url, limits, jar, user, on_lost, on_resume)
+    return dial

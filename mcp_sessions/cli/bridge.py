@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from mcp_sessions.cli import arguments as types
@@ -17,8 +17,8 @@ from mcp_sessions.cli import logs
 from mcp_sessions.cli.logs import complain
 from mcp_sessions.errors import ConfigurationError
 
-NEVER_ANSWERED = 1
-"""The exit status if no request of the host was ever answered by the server."""
+UNANSWERED = 1
+"""The exit status if the server never answered anything, or not all of it at the end."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,7 +29,6 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     logs.configure(level=options.log_level, format=options.log_format)
-    headers = dict(options.header)
     jar_folder = Path(options.jar).resolve().parent if options.jar else None
     if jar_folder is not None and not jar_folder.is_dir():
         raise ConfigurationError(f"--jar: there is no folder {jar_folder}")
@@ -37,46 +36,52 @@ def main(arguments: Sequence[str]) -> int:
     import anyio
 
     try:
-        return anyio.run(_bridge, options.url, headers, options.jar, options.user)
+        return anyio.run(_bridge, options)
     except KeyboardInterrupt:
         return types.INTERRUPTED
 
 
-async def _bridge(
-    urls: Sequence[str], headers: dict[str, str], jar_path: str | None, user: str
-) -> int:
-    """Pass messages on until stdin ends, or the other side is gone for good.
+async def _bridge(options: argparse.Namespace) -> int:
+    """Pass messages on until the host is done, or the other side is gone for good.
 
     Returns:
-        0, or `NEVER_ANSWERED`; the reason for it was written to stderr.
+        0, or `UNANSWERED`; the reason for it was written to stderr.
     """
-    import anyio
+    import anyio.to_thread
 
+    from mcp_sessions.cli.bridging import HostPipe
     from mcp_sessions.client.jar import FileJar
-    from mcp_sessions.client.sdk import Answers, over_stdio
-    from mcp_sessions.client_transport import resumable
+    from mcp_sessions.client.policy import ReconnectPolicy
+    from mcp_sessions.client.resuming import ResumingClient
+    from mcp_sessions.client_transport import dial_with
+    from mcp_sessions_transports.stdio.server import standard_streams
 
-    jar = FileJar(jar_path) if jar_path is not None else None
-    transport = resumable(*urls, headers=headers, jar=jar, user=user)
-    answers = Answers()
-    # Stdio ends only when what is written to it is closed.
-    async with over_stdio() as (from_host, to_host), to_host, transport as (read, write):
-        async with anyio.create_task_group() as tasks:
-
-            async def pass_on(source: Any, sink: Any) -> None:
-                async for item in source:
-                    if not isinstance(item, Exception):
-                        if sink is to_host:
-                            answers.note(item)
-                        await sink.send(item)
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(pass_on, from_host, write)
-            tasks.start_soon(pass_on, read, to_host)
-    if answers.has_result or answers.last_error is None:
+    policy = ReconnectPolicy(max_message=options.max_message)
+    dial = dial_with(headers=dict(options.header), policy=policy)
+    dialers = [dial(url) for url in options.url]
+    slot = None
+    if options.jar is not None:
+        jar, target = FileJar(options.jar), dialers[0].target
+        slot = await anyio.to_thread.run_sync(jar.open, target, options.user)
+    make = partial(ResumingClient, dialers, policy=policy, slot=slot)
+    with standard_streams() as (wire_in, wire_out):
+        pipe = HostPipe(wire_in, wire_out, options.max_message, options.last_wait)
+        await pipe.run(make)
+    if pipe.unanswered:
+        number, names = len(pipe.unanswered), ", ".join(sorted(set(pipe.unanswered)))
+        complain(
+            "mcp-sessions bridge",
+            f"the input ended, and nothing came for {options.last_wait:g} s: "
+            f"{number} not answered ({names}). Raise --last-wait, or look at the server",
+        )
+        return UNANSWERED
+    if pipe.why_over is not None:
+        complain("mcp-sessions bridge", pipe.why_over)
+        return UNANSWERED
+    if pipe.has_result or pipe.last_error is None:
         return 0
-    complain("mcp-sessions bridge", answers.last_error)
-    return NEVER_ANSWERED
+    complain("mcp-sessions bridge", pipe.last_error)
+    return UNANSWERED
 
 
 def _url(text: str) -> str:
@@ -113,6 +118,21 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         type=_header,
         help="send it with every request; may be given several times",
+    )
+    parser.add_argument(
+        "--max-message",
+        metavar="BYTES",
+        type=types.count,
+        default=4_194_304,
+        help="of one message, of either side; default: %(default)s",
+    )
+    parser.add_argument(
+        "--last-wait",
+        metavar="S",
+        type=types.seconds,
+        default=60.0,
+        help="seconds without any message after which it ends, once its input has ended; "
+        "default: %(default)g",
     )
     parser.add_argument("--log-level", choices=logs.LEVELS, default="warning")
     parser.add_argument("--log-format", choices=logs.FORMATS, default="text")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from mcp_sessions.client import explaining, stamping, wire
+from mcp_sessions.client import explaining, wire
 from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Json
 from mcp_sessions.client.explaining import Loss
 from mcp_sessions.client.listening import Listens
@@ -48,22 +48,39 @@ class Application:
     requests: Requests = field(default_factory=Requests)
     questions: Questions = field(default_factory=Questions)
     listens: Listens = field(default_factory=Listens)
-    names_sessions: bool = False
-    """It speaks of sessions of its own."""
+    why_over: str | None = None
+    """Why its side was ended, and what to do, if not for the server's end."""
 
     def asks(self, message: Json, headers: Mapping[str, str], *, now: float) -> Pending:
         """It asked something."""
-        if message["method"] in wire.OUR_METHODS or stamping.names_own_session(message):
-            self.names_sessions = True
         pending = Pending(message["id"], message, headers, now)
         self.requests.add(pending)
         return pending
 
+    async def end(self, why: str) -> None:
+        """End its side from here.
+
+        Args:
+            why: And what to do.
+        """
+        self.why_over = why
+        await self.hang_up()
+
     async def answer(self, pending: Pending, code: int, text: str, data: Any = None) -> None:
         """Answer a request from here, unless it was answered."""
+        await self.conclude(pending, wire.error_answer(pending.app_id, code, text, data))
+
+    async def conclude(self, pending: Pending, answer: Json) -> None:
+        """Give it the answer to a request, unless it was answered."""
         if self.requests.done(pending):
             self.listens.remove(pending.app_id)
-            await self.deliver(wire.error_answer(pending.app_id, code, text, data))
+            await self.deliver({**answer, "id": pending.app_id})
+            self.forget(pending)
+
+    def forget(self, pending: Pending) -> None:
+        """It has the answer to a request, or does not want it."""
+        self._peer.hosted.settled(pending)
+        pending.settled.set()
 
     async def give_up_on(self, pending: Pending, cause: str = "") -> None:
         """Answer what the server will not answer any more.
@@ -87,7 +104,8 @@ class Application:
             for message in self.listens.everything():
                 await self.deliver(message)
             return
-        for name in self._peer.abilities.lists:
+        for name in () if self._peer.hosted.has_attached else self._peer.abilities.lists:
+            # A session of its own tells it of the lists (EVT11).
             await self.deliver(wire.notification(f"notifications/{name}/list_changed"))
         for uri in list(self._peer.subscribed):
             await self.deliver(wire.notification(wire.RESOURCE_UPDATED, {"uri": uri}))

@@ -49,7 +49,8 @@ class SessionControl:
         self, link: Link, method: str, params: Json | None, within: float | None = None
     ) -> Json:
         """See `Exchanges.ask`; with the envelope of the modern era."""
-        envelope = self._peer.modern_envelope
+        is_pushed = link is self._peer.pushed
+        envelope = None if is_pushed else self._peer.modern_envelope
         return await self._exchanges.ask(link, method, params, envelope, within=within)
 
     async def shake_hands(self, link: Link) -> bool:
@@ -110,7 +111,7 @@ class SessionControl:
             Failed: The link is of no use; another may be.
             Hopeless: The session is gone once too often.
         """
-        if self._peer.session is not None or self._peer.abilities.has_sessions:
+        if self._peer.holds_sessions or self._peer.abilities.has_sessions:
             return await self.attach(link)
         # A transport session only, and it was lost.
         await self._look_for_server(link)
@@ -137,6 +138,9 @@ class SessionControl:
         """
         peer = self._peer
         session = peer.session
+        if session is None and peer.hosted.is_manager:
+            await self._look_for_server(link)
+            return ResumeOutcome(True, connected_to=link.name)
         if session is None:
             await self.start(link)
             return ResumeOutcome(False, is_new_session=True, connected_to=link.name)
@@ -149,7 +153,7 @@ class SessionControl:
         }
         if peer.follower.position is not None:
             params["lastSessionEventId"] = peer.follower.position
-        result = await self._resume(link, params, is_new=is_new)
+        result = await self.resume(link, params, is_new=is_new)
         if result is None:
             return await self.start_over(link)
         session.renewed(result.get("expiresAt"))
@@ -168,8 +172,12 @@ class SessionControl:
             connected_to=link.name,
         )
 
-    async def _resume(self, link: Link, params: Json, *, is_new: bool) -> Json | None:
-        """The result of ``session/resume``; None: the session is gone."""
+    async def resume(self, link: Link, params: Json, *, is_new: bool) -> Json | None:
+        """The result of ``session/resume``; None: the session is gone.
+
+        Raises:
+            Failed: The link is of no use; another may be.
+        """
         failures = 0
         while True:
             try:
@@ -225,6 +233,10 @@ class SessionControl:
         session = self._peer.session
         if session is not None:
             logger.info("session %s is gone", digest(session.session_id))
+        if self._peer.hosted.is_manager:
+            # The application went on to its own sessions: it needs no other.
+            self._peer.lost()
+            return ResumeOutcome(True, connected_to=link.name)
         self._begin_another_life()
         self._peer.lost()
         await self.start(link)

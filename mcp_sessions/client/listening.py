@@ -185,12 +185,14 @@ class Listens:
         for app_id, listening in self._open.items():
             if not listening.is_acknowledged:
                 continue
-            meta = {"_meta": {SUBSCRIPTION_ID: app_id}}
-            for method, flag in _FLAGS.items():
-                if listening.wanted.get(flag):
-                    told.append(notification(method, dict(meta)))
             told.extend(
-                notification(RESOURCE_UPDATED, {"uri": uri, **meta})
-                for uri in _uris(listening.wanted)
+                with_meta(message, {SUBSCRIPTION_ID: app_id})
+                for message in everything(listening.wanted)
             )
         return told
+
+
+def everything(wanted: Mapping[str, Any]) -> list[Json]:
+    """A change of all that a filter asks for."""
+    lists = [notification(method) for method, flag in _FLAGS.items() if wanted.get(flag)]
+    return lists + [notification(RESOURCE_UPDATED, {"uri": uri}) for uri in _uris(wanted)]

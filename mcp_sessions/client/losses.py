@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from mcp_sessions.client import explaining
+from mcp_sessions.client import explaining, wire
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import Failure, Json, Link
 from mcp_sessions.client.exchange import Exchanges
+from mcp_sessions.client.hosted import HostedSession
 from mcp_sessions.client.outcome import ResumeOutcome
 from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.recovery import Recovery, Way
@@ -62,7 +63,7 @@ class Losses:
             self._app.lost(link.name, failure)
         if state.phase is Phase.BUSY:
             return
-        if state.phase is Phase.OVER or self._peer.session is None or not failure.may_return:
+        if state.phase is Phase.OVER or not self._peer.holds_sessions or not failure.may_return:
             # Without a session there is nothing to come back to: as a stock transport.
             await self._stop()
         else:
@@ -78,7 +79,11 @@ class Losses:
         await self._app.hang_up()
 
     async def detached(self, link: Link, params: Json) -> None:
-        """The server took the session from this connection."""
+        """The server took a session from this connection."""
+        held = self._peer.hosted.find(params.get("sessionId"))
+        if held is not None:
+            await self._hosted_detached(link, held, params)
+            return
         session = self._peer.session
         if self._state.phase is Phase.BUSY:
             self._heard_meanwhile = (link, params)
@@ -94,6 +99,9 @@ class Losses:
                 # TKO13: something that was given up was served after all.
                 logger.info("%s: taken over by a late request of this client", link.name)
                 self._runtime.tasks.start_soon(self._take_back, link)
+            case Detached.TAKEN_OVER.value if self._peer.hosted.is_manager:
+                # The application goes on in its own sessions.
+                self._peer.leave_session()
             case Detached.TAKEN_OVER.value:
                 logger.info("%s: the session was taken over", link.name)
                 self._state.apply(Change.TAKEN_OVER)
@@ -104,6 +112,26 @@ class Losses:
                 await self._app.tell_outcome(
                     ResumeOutcome(False, reason="taken_over", connected_to=link.name, is_over=True)
                 )
+            case Detached.DRAINING.value:
+                self._come_back_later(link, params)
+            case _:
+                self._runtime.tasks.start_soon(self._take_back, link)
+
+    async def _hosted_detached(self, link: Link, held: HostedSession, params: Json) -> None:
+        """The server took a session of the application from this connection."""
+        if not self._state.uses(link) and self._state.phase is not Phase.BUSY:
+            return
+        if link is self._peer.pushed and self._recovery.hosted.is_listened_to(held.session_id):
+            # HTM16: by a listen stream of the application.
+            return
+        instance = params.get("instance")
+        match params.get("reason"):
+            case Detached.TAKEN_OVER.value if not self._peer.attempts.is_own(
+                instance, now=self._runtime.clock()
+            ):
+                self._peer.hosted.left(held.session_id)
+                if self._peer.hosted.is_declared:
+                    await self._app.deliver(wire.notification(wire.DETACHED, params))
             case Detached.DRAINING.value:
                 self._come_back_later(link, params)
             case _:
@@ -124,7 +152,7 @@ class Losses:
 
     async def _come_back(self, link: Link, delay: float) -> None:
         await self._runtime.sleep(delay)
-        if self._state.link is link:
+        if self._state.uses(link):
             self._recovery.begin(Way.RECOVER)
 
     async def _take_back(self, link: Link) -> None:
@@ -133,7 +161,7 @@ class Losses:
         With back-off, as a server may take it away each time.
         """
         await self._runtime.back_off()
-        if self._state.link is link:
+        if self._state.uses(link):
             self._recovery.begin(Way.REATTACH)
 
     def stream_reopened(self, link: Link) -> None:

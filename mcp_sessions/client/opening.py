@@ -34,7 +34,7 @@ class Opening:
         reason = ""
         for _ in range(len(state.addresses)):
             try:
-                state.use(await self._recovery.connect(state.addresses.current))
+                state.use(await self._recovery.connector.connect(state.addresses.current))
             except Failed as failed:
                 # For who sees no more than the log: one is told of the last address only.
                 logger.warning("%s", failed)

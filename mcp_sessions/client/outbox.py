@@ -12,8 +12,11 @@ from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import Failed, Json
 from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.reattaching import Reattaching
+from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.state import ClientState, Phase
-from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META, RequestId
+from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META, RequestId, meta_of
+from mcp_sessions.errors import REQUEST_CANCELLED
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ class Outbox:
     _peer: Peer
     _app: Application
     _listener: Listener
+    _hosted: Reattaching
     _waiting: list[tuple[Json, Mapping[str, str]]] = field(
         default_factory=list[tuple[Json, Mapping[str, str]]]
     )
@@ -59,12 +63,22 @@ class Outbox:
         """The application does not want the answer to a request any more (REQ7)."""
         peer, app = self._peer, self._app
         params = cast("Json", message.get("params") or {})
+        meta = meta_of(params) or {}
+        is_by_key = peer.hosted.is_manager and {SESSION_META, REQUEST_KEY_META} <= meta.keys()
+        if is_by_key:
+            # REQ7: it is about a key of the application, and looks at no id.
+            await self.notification(message, headers)
+            return
         pending = app.requests.asked(params.get("requestId"))
         if pending is None:
-            if not peer.is_modern:
+            if not peer.is_modern or peer.hosted.is_manager:
                 await self.notification(message, headers)
             return
+        if pending.is_hosts or peer.hosted.is_manager:
+            await self._cancel_for_host(pending, message, params, headers)
+            return
         app.requests.done(pending)
+        app.forget(pending)
         if app.listens.remove(pending.app_id):
             await self._listener.stop()
             return
@@ -88,6 +102,29 @@ class Outbox:
             logger.info("a cancellation was not taken: %s", failed)
         if peer.is_modern:
             link.abandon(wire_id)
+
+    async def _cancel_for_host(
+        self, pending: Pending, message: Json, params: Json, headers: Mapping[str, str]
+    ) -> None:
+        """As on any connection: it is answered, by who ends it (REQ6)."""
+        link, is_keyed = pending.link, pending.key is not None and pending.hosted is not None
+        if link is not None and pending.wire_ids:
+            message = {**message, "params": {**params, "requestId": pending.wire_ids[-1]}}
+            if is_keyed:
+                named = {"sessionId": pending.hosted}
+                added = {SESSION_META: named, REQUEST_KEY_META: pending.key}
+                message = stamping.with_meta(message, added)
+            envelope = stamping.envelope_of(pending.message)
+            if envelope is not None:
+                message = stamping.with_meta(message, envelope.meta)
+                headers = {**headers, **self._peer.headers(wire.CANCELLED)}
+            if is_keyed or envelope is None or link.kind != "http":
+                await self.notification(message, headers)
+                return
+            # There it is the end of the response that cancels, and nothing answers (REQ5).
+            link.abandon(pending.wire_ids[-1])
+        self._hosted.note_end_of(pending)
+        await self._app.answer(pending, REQUEST_CANCELLED, "Request cancelled")
 
     async def flush(self) -> None:
         """There is a link again, with a session: send what waits for it."""

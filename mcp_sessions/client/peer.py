@@ -11,10 +11,11 @@ import logging
 from typing import cast
 
 from mcp_sessions.client import stamping, wire
-from mcp_sessions.client.dialer import Json, LinkSettings
+from mcp_sessions.client.dialer import Json, Link, LinkSettings
+from mcp_sessions.client.hosted import HostedSessions, declares
 from mcp_sessions.client.jar import SavedSession
 from mcp_sessions.client.outcome import KnownSession
-from mcp_sessions.core.messages import ROUTE_HEADER
+from mcp_sessions.core.messages import ROUTE_HEADER, meta_of
 from mcp_sessions.core.resume import (
     Abilities,
     Attempts,
@@ -40,6 +41,10 @@ class Peer:
     def __init__(self, instance: str) -> None:
         self.attempts = Attempts(instance)
         self.session: SessionView | None = None
+        self.hosted = HostedSessions()
+        self.pushed: Link | None = None
+        """Where the sessions of the application are attached, if apart (`Pushing`)."""
+
         self.follower = Follower()
         self.lives = Lives()
         self.abilities = Abilities()
@@ -66,11 +71,18 @@ class Peer:
 
     def asked(self, message: Json) -> Json:
         """Learn the era from a request of the application; the request as it goes on."""
+        self.hosted.note(message)
         if message["method"] == wire.INITIALIZE:
+            params = cast("Json", message.get("params") or {})
+            self.hosted.declared(params.get("capabilities"))
             message = stamping.declared(message)
             self.initialize = cast("Json", message.get("params") or {})
             self.abilities, self.has_said = Abilities(), False
         elif self.initialize is None:
+            meta = meta_of(cast("Json | None", message.get("params"))) or {}
+            capabilities = meta.get(stamping.CLIENT_CAPABILITIES_META)
+            if declares(capabilities):
+                self.hosted.declared(capabilities)
             self.envelope = stamping.envelope_of(message) or self.envelope
         return message
 
@@ -111,7 +123,7 @@ class Peer:
     def settings(self) -> LinkSettings:
         """What a link has to know of its server."""
         return LinkSettings(
-            has_sessions=self.session is not None,
+            has_sessions=self.holds_sessions,
             has_keys=self.has_keys,
             protocol_version=self.protocol_version if self.initialize is not None else None,
             headers=self._route(),
@@ -135,7 +147,15 @@ class Peer:
     def has_keys(self) -> bool:
         """Whether requests are sent with a key."""
         known = self.abilities
-        return self.session is not None and known.key_lifetime > 0 and known.may("requestKey")
+        return self.holds_sessions and known.key_lifetime > 0 and known.may("requestKey")
+
+    @property
+    def holds_sessions(self) -> bool:
+        """Whether there is anything to come back for after a loss."""
+        if self.session is not None:
+            return True
+        may_have = self.abilities.has_sessions or not self.has_said
+        return self.hosted.is_manager and may_have
 
     # --- the session ---------------------------------------------------------------------------
 
@@ -177,6 +197,16 @@ class Peer:
             self.subscribed[uri] = None
         elif message["method"] == wire.UNSUBSCRIBE:
             self.subscribed.pop(uri, None)
+
+    def push_on(self, link: Link | None) -> Link | None:
+        """The sessions of the application are attached to that link; None: to no other than the
+        one its requests go out on.
+
+        Returns:
+            The one before.
+        """
+        previous, self.pushed = self.pushed, link
+        return previous
 
     def drop_state(self, session_id: str | None, state: str | None) -> bool:
         """The server refused a ``state``; whether a request may be sent again without it.

@@ -19,10 +19,12 @@ from enum import Enum
 import anyio
 
 from mcp_sessions.client.application import Application
+from mcp_sessions.client.connecting import Connector
 from mcp_sessions.client.control import Hopeless, SessionControl
-from mcp_sessions.client.dialer import Dialer, Event, Failed, Failure, Link
+from mcp_sessions.client.dialer import Dialer, Failed, Failure, Link
 from mcp_sessions.client.outcome import ResumeOutcome
 from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.reattaching import Reattaching
 from mcp_sessions.client.scouting import Place, Places
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
 from mcp_sessions.core.resume import AWAY, Cause, is_away
@@ -54,7 +56,6 @@ class Recovery:
     """One client's.
 
     Args:
-        on_event: Where links report to.
         on_ready: Called with the link that the client goes on on, last.
     """
 
@@ -63,8 +64,9 @@ class Recovery:
     _peer: Peer
     _app: Application
     _control: SessionControl
+    hosted: Reattaching
     _places: Places
-    _on_event: Callable[[Link, Event], Awaitable[None]]
+    connector: Connector
     _on_ready: Callable[[Link], Awaitable[None]]
     _not_before: float = 0.0
     """When a server that drains asks us to come back, unless somebody waits for an answer."""
@@ -131,9 +133,10 @@ class Recovery:
                 case Way.SETTLE:
                     outcome = await self._settle(link)
                 case Way.REATTACH:
-                    outcome = await self._control.attach(link, is_new=False)
+                    outcome = await self._attach(link, is_new=False)
                 case Way.START_OVER:
                     outcome = await self._control.start_over(link)
+                    await self.hosted.take_up(link, is_new=False)
             if way is not Way.SETTLE and outcome is not None and outcome.is_new_session:
                 await self._app.forget_questions()
         except Hopeless:
@@ -144,6 +147,11 @@ class Recovery:
         else:
             await self._ready(link, outcome)
 
+    async def _attach(self, link: Link, *, is_new: bool = True) -> ResumeOutcome:
+        outcome = await self._control.attach(link, is_new=is_new)
+        await self.hosted.take_up(link, is_new=is_new)
+        return outcome
+
     async def _settle(self, link: Link) -> ResumeOutcome | None:
         """Start a session, or go on with the jar's; None: nothing to tell."""
         peer = self._peer
@@ -152,6 +160,9 @@ class Recovery:
             await self._control.discover(link)
         if not peer.abilities.has_sessions:
             peer.leave_session()
+            return None
+        if peer.hosted.is_manager and not was_saved:
+            # It has sessions of its own, or means to.
             return None
         try:
             outcome = await self._control.attach(link)
@@ -182,14 +193,16 @@ class Recovery:
             dialer, place, began = state.addresses.current, self._place(), runtime.clock()
             link, has_answered = None, False
             try:
-                link = await self.connect(dialer)
+                link = await self.connector.connect(dialer)
                 # Over HTTP nothing was sent so far.
                 has_answered = link.kind != "http"
                 if await self._control.shake_hands(link) or has_answered:
                     has_answered = True
                     place.answered(now=runtime.clock())
                 outcome = await self._control.take_up(link)
+                has_answered = True
                 place.answered(now=runtime.clock())
+                await self.hosted.take_up(link, is_new=True)
                 if outcome.is_new_session:
                     await app.forget_questions()
             except Failed as failed:
@@ -289,23 +302,6 @@ class Recovery:
             await self._app.tell_outcome(outcome)
         await self._on_ready(link)
 
-    async def connect(self, dialer: Dialer) -> Link:
-        """A new link.
-
-        Raises:
-            Failed: It could not be opened, or not in time.
-        """
-        link = dialer.link()
-        link.configure(self._peer.first_settings())
-        timeout = self._runtime.policy.connect_timeout
-        try:
-            with anyio.fail_after(timeout):
-                await self._runtime.tasks.start(link.run, self._on_event)
-        except TimeoutError:
-            text = f"{link.name}: no connection within {timeout:g} s"
-            raise Failed(Failure(Cause.SILENT, text)) from None
-        return link
-
     async def _retire(self, link: Link) -> None:
         """Leave an old link, when nothing is expected there any more."""
         clock, requests = self._runtime.clock, self._app.requests
@@ -330,16 +326,16 @@ class Recovery:
         with anyio.move_on_after(self._runtime.policy.give_up_after):
             while state.phase is Phase.BUSY:
                 await self._settled.wait()
-        if self._peer.session is None or state.phase is Phase.BUSY:
+        if not self._peer.holds_sessions or state.phase is Phase.BUSY:
             text = f"{dialer.target}: there is no session to move there"
             raise Failed(Failure(Cause.CLOSED, text))
         state.apply(Change.MOVE)
         self._settled = anyio.Event()
         link = None
         try:
-            link = await self.connect(dialer)
+            link = await self.connector.connect(dialer)
             await self._control.shake_hands(link)
-            outcome = await self._control.attach(link)
+            outcome = await self._attach(link)
             if outcome.is_new_session:
                 await self._app.forget_questions()
         except (Failed, Hopeless) as error:

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
+import anyio
+
 from mcp_sessions.client.dialer import Json, Link
 from mcp_sessions.core.messages import RequestId, progress_token
 from mcp_sessions.core.resume import SessionView
@@ -71,6 +73,24 @@ class Pending:
 
     progress: float = -math.inf
     """The highest that the application was told of."""
+
+    is_hosts: bool = False
+    """The application manages its sessions, and this request with them (`hosted`)."""
+
+    hosted: str | None = None
+    """The session of the application that it belongs to."""
+
+    is_acknowledged: bool = False
+    """A listen stream, of which the application heard that it is open."""
+
+    may_be_keyed: bool = True
+    """False: its session has no room for a key of ours."""
+
+    is_named_here: bool = False
+    """That session was named by this client: the answer does not speak of it (ASC15)."""
+
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the application has its answer, or does not want it."""
 
     was_accepted: bool = False
     """Something came back for it before its answer: it was not refused outright."""
@@ -137,6 +157,7 @@ class Pending:
     def forget_sending(self) -> None:
         """It never ran: it may be sent as if for the first time."""
         self.key = self.first_sent = self.session_id = self.link = None
+        self.is_named_here = False
         self.generation = -1
         self.key_lifetime = math.inf
         self.was_accepted = self.sent_before = False
@@ -274,6 +295,10 @@ class Questions:
         for question_id in still_open:
             self.withdrawn(question_id)
         return still_open
+
+    def unanswered(self) -> list[RequestId]:
+        """What the application is still at."""
+        return list(self._open)
 
     def undelivered(self) -> list[tuple[RequestId, Json]]:
         """The answers that could not be sent."""

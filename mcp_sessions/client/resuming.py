@@ -20,9 +20,10 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from mcp_sessions.client import explaining, stamping, wire
+from mcp_sessions.client import explaining, hosted_requests, stamping, wire
 from mcp_sessions.client.addresses import Addresses
 from mcp_sessions.client.application import Application
+from mcp_sessions.client.connecting import Connector
 from mcp_sessions.client.control import SessionControl
 from mcp_sessions.client.dialer import (
     SHUTTING_DOWN,
@@ -52,6 +53,8 @@ from mcp_sessions.client.outbox import Outbox
 from mcp_sessions.client.outcome import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.pushing import Pushing, as_modern
+from mcp_sessions.client.reattaching import Reattaching
 from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.scouting import Places, shared_places
@@ -62,7 +65,6 @@ from mcp_sessions.core.messages import RequestId, meta_of
 from mcp_sessions.core.resume import event_id_of, says_session_not_found
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
-    OUTCOME_UNKNOWN,
     SESSION_DETACHED,
     SESSION_NOT_FOUND,
 )
@@ -110,27 +112,32 @@ class ResumingClient:
         self._runtime = runtime = Runtime(
             policy, tasks, draw, clock, elapsed or Elapsed(), sleep, backoff
         )
-        self._state = state = ClientState(runtime, addresses)
         self._peer = peer = Peer(instance=mint_key())
+        self._state = state = ClientState(runtime, peer, addresses)
         self._app = app = Application(
             deliver, hang_up, on_lost, on_resume, peer, clock, tasks.start_soon
         )
         self._control = control = SessionControl(runtime, peer, exchanges)
+        connector = Connector(runtime, peer, self._on_event)
+        pushing = Pushing(peer, exchanges, connector)
+        hosted = Reattaching(peer, app, control, exchanges, pushing)
         self._recovery = recovery = Recovery(
             runtime,
             state,
             peer,
             app,
             control,
+            hosted,
             places or shared_places(),
-            self._on_event,
+            connector,
             self._on_ready,
         )
         self._listener = listener = Listener(runtime, state, peer, app, control, recovery)
-        self._outbox = outbox = Outbox(state, peer, app, listener)
+        self._outbox = outbox = Outbox(state, peer, app, listener, hosted)
         self._sender = sender = Sender(
             runtime, state, peer, app, recovery, listener, outbox, mint_key
         )
+        self._reattaching = hosted
         self._losses = Losses(runtime, state, peer, app, exchanges, recovery, sender)
         self._opening = Opening(runtime, state, app, recovery, sender)
         self._slot = slot
@@ -154,6 +161,7 @@ class ResumingClient:
     async def close(self) -> None:
         """The application is done: the session is kept if there is a jar, else it ends."""
         link, limit = self._state.link, self._runtime.policy.closing_timeout
+        await self._reattaching.pushing.drop()
         if link is not None:
             if self._slot is None and self._state.phase is Phase.READY:
                 with anyio.move_on_after(limit):
@@ -198,6 +206,35 @@ class ResumingClient:
         """The session; None: there is none now."""
         return self._peer.known_session()
 
+    # --- what is open ------------------------------------------------------------------------
+
+    @property
+    def why_over(self) -> str | None:
+        """Why the application's side was ended, and what to do; None: the server's was."""
+        return self._app.why_over
+
+    async def until_answered(self, request_id: RequestId) -> None:
+        """Return when the application has the answer to a request, or wants none."""
+        pending = self._app.requests.asked(request_id)
+        if pending is not None:
+            await pending.settled.wait()
+
+    def waiting(self) -> list[Pending]:
+        """The application's requests that will be answered; a listen stream lasts."""
+        return [p for p in self._app.requests if p.method != wire.LISTEN]
+
+    def questions(self) -> list[RequestId]:
+        """What the server asked and the application did not answer."""
+        return self._app.questions.unanswered()
+
+    async def give_up(self, why: str) -> None:
+        """Answer all that waits: nobody waits any longer. A loss that lasts says more than
+        ``why``.
+        """
+        cause = "" if self._app.loss else f"{self._state.addresses.current.target}: {why}"
+        for pending in self.waiting():
+            await self._app.give_up_on(pending, cause)
+
     # --- from the application ------------------------------------------------------------------
 
     async def take(self, message: Json, headers: Mapping[str, str]) -> None:
@@ -210,19 +247,25 @@ class ResumingClient:
             await self._take_request(message, headers)
         elif message["method"] == wire.CANCELLED:
             await self._outbox.cancel(message, headers)
+            if self._reattaching.is_left_by_listens():
+                self._recovery.begin(Way.REATTACH)
         else:
             await self._outbox.notification(message, headers)
-            if message["method"] == wire.INITIALIZED and self._state.phase is Phase.OPEN:
-                self._recovery.begin(Way.SETTLE)
+            if message["method"] == wire.INITIALIZED:
+                self._initialized()
 
     async def _take_request(self, message: Json, headers: Mapping[str, str]) -> None:
         state, peer = self._state, self._peer
+        if self._app.requests.asked(message["id"]) is not None:
+            # REQ2: the first goes on.
+            await self._app.deliver(wire.duplicate_id(message["id"]))
+            return
         pending = self._app.asks(peer.asked(message), headers, now=self._runtime.clock())
         self._recovery.hurry()
         if state.phase is Phase.FRESH and not await self._opening.open_for(pending):
             return
-        if state.phase is Phase.OPEN and peer.is_modern and pending.method != wire.DISCOVER:
-            # The modern era's first request: it shall have a session.
+        if state.phase is Phase.OPEN and self._is_first(pending):
+            # It shall have a session.
             self._recovery.begin(Way.SETTLE)
         if state.phase is Phase.CUT_OFF:
             # Somebody asks: that is worth another try.
@@ -234,6 +277,22 @@ class ResumingClient:
             await self._app.answer(pending, SESSION_DETACHED, text)
         elif state.phase in (Phase.OPEN, Phase.READY):
             await self._sender.request_or_give_up(pending)
+
+    def _initialized(self) -> None:
+        """The application did its handshake; perhaps after it used sessions without one."""
+        state = self._state
+        if state.phase is Phase.OPEN:
+            self._recovery.begin(Way.SETTLE)
+        elif state.phase is Phase.READY and state.link is not None:
+            state.link.configure(self._peer.settings())
+            state.link.listen()
+
+    def _is_first(self, pending: Pending) -> bool:
+        """Whether no handshake goes before a request, and it is the first."""
+        peer = self._peer
+        if peer.initialize is None and peer.hosted.is_used:
+            return True
+        return peer.is_modern and pending.method != wire.DISCOVER
 
     # --- from the server -----------------------------------------------------------------------
 
@@ -315,17 +374,25 @@ class ResumingClient:
             case _:
                 pass
         session = self._peer.session
+        is_acknowledgement = message["method"] == wire.ACKNOWLEDGED
+        if is_acknowledgement and await self._reattaching.took_acknowledgement(message):
+            return
+        if await self._reattaching.took_event(link, message):
+            return
         if session is None:
             await app.deliver(message)
             return
         event_id = event_id_of(params, session.session_id)
-        if event_id is not None or not app.names_sessions:
+        if event_id is not None or not self._peer.hosted.is_used:
             message = stamping.without_session(message)
         if event_id is not None:
             if not self._peer.follower.admits(event_id):
                 # CLI3: it was seen.
                 return
             self._state.progressed()
+            if self._peer.hosted.has_attached and message["method"] != wire.RESOURCE_UPDATED:
+                # EVT11: a session of the application tells it.
+                return
         if not (self._peer.is_modern and app.listens):
             await app.deliver(message)
         elif app.listens.is_acknowledgement(message):
@@ -358,7 +425,25 @@ class ResumingClient:
                 return
             if await self._sender.not_begun(link, pending):
                 return
-        if pending.session_id is not None:
+        if pending.is_hosts and hosted_requests.is_without_room(pending, error):
+            pending.forget_sending()
+            await self._sender.orphaned(pending)
+            return
+        if pending.is_hosts:
+            peer.hosted.answered(pending, result, error)
+            if pending.method in (wire.INITIALIZE, wire.DISCOVER) and result is not None:
+                peer.learn(result)
+            if result is not None and pending.hosted is None and peer.session is None:
+                peer.note_subscription(pending.message)
+            if pending.is_named_here:
+                message = stamping.without_session(message)
+            if link is peer.pushed and stamping.envelope_of(pending.message) is not None:
+                message = as_modern(message)
+            self._reattaching.note_end_of(pending)
+            if link.kind == "http" and pending.method in wire.ENDS_SESSION:
+                # On the application's one connection nothing follows it (END4).
+                await self._reattaching.until_last(pending)
+        elif pending.session_id is not None:
             if self._says_lost(pending, result, error):
                 await self._sender.session_refused(pending, error)
                 return
@@ -376,14 +461,16 @@ class ResumingClient:
         elif result is not None and peer.session is None:
             peer.lives.used()
         self._state.progressed()
-        if error.get("code") == OUTCOME_UNKNOWN and error.get("message") == "Outcome unknown":
-            # ERR7: the wire says no more. The application knows the request by its name.
+        if not pending.is_hosts and wire.says_unknown(error):
+            # ERR7: the wire says no more. The application knows the request by its name. Only a
+            # host that manages its sessions gets each answer as the server gave it.
             text = explaining.may_have_run(pending.message, f"{link.name}: {explaining.RESTARTED}")
             message = {**message, "error": {**error, "message": text}}
         if pending.session_id is not None:
             message = stamping.without_session(message)
-        if app.requests.done(pending):
-            await app.deliver({**message, "id": pending.app_id})
+        await app.conclude(pending, message)
+        if self._reattaching.is_left_by_listens():
+            self._recovery.begin(Way.REATTACH)
 
     def _says_lost(self, pending: Pending, result: Json | None, error: Json) -> bool:
         if error.get("code") == SESSION_NOT_FOUND:

@@ -16,9 +16,8 @@ from typing import Any
 import anyio
 import anyio.to_thread
 from mcp import MCPError
-from mcp.server.stdio import stdio_server
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
-from mcp_types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
+from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from mcp_sessions.client.dialer import Dialer, Failed, Json
@@ -182,26 +181,3 @@ def _headers(item: SessionMessage) -> Mapping[str, str]:
     if isinstance(metadata, ClientMessageMetadata) and metadata.headers:
         return metadata.headers
     return {}
-
-
-class Answers:
-    """What became of a host's requests: for a bridge, to say whether it was of any use."""
-
-    def __init__(self) -> None:
-        self.has_result = False
-        self.last_error: str | None = None
-        """In one line; None: there was none."""
-
-    def note(self, item: SessionMessage) -> None:
-        """Look at a message that goes to the host."""
-        if isinstance(item.message, JSONRPCResponse):
-            self.has_result = True
-        elif isinstance(item.message, JSONRPCError):
-            self.last_error = " ".join(item.message.error.message.split())
-
-
-@asynccontextmanager
-async def over_stdio() -> AsyncGenerator[Streams]:
-    """This process's own stdin and stdout as a host sees an MCP server on them."""
-    async with stdio_server() as streams:
-        yield streams

@@ -13,9 +13,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mcp_sessions.client import explaining, stamping, wire
+from mcp_sessions.client import explaining, hosted_requests, pushing, stamping, wire
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Json, Link
+from mcp_sessions.client.hosted import REFUSALS
 from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.outbox import Outbox
 from mcp_sessions.client.peer import Peer
@@ -60,10 +61,19 @@ class Sender:
         if link is None:
             raise AssertionError("requests are sent while there is a link")
         session = peer.session if pending.method not in _WITHOUT_SESSION else None
+        if self._is_for_host(pending):
+            standing = hosted_requests.refused(pending, peer)
+            if standing is not None:
+                await self._app.answer(pending, *REFUSALS[standing])
+                return
+            session = None
         if session is not None and peer.is_modern and pending.method == wire.LISTEN:
             self._listener.add(pending)
             return
         message, headers = pending.message, dict(pending.headers)
+        if pending.is_hosts:
+            await self._request_of_host(pending, link)
+            return
         if peer.modern_envelope is not None:
             headers = {**stamping.modern_headers(message, peer.modern_envelope), **headers}
         wire_id = self._app.requests.sending(pending, link, now=self._runtime.elapsed())
@@ -79,6 +89,44 @@ class Sender:
             await link.send(message, headers)
         except Failed as failed:
             await self.unanswered(link, wire_id, failed.failure)
+
+    async def _request_of_host(self, pending: Pending, link: Link) -> None:
+        message, headers = hosted_requests.prepared(pending, self._peer, self._mint_key)
+        try:
+            if pushing.goes_there(message):
+                link = await self._recovery.hosted.pushing.link_for(link)
+            elif pending.method == wire.LISTEN:
+                await self._recovery.hosted.before_listening(link, pending)
+        except Failed as failed:
+            # As if it could not be sent: it was not.
+            wire_id = self._app.requests.sending(pending, link, now=self._runtime.elapsed())
+            pending.forget_sending()
+            await self.unanswered(link, wire_id, failed.failure)
+            return
+        if link is self._peer.pushed:
+            message, headers = pushing.as_handshake(message), {}
+        if not self._app.requests.is_open(pending):
+            return
+        wire_id = self._app.requests.sending(pending, link, now=self._runtime.elapsed())
+        try:
+            await link.send({**message, "id": wire_id}, {**headers, **pending.headers})
+        except Failed as failed:
+            await self.unanswered(link, wire_id, failed.failure)
+
+    def _is_for_host(self, pending: Pending) -> bool:
+        """Whether a request goes out for an application that manages its sessions itself."""
+        hosted = self._peer.hosted
+        if pending.is_hosts or not hosted.is_manager:
+            return pending.is_hosts
+        if self._peer.session is None:
+            return True
+        # What it subscribed to outside of its sessions is kept in the client's own.
+        is_own = pending.method in (wire.SUBSCRIBE, wire.UNSUBSCRIBE)
+        return pending.session_id is None and not (is_own and self._is_outside(pending))
+
+    def _is_outside(self, pending: Pending) -> bool:
+        is_named = stamping.names_own_session(pending.message)
+        return not is_named and self._peer.hosted.session_of(pending.message)[0] is None
 
     async def request_or_give_up(self, pending: Pending) -> None:
         """Send a request (again), if it may be; else answer it."""
@@ -110,10 +158,16 @@ class Sender:
 
     def _may_send_again(self, pending: Pending) -> bool:
         """Whether a request may be sent, or sent again (KEY16, KEY17)."""
+        is_same = pending.generation == self._peer.lives.generation
+        if pending.is_hosts:
+            may = hosted_requests.may_go_again(pending, self._peer)
+            if may is not None:
+                return may
+            is_same = True
         return may_send_again(
             is_keyed=pending.key is not None,
             first_sent=pending.first_sent,
-            same_session=pending.generation == self._peer.lives.generation,
+            same_session=is_same,
             now=self._runtime.elapsed(),
             key_lifetime=min(pending.key_lifetime, self._peer.abilities.key_lifetime),
         )
@@ -151,12 +205,14 @@ class Sender:
         that be the answer.
         """
         state = self._state
-        if self._peer.session is None or state.phase in (Phase.OPEN, Phase.OVER, Phase.CUT_OFF):
+        if state.phase in (Phase.OPEN, Phase.OVER, Phase.CUT_OFF):
+            return False
+        if not self._peer.holds_sessions:
             return False
         if state.is_too_long_in_trouble():
             return False
         pending.did_not_begin()
-        if link is not state.link:
+        if not state.uses(link):
             await self.orphaned(pending)
         elif state.phase is Phase.READY:
             self._recovery.lose(link, SHUTTING_DOWN)
@@ -191,6 +247,9 @@ class Sender:
         if pending is None or not self._app.requests.is_newest(pending, wire_id):
             return
         pending.lose_link(explaining.cause_of(failure, link.name))
+        if pending.is_hosts and hosted_requests.is_answer(pending, failure):
+            await self._tell_failure(pending, failure)
+            return
         if failure.error is not None and wire.says_state_refused(failure.error):
             # The modern era says it with a 400. Another connection would hear the same.
             if not await self.state_refused(pending):
@@ -217,7 +276,7 @@ class Sender:
     def _step_after(self, failure: Failure, pending: Pending) -> Step:
         if self._state.phase is Phase.OPEN:
             return Step.TELL
-        if pending.session_id is None and self._peer.session is None:
+        if pending.session_id is None and not self._peer.holds_sessions:
             # As the stock transport; but 2025-11-25 says of 404 that one initializes anew
             # (CLI10).
             is_lost = failure.status == 404 and self._peer.initialize is not None
@@ -234,6 +293,8 @@ class Sender:
     async def _tell_failure(self, pending: Pending, failure: Failure) -> None:
         """Answer a request with a stock transport's code."""
         error = failure.error
+        if pending.is_hosts and error is not None and failure.is_answer:
+            self._peer.hosted.answered(pending, None, error)
         if error is None:
             await self._app.give_up_on(pending)
         elif failure.is_answer:

@@ -27,7 +27,7 @@ from mcp_sessions.core.resume import SessionView, is_sendable
 
 CLIENT_CAPABILITIES_META = "io.modelcontextprotocol/clientCapabilities"
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
-_ENVELOPE = (
+ENVELOPE = (
     PROTOCOL_VERSION_META,
     "io.modelcontextprotocol/clientInfo",
     CLIENT_CAPABILITIES_META,
@@ -50,7 +50,7 @@ def envelope_of(message: Json) -> Envelope | None:
     version = meta.get(PROTOCOL_VERSION_META) if meta else None
     if meta is None or not isinstance(version, str):
         return None
-    members = {name: meta[name] for name in _ENVELOPE if name in meta}
+    members = {name: meta[name] for name in ENVELOPE if name in meta}
     capabilities = members.get(CLIENT_CAPABILITIES_META)
     if isinstance(capabilities, dict):
         members[CLIENT_CAPABILITIES_META] = declaring(cast(Json, capabilities))

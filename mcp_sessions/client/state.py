@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 
 from mcp_sessions.client.addresses import Addresses
 from mcp_sessions.client.dialer import Link
+from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.core.backoff import Backoff
 
@@ -131,6 +132,7 @@ class ClientState:
     """One client's; see the module."""
 
     _runtime: Runtime
+    _peer: Peer
     addresses: Addresses
     phase: Phase = Phase.FRESH
     link: Link | None = None
@@ -159,9 +161,13 @@ class ClientState:
         previous, self.link = self.link, link
         return previous
 
+    def uses(self, link: Link) -> bool:
+        """Whether it is the one that requests go out on, or that events are pushed on."""
+        return link is self.link or link is self._peer.pushed
+
     def is_ready_on(self, link: Link) -> bool:
         """Whether it works, and on this link."""
-        return self.phase is Phase.READY and link is self.link
+        return self.phase is Phase.READY and self.uses(link)
 
     def progressed(self) -> None:
         """An answer or an event came (CLI2)."""

@@ -24,7 +24,7 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import EventId, SessionView, is_event_id, is_session_id
-from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, OUTCOME_UNKNOWN
+from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, OUTCOME_UNKNOWN, InvalidReason
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,15 @@ OUR_METHODS = frozenset(
     {"session/start", "session/resume", "session/end", "sessions/create", "sessions/delete"}
 )
 """An application that calls these itself manages sessions of its own: they pass as they are."""
+
+
+def session_asked(message: Json) -> str | None:
+    """The session in the params of ``session/resume`` and ``session/end``."""
+    named = members_of(message.get("params")).get("sessionId")
+    return named if is_session_id(named) else None
+
+
+ENDS_SESSION = frozenset({"session/end", "sessions/delete"})
 
 
 def received(data: bytes) -> Json | None:
@@ -113,6 +122,13 @@ def error_answer(request_id: RequestId, code: int, text: str, data: Any = None) 
     return {"jsonrpc": "2.0", "id": request_id, "error": error_body(code, text, data)}
 
 
+def duplicate_id(request_id: RequestId) -> Json:
+    """What a request gets whose id is that of an open one (REQ2)."""
+    text = "Invalid request: a request with this id is open"
+    data = {"reason": InvalidReason.DUPLICATE_ID.value}
+    return error_answer(request_id, INVALID_REQUEST, text, data)
+
+
 def session_of_start(result: Mapping[str, Any]) -> tuple[SessionView, EventId | None] | None:
     """The session in a ``session/start`` result, and its head; None: there is none in it."""
     session_id = result.get("sessionId")
@@ -150,6 +166,11 @@ def says_not_begun(error: Mapping[str, Any]) -> bool:
     """Whether a server that shuts down refused a request before it began (ERR15)."""
     members = members_of(error.get("data"))
     return members.get("reason") == "draining" and members.get("started") is False
+
+
+def says_unknown(error: Mapping[str, Any]) -> bool:
+    """Whether a server says no more than that nobody knows how a request ended (ERR7)."""
+    return error.get("code") == OUTCOME_UNKNOWN and error.get("message") == "Outcome unknown"
 
 
 def says_state_refused(error: Mapping[str, Any]) -> bool:

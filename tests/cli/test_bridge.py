@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -120,6 +121,7 @@ def test_it_ends_when_its_host_closes_stdin(scheme: str) -> None:
         (["ftp://host/"], "must be an http, https, ws or wss URL"),
         (["https:///mcp"], "must be an http, https, ws or wss URL"),
         (["https://host/mcp", "--header", "secret"], "must be 'Name: value'"),
+        (["https://host/mcp", "--header", "Mcp-Session-Id: x"], "leave it out"),
         (["https://host/mcp", "--jar", "/nowhere/at/all/jar"], "there is no folder"),
     ],
 )
@@ -166,3 +168,125 @@ def test_a_server_that_cannot_be_reached_is_named_on_stderr_with_the_cause(schem
     assert f"{scheme}://127.0.0.1:1/mcp" in last
     assert "connection refused: nothing listens there" in last
     assert "secret" not in errors + answer + rest
+
+
+def piped(*more: object, url: str, arguments: tuple[str, ...] = ()) -> tuple[list[Any], Any]:
+    """What a bridge answers whose host writes all that it has to say and closes the pipe."""
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
+    messages = [
+        {"id": 0, "method": "initialize", "params": params},
+        {"method": "notifications/initialized"},
+        *more,
+    ]
+    text = "".join(json.dumps({"jsonrpc": "2.0", **cast(Any, each)}) + "\n" for each in messages)
+    done = subprocess.run(
+        [*COMMAND, url, *arguments], input=text, capture_output=True, text=True, timeout=50
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()], done
+
+
+def called(request_id: int, tool: str, **arguments: object) -> dict[str, Any]:
+    return {
+        "id": request_id,
+        "method": "tools/call",
+        "params": {"name": tool, "arguments": arguments},
+    }
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+def test_what_was_asked_is_answered_before_it_ends_with_its_input(scheme: str) -> None:
+    """In the sessions that it would have if each answer had been waited for."""
+    with serving() as (_, _, server):
+        answers, done = piped(
+            called(1, "slow", steps=3),
+            {"id": 2, "method": "session/start"},
+            called(3, "session_id"),
+            called(4, "echo", text="last"),
+            url=server.url(scheme=scheme),
+        )
+
+    assert done.returncode == 0, done.stderr
+    results = {each["id"]: each["result"] for each in answers if "id" in each}
+    assert sorted(results) == [0, 1, 2, 3, 4]
+    texts = {number: results[number]["content"][0]["text"] for number in (1, 3, 4)}
+    assert texts == {1: "3 steps", 3: results[2]["sessionId"], 4: "last"}
+
+
+def test_what_is_never_answered_does_not_keep_it() -> None:
+    """It gets an error from here, and standard error names it."""
+    with serving() as (_, _, server):
+        url = server.url(scheme="ws")
+        answers, done = piped(
+            called(1, "slow", steps=1, gate="g"),
+            called(2, "echo", text="hi"),
+            url=url,
+            arguments=("--last-wait", "2"),
+        )
+
+    assert done.returncode == 1
+    found = {each["id"]: each for each in answers}
+    error = found[1]["error"]
+    assert error["code"] == -31012 and "result" in found[2]
+    assert "slow may have run: ws://" in error["message"] and "--last-wait" in error["message"]
+    last = done.stderr.splitlines()[-1]
+    assert "1 not answered (tools/call)" in last and "--last-wait" in last
+
+
+def test_a_question_that_nobody_can_answer_any_more_is_refused() -> None:
+    """Its handler is told at once, and the call has its answer."""
+    asked: dict[str, Any] = {"elicitation": {}}
+    params = {"protocolVersion": "2025-11-25", "capabilities": asked, "clientInfo": CLIENT}
+    initialize: dict[str, Any] = {"id": 0, "method": "initialize", "params": params}
+    messages = [initialize, {"method": "notifications/initialized"}, called(1, "ask", question="?")]
+    with serving() as (_, _, server):
+        text = "".join(json.dumps({"jsonrpc": "2.0", **each}) + "\n" for each in messages)
+        done = subprocess.run(
+            [*COMMAND, server.url(scheme="ws")],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["id"] for each in answers if "method" not in each] == [0, 1], done.stderr
+    assert done.returncode == 0
+
+
+def test_it_ends_when_nobody_reads_what_it_writes() -> None:
+    """A host that is gone keeps no bridge, also while a call runs."""
+    with serving() as (_, _, server):
+        program = subprocess.Popen(
+            [*COMMAND, server.url(scheme="ws")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            assert program.stdin is not None and program.stdout is not None
+            params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
+            opening = {"id": 0, "method": "initialize", "params": params}
+            call = called(1, "slow", steps=1, gate="g")
+            for message in (opening, {"method": "notifications/initialized"}, call):
+                line = json.dumps({"jsonrpc": "2.0", **message}) + "\n"
+                program.stdin.write(line.encode())
+            program.stdin.flush()
+            program.stdout.readline()
+            program.stdout.close()
+            program.stdin.close()
+            assert program.wait(timeout=20) == 0
+        finally:
+            program.kill()
+
+
+def test_what_is_no_message_is_answered() -> None:
+    """WSS14, STD3, REQ2: whoever sent it may be waiting."""
+    lines = ["nonsense", "[]", '{"jsonrpc": "2.0", "id": 7}', "x" * 5_000]
+    done = subprocess.run(
+        [*COMMAND, "http://127.0.0.1:1/mcp", "--max-message", "4000"],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    found = [(each["id"], each["error"]["code"]) for each in answers]
+    assert found == [(None, -32700), (None, -32600), (7, -32600), (None, -32600)]

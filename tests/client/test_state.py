@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from mcp_sessions.client.addresses import Addresses
+from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.state import TRANSITIONS, Change, ClientState, Phase, Runtime
 from mcp_sessions.core.backoff import Backoff
@@ -29,7 +30,7 @@ def client_in(phase: Phase) -> ClientState:
     runtime = Runtime(
         ReconnectPolicy(), no_tasks, lambda: 0.5, lambda: 0, lambda: 0, no_sleep, backoff
     )
-    state = ClientState(runtime, addresses)
+    state = ClientState(runtime, Peer("an-instance"), addresses)
     for change in WAYS_TO[phase]:
         state.apply(change)
     assert state.phase is phase

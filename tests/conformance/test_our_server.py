@@ -1,6 +1,8 @@
 """Our own server passes every vector, on every transport."""
 
+import shlex
 import socket
+import sys
 
 import pytest
 
@@ -8,7 +10,7 @@ from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.peer import Limits
 from mcp_sessions_conformance.report import as_text
 from mcp_sessions_conformance.runner import Run, Selection, play_one, run, why_not
-from mcp_sessions_conformance.targets import parse_target
+from mcp_sessions_conformance.targets import Target, parse_target
 from tests.conformance.conftest import CREDENTIALS, STDIO_COMMAND, way
 
 pytestmark = pytest.mark.anyio
@@ -70,6 +72,50 @@ async def test_every_vector_passes_over_http_and_websocket(
 @pytest.mark.timeout(900)
 async def test_every_vector_passes_on_a_pipe(vectors: list[Vector]) -> None:
     done = await run([parse_target(f"stdio:{STDIO_COMMAND}")], vectors, limits=PATIENT)
+    assert passed(done), as_text(done)
+
+
+def through_the_bridge(url: str) -> Target:
+    """A pipe to ``mcp-sessions bridge``, in front of the server at ``url``."""
+    authorization = f"Authorization: Bearer {CREDENTIALS.token}"
+    command = [sys.executable, "-m", "mcp_sessions.cli", "bridge", url, "--header", authorization]
+    return parse_target(f"stdio:{shlex.join(command)}")
+
+
+IN_SHORT = frozenset(
+    {
+        "a-dropped-answer-is-outcome-unknown",
+        "a-list-change-is-heard-once",
+        "a-pipe-is-one-connection",
+        "an-end-is-the-last-word",
+        "ended-here-is-no-longer-current",
+        "null-names-no-session",
+        "resume-answers-before-it-replays",
+        "rule-2-the-current-session",
+        "updates-reach-who-subscribed",
+        "what-needs-no-initialize",
+    }
+)
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+async def test_what_a_pipe_means_holds_through_the_bridge(
+    scheme: str, server_url: str, vectors: list[Vector]
+) -> None:
+    target = through_the_bridge(server_url.replace("http", scheme, 1))
+    done = await run([target], vectors, selection=Selection(only=IN_SHORT), limits=PATIENT)
+    assert {outcome.vector.id for outcome in done.outcomes} == IN_SHORT
+    assert passed(done), as_text(done)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+async def test_every_vector_of_a_pipe_passes_through_the_bridge(
+    scheme: str, server_url: str, vectors: list[Vector]
+) -> None:
+    target = through_the_bridge(server_url.replace("http", scheme, 1))
+    done = await run([target], vectors, limits=PATIENT)
     assert passed(done), as_text(done)
 
 

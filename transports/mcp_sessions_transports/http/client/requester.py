@@ -90,6 +90,9 @@ class Requester:
         if message.get("method") == "initialize":
             # It is the negotiation: what a probe before it said does not hold.
             self._version = None
+        if self.settings.protocol_version is not None:
+            # A handshake said it for the link; of the other era it is each request's own.
+            return
         version = next((v for k, v in headers.items() if k.lower() == _VERSION_HEADER), None)
         if version is not None:
             self._version = version

@@ -1,0 +1,244 @@
+"""One host on standard input and output, and its `ResumingClient`.
+
+Rules that must hold, and that ``tests/cli/test_bridge.py`` owns:
+
+1. Messages are raw JSON both ways: nothing that a host or a server says is lost between them.
+2. What changes the meaning of later messages is answered before they go out: a host may write
+   all it has to say at once.
+3. At the end of the input everything that was asked is answered: by the server, or from here
+   after `last_wait` seconds in which nothing came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, cast
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from mcp_sessions.client import wire
+from mcp_sessions.client.dialer import Json
+from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.resuming import ResumingClient
+from mcp_sessions.core.messages import (
+    Malformed,
+    RequestId,
+    decode,
+    encode,
+    error_body,
+    id_of,
+    members_of,
+    parse,
+)
+from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
+from mcp_sessions_transports.stdio.server import lines, writing
+
+logger = logging.getLogger(__name__)
+
+_WAITING = 256
+"""Messages of the host that wait for the answer to one before them."""
+
+_GOES_FIRST = frozenset({wire.INITIALIZE, *wire.OUR_METHODS})
+"""What comes after one of these means something else before its answer: over HTTP each message
+travels on its own."""
+
+
+@dataclass(slots=True, eq=False)
+class HostPipe:
+    """See the module.
+
+    Args:
+        max_message: Bytes of one message of the host.
+        last_wait: Seconds without any message of the server, after the end of the input.
+    """
+
+    wire_in: BinaryIO
+    wire_out: BinaryIO
+    max_message: int
+    last_wait: float
+    has_result: bool = False
+    """The host got a result."""
+
+    last_error: str | None = None
+    """The last error that it got, in one line; None: it got none."""
+
+    why_over: str | None = None
+    """Why it was ended, and what to do, if that is not for the host or the server to know."""
+
+    unanswered: list[str] = field(default_factory=list[str])
+    """Methods of the requests that the server did not answer at the end."""
+
+    _over: anyio.Event = field(default_factory=anyio.Event)
+    _input_ended: bool = False
+    _heard_at: float = 0.0
+    _queued: set[RequestId] = field(default_factory=set[RequestId])
+    _writing: anyio.Lock = field(default_factory=anyio.Lock)
+    _write: Callable[[bytes], Any] | None = None
+    _client: ResumingClient | None = None
+    _tasks: TaskGroup | None = None
+
+    async def run(self, make: Callable[..., ResumingClient]) -> None:
+        """Pass messages on until the host is done, or the server is gone for good.
+
+        Args:
+            make: Makes the client; called with ``tasks``, ``deliver`` and ``hang_up``.
+        """
+        with writing(self.wire_out) as write, self._noticing_the_end():
+            self._write = write
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                client = make(tasks=tasks, deliver=self._deliver, hang_up=self._hang_up)
+                self._client = client
+                await client.start()
+                tasks.start_soon(self._serve, client)
+                try:
+                    await self._over.wait()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        # Each step in it is bounded.
+                        await client.close()
+                    tasks.cancel_scope.cancel()
+
+    async def _serve(self, client: ResumingClient) -> None:
+        send, receive = anyio.create_memory_object_stream[Json](_WAITING)
+        async with anyio.create_task_group() as passing:
+            passing.start_soon(self._pass_on, client, receive)
+            async with send:
+                await self._read(client, send)
+            # What was read is still passed on.
+        await self._answer_the_rest(client)
+        self._over.set()
+
+    # --- from the host -----------------------------------------------------------------------
+
+    async def _read(self, client: ResumingClient, send: MemoryObjectSendStream[Json]) -> None:
+        async with lines(self.wire_in, self.max_message) as received:
+            while (line := await received.get()) is not None:
+                message = await self._message_of(line)
+                if message is None:
+                    continue
+                if self._overtakes(message):
+                    await client.take(message, {})
+                    continue
+                if "method" in message and "id" in message:
+                    self._queued.add(message["id"])
+                await send.send(message)
+
+    async def _message_of(self, line: bytes) -> Json | None:
+        if not line.strip():
+            return None
+        value: object = None
+        try:
+            if len(line.rstrip(b"\r\n")) > self.max_message:
+                logger.warning("a message of more than %d bytes was dropped", self.max_message)
+                raise Malformed("message too big")
+            value = decode(line)
+            parse(value)
+        except Malformed as malformed:
+            # WSS14, STD3
+            error = error_body(INVALID_REQUEST, f"Invalid request: {malformed}")
+        except ValueError:
+            error = error_body(PARSE_ERROR, "Parse error")
+        else:
+            return cast("Json", value)
+        await self._deliver({"jsonrpc": "2.0", "id": id_of(value), "error": error})
+        return None
+
+    def _overtakes(self, message: Json) -> bool:
+        """Whether a message is about one before, which may be what all others wait for."""
+        if "method" not in message:
+            return True
+        if message["method"] != wire.CANCELLED:
+            return False
+        return members_of(message.get("params")).get("requestId") not in self._queued
+
+    async def _pass_on(
+        self, client: ResumingClient, receive: MemoryObjectReceiveStream[Json]
+    ) -> None:
+        async with receive:
+            async for message in receive:
+                request_id = message.get("id")
+                if request_id is not None:
+                    self._queued.discard(request_id)
+                await client.take(message, {})
+                if message["method"] in _GOES_FIRST and request_id is not None:
+                    await client.until_answered(request_id)
+
+    # --- at the end --------------------------------------------------------------------------
+
+    async def _answer_the_rest(self, client: ResumingClient) -> None:
+        """The input ended: wait for what is asked, for as long as something comes."""
+        self._input_ended = True
+        self._heard_at = anyio.current_time()
+        for question_id in client.questions():
+            await self._refuse(question_id)
+        while waiting := client.waiting():
+            left = self._heard_at + self.last_wait - anyio.current_time()
+            if left <= 0:
+                self._name(waiting)
+                why = (
+                    f"nothing came for {self.last_wait:g} s after the input had ended (--last-wait)"
+                )
+                await client.give_up(why)
+                return
+            with anyio.move_on_after(left):
+                await waiting[0].settled.wait()
+
+    def _name(self, waiting: list[Pending]) -> None:
+        self.unanswered = sorted(pending.method for pending in waiting)
+
+    async def _refuse(self, question_id: RequestId) -> None:
+        text = "the host's input has ended: nobody can answer"
+        if self._client is not None:
+            await self._client.take(wire.error_answer(question_id, INTERNAL_ERROR, text), {})
+
+    # --- to the host -------------------------------------------------------------------------
+
+    async def _deliver(self, message: Json) -> None:
+        self._heard_at = anyio.current_time()
+        if "result" in message:
+            self.has_result = True
+        elif "error" in message:
+            self.last_error = " ".join(str(message["error"].get("message")).split())
+        elif "id" in message and self._input_ended and self._tasks is not None:
+            self._tasks.start_soon(self._refuse, message["id"])
+            return
+        if self._write is None:
+            raise AssertionError("nothing is delivered before the pipe runs")
+        try:
+            async with self._writing:
+                await self._write(encode(message) + b"\n")
+        except OSError:
+            logger.debug("the host takes nothing any more")
+            self._over.set()
+
+    async def _hang_up(self) -> None:
+        self.why_over = self._client.why_over if self._client is not None else None
+        self._over.set()
+
+    @contextlib.contextmanager
+    def _noticing_the_end(self) -> Generator[None]:
+        """Notice that the host closed its end of the output, also while nothing is written."""
+        loop, descriptor = asyncio.get_running_loop(), self.wire_out.fileno()
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            # Only a pipe's writing end is readable for no other reason.
+            yield
+            return
+
+        def closed() -> None:
+            loop.remove_reader(descriptor)
+            self._over.set()
+
+        loop.add_reader(descriptor, closed)
+        try:
+            yield
+        finally:
+            loop.remove_reader(descriptor)

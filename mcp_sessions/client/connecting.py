@@ -1,0 +1,52 @@
+"""Opens links, and knows which address each of them leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import anyio
+
+from mcp_sessions.client.dialer import Dialer, Event, Failed, Failure, Link
+from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.state import Runtime
+from mcp_sessions.core.resume import Cause
+
+
+@dataclass(slots=True, eq=False)
+class Connector:
+    """One client's.
+
+    Args:
+        on_event: Where links report to.
+    """
+
+    _runtime: Runtime
+    _peer: Peer
+    _on_event: Callable[[Link, Event], Awaitable[None]]
+    _dialers: WeakKeyDictionary[Link, Dialer] = field(
+        default_factory=WeakKeyDictionary[Link, Dialer]
+    )
+
+    async def connect(self, dialer: Dialer) -> Link:
+        """A new link.
+
+        Raises:
+            Failed: It could not be opened, or not in time.
+        """
+        link = dialer.link()
+        link.configure(self._peer.first_settings())
+        timeout = self._runtime.policy.connect_timeout
+        try:
+            with anyio.fail_after(timeout):
+                await self._runtime.tasks.start(link.run, self._on_event)
+        except TimeoutError:
+            text = f"{link.name}: no connection within {timeout:g} s"
+            raise Failed(Failure(Cause.SILENT, text)) from None
+        self._dialers[link] = dialer
+        return link
+
+    def dialer_of(self, link: Link) -> Dialer:
+        """What opened a link."""
+        return self._dialers[link]
