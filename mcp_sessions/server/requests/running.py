@@ -18,9 +18,7 @@ from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import (
     RequestId,
     error_body,
-    error_outcome,
     progress_token,
-    result_outcome,
     wire_error,
     without_session,
 )
@@ -38,7 +36,7 @@ from mcp_sessions.server.delivery.questions import (
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
 from mcp_sessions.server.requests.reports import Reports
-from mcp_sessions.server.requests.waiting import Outcome, Waiter
+from mcp_sessions.server.requests.waiting import NOT_JSON, Outcome, Waiter
 from mcp_sessions.server.upstream import port
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
@@ -51,9 +49,6 @@ STORE_AWAY = "the session store is away: ask again later"
 
 _MOST_OWED = 16_777_216
 """Bytes of outcomes that wait for a store that is away; of what ends then only the end is kept."""
-
-_NOT_JSON = (TypeError, ValueError, RecursionError)
-"""What JSON writers raise for a value that they cannot write."""
 
 Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
 
@@ -456,7 +451,7 @@ class Outcomes:
         now = self.clock()
         session_id = running.session_id
         if session_id is not None and running.key is not None:
-            kept = self._encoded(running, outcome)
+            kept = outcome.encoded(running.request.method)
             size = len(kept) if kept is not None else 0
             if size and self._owed.size + size > _MOST_OWED:
                 kept, size = None, 0
@@ -466,15 +461,6 @@ class Outcomes:
         # the deadline already; a store is written again only if that was a while ago.
         if now - running.started_at > self.policy.idle_timeout / 100:
             await self._store.touch(running.sessions, now=now)
-
-    def _encoded(self, running: RunningRequest, outcome: Outcome) -> bytes | None:
-        try:
-            if outcome.result is not None:
-                return result_outcome(outcome.result)
-            return error_outcome(outcome.error or {})
-        except _NOT_JSON:
-            logger.exception("the outcome of %s cannot be kept", running.request.method)
-            return None
 
     def answer(
         self, running: RunningRequest, waiter: Waiter, outcome: Outcome
@@ -489,12 +475,12 @@ class Outcomes:
                 if waiter is not running.waiters[0]:
                     result = inbound.of_its_era(result)
                 return inbound.result(request_id, result), None
-            except (SessionsError, *_NOT_JSON):
+            except (SessionsError, *NOT_JSON):
                 logger.exception("the result of %s cannot be sent", running.request.method)
                 error = error_body(INTERNAL_ERROR, "Internal error")
         try:
             return inbound.error(request_id, error), error.get("code")
-        except _NOT_JSON:
+        except NOT_JSON:
             logger.exception("the error of %s cannot be sent", running.request.method)
             internal = error_body(INTERNAL_ERROR, "Internal error")
             return inbound.error(request_id, internal), INTERNAL_ERROR

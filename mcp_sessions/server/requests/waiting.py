@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mcp_sessions.core.messages import Request
+from mcp_sessions.core.messages import Request, error_outcome, result_outcome
 from mcp_sessions.server.connection import Inbound
+
+logger = logging.getLogger(__name__)
+
+NOT_JSON = (TypeError, ValueError, RecursionError)
+"""What JSON writers raise for a value that they cannot write."""
 
 
 @dataclass(slots=True)
@@ -30,3 +36,17 @@ class Outcome(NamedTuple):
     error: dict[str, Any] | None
     is_away: bool = False
     """The error is that the store is away, and nothing ran."""
+
+    def encoded(self, method: str) -> bytes | None:
+        """What the store keeps of it; None: JSON cannot say it.
+
+        Args:
+            method: That of its request, for the log.
+        """
+        try:
+            if self.result is not None:
+                return result_outcome(self.result)
+            return error_outcome(self.error or {})
+        except NOT_JSON:
+            logger.exception("the outcome of %s cannot be kept", method)
+            return None
