@@ -24,6 +24,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.endpoint import Endpoint
 from mcp_sessions.serve.http import RUN_IS_REFUSED, Leaving, draining_server
+from mcp_sessions.serve.open_connections import connection_limits
 from mcp_sessions.serve.sockets import listen_on
 from mcp_sessions.serve.stdio import serve_stdio
 from mcp_sessions.server.delivery.waiting_changes import noting
@@ -242,7 +243,8 @@ class SessionLayer:
             on_started,
             parts.lifetime.open_store,
             log_level=log_level,
-            max_message=self.policy.max_message,
+            limits=connection_limits([self.policy]),
+            health=health,
             access_log=access_log,
         )
         with listener:

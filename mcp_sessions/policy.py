@@ -69,9 +69,9 @@ class SessionPolicy:
     Not below ``idle_timeout``: none is."""
 
     max_client_bytes: int = 65_536
-    """Of what a client says of itself in ``initialize`` (``capabilities``, ``clientInfo``), as
-    JSON. Its session keeps it, to serve it in another process; a client that says more is
-    refused."""
+    """Of what a client says of itself, as JSON: in ``initialize`` (``capabilities``,
+    ``clientInfo``), and in ``_meta`` of each request of 2026-07-28. The session keeps the
+    description, to serve the client in another process; a client that says more is refused."""
 
     max_subscriptions: int = 10_000
     """Resources that one session can be subscribed to; without one, a connection."""
@@ -143,6 +143,16 @@ class SessionPolicy:
 
     slow_timeout: float = 10
     """A peer that takes nothing for this long while its buffer is full is detached."""
+
+    receive_timeout: float = 60
+    """A request, header and body, that takes longer than this to arrive is answered 408. A peer
+    that takes nothing of its answer for this long is cut. In a process that the layer runs itself
+    (``run``, ``mcp-sessions serve``); elsewhere these are limits of the HTTP server."""
+
+    max_connections: int | None = None
+    """Open connections of HTTP and WebSocket in such a process. At the bound one that waits for a
+    request is closed for a new one; if none waits, the new one is answered 503. None: what the
+    limit of file descriptors allows, but for a few."""
 
     init_timeout: float = 30
     """A WebSocket whose client says nothing for this long after it opened is closed."""

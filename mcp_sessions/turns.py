@@ -5,12 +5,14 @@ Rules, owned by ``tests/test_turns.py``:
 1. In one turn of the event loop a few go on, in the order in which they came. Whoever asks
    for something else meanwhile waits for these few, not for all.
 2. Who is cancelled while it waits takes no turn from another.
+3. Work in many steps takes a few of them in each turn, of whoever has some, in their order.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 AT_ONCE = 32
 
@@ -61,3 +63,39 @@ class Turns:
         self._is_due = self._left < self._at_once
         if self._is_due:
             asyncio.get_running_loop().call_soon(self._next)
+
+
+class Steps:
+    """Work that is done in steps, beside other work.
+
+    Args:
+        at_once: How many of them are done in one turn of the event loop.
+    """
+
+    __slots__ = ("_at_once", "_is_due", "_waiting")
+
+    def __init__(self, at_once: int = 4) -> None:
+        self._at_once = at_once
+        self._waiting: deque[Callable[[], bool]] = deque()
+        self._is_due = False
+
+    def add(self, step: Callable[[], bool]) -> None:
+        """Call ``step`` in its turn, and again for as long as it returns True."""
+        self._waiting.append(step)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._waiting and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._is_due = False
+        try:
+            for _ in range(min(self._at_once, len(self._waiting))):
+                step = self._waiting.popleft()
+                if step():
+                    self._waiting.append(step)
+        finally:
+            # Also if one failed: the others wait.
+            self._go_on()

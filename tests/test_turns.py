@@ -1,10 +1,11 @@
 """A few go on in each turn of the event loop."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
-from mcp_sessions.turns import Turns
+from mcp_sessions.turns import Steps, Turns
 
 pytestmark = pytest.mark.anyio
 
@@ -71,3 +72,24 @@ def test_what_waited_in_a_loop_that_is_over_keeps_nobody_waiting() -> None:
 
     asyncio.run(come())
     asyncio.run(come_alone())
+
+
+async def test_steps_of_several_are_done_in_turn() -> None:
+    """A few in each turn of the event loop; who goes on comes last."""
+    steps, done = Steps(2), list[str]()
+    left = {"a": 3, "b": 1, "c": 2}
+
+    def step(name: str) -> bool:
+        done.append(name)
+        left[name] -= 1
+        return left[name] > 0
+
+    for name in left:
+        steps.add(lambda name=name: step(name))
+    counts = [len(done)]
+    while any(left.values()):
+        await asyncio.sleep(0)
+        counts.append(len(done))
+
+    assert done == ["a", "b", "c", "a", "c", "a"]
+    assert max(after - before for before, after in pairwise(counts)) == 2

@@ -238,6 +238,8 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         "--max-events": options.max_events,
         "--max-message": options.max_message,
         "--max-answer": options.max_answer,
+        "--receive-timeout": options.receive_timeout,
+        "--max-connections": options.max_connections,
         "--conversations": options.conversations or None,
         "--hide": options.hide,
         "--readable-state": options.readable_state or None,
@@ -280,6 +282,8 @@ def _policy(options: argparse.Namespace) -> SessionPolicy:
         "max_events": options.max_events,
         "max_message": options.max_message,
         "max_answer": options.max_answer,
+        "receive_timeout": options.receive_timeout,
+        "max_connections": options.max_connections,
     }
     return SessionPolicy(**{name: value for name, value in limits.items() if value is not None})
 

@@ -15,6 +15,7 @@ from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
+from mcp_sessions.serve.open_connections import connection_limits
 from mcp_sessions.serve.together import Part, run_together
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.origin import SecuritySettings
@@ -98,7 +99,7 @@ def serve_all(
             grace=options.grace,
             drain_delay=delay if delay is not None else DRAIN_DELAY if is_shared else 0,
             health=options.health,
-            max_message=max(layer.policy.max_message for layer in layers.values()),
+            limits=connection_limits([layer.policy for layer in layers.values()]),
             access_log=options.access_log,
         )
     except KeyboardInterrupt:

@@ -284,6 +284,20 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of one message of a client; default: {limits.max_message}",
     )
     parser.add_argument(
+        "--receive-timeout",
+        type=types.seconds,
+        metavar="S",
+        help="seconds in which a whole request arrives, or it is answered 408; default: "
+        f"{limits.receive_timeout:g}",
+    )
+    parser.add_argument(
+        "--max-connections",
+        type=types.count,
+        metavar="N",
+        help="open connections; above it an idle one is closed for a new one; default: as many "
+        "as the limit of file descriptors allows, but for a few",
+    )
+    parser.add_argument(
         "--log-level",
         choices=logs.LEVELS,
         default="info",

@@ -16,6 +16,12 @@ from mcp_sessions.core.messages import encode, members_of
 MEMBERS = ("protocolVersion", "capabilities", "clientInfo")
 """Of the params of ``initialize``: what a connection that is made again is made from."""
 
+ENVELOPE = frozenset(
+    f"io.modelcontextprotocol/{name}"
+    for name in ("protocolVersion", "clientInfo", "clientCapabilities", "logLevel")
+)
+"""Of ``params._meta``: the description that comes with each request of the modern era."""
+
 ASKED_FOR = ("sampling", "elicitation", "roots")
 """Capabilities that decide whether a client is asked something."""
 

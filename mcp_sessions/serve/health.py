@@ -82,6 +82,18 @@ class Health:
         return None
 
 
+def health_paths(path: str | None) -> tuple[str, ...]:
+    """Where the health checks are.
+
+    Args:
+        path: What they are under; None: there are none.
+    """
+    if path is None:
+        return ()
+    under = path.rstrip("/")
+    return f"{under}/healthz", f"{under}/readyz"
+
+
 def health_routes(path: str, layers: Sequence[Health]) -> list[BaseRoute]:
     """Those of a process that serves all of these layers; see :meth:`Health.routes`.
 
@@ -90,7 +102,7 @@ def health_routes(path: str, layers: Sequence[Health]) -> list[BaseRoute]:
     """
     if not path.startswith("/"):
         raise ConfigurationError(f"the path of the health checks begins with '/', not {path!r}")
-    under = path.rstrip("/")
+    alive, ready = health_paths(path)
 
     async def healthz(request: Request) -> Response:
         del request
@@ -104,8 +116,8 @@ def health_routes(path: str, layers: Sequence[Health]) -> list[BaseRoute]:
         return _said(200, "ready")
 
     return [
-        Route(f"{under}/healthz", healthz, methods=["GET"]),
-        Route(f"{under}/readyz", readyz, methods=["GET"]),
+        Route(alive, healthz, methods=["GET"]),
+        Route(ready, readyz, methods=["GET"]),
     ]
 
 

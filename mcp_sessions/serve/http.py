@@ -19,6 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_sessions.background import stopped
 from mcp_sessions.serve.access_log import AccessLog
 from mcp_sessions.serve.garbage import Collections, set_aside_everything
+from mcp_sessions.serve.health import health_paths
+from mcp_sessions.serve.open_connections import ConnectionLimits, OpenConnections
+from mcp_sessions.serve.protocols import LimitedConfig, LimitedHttp, LimitedWebSocket
 from mcp_sessions.serve.sockets import LISTEN_BACKLOG
 
 logger = logging.getLogger(__name__)
@@ -103,13 +106,14 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(
         self,
-        config: uvicorn.Config,
+        config: LimitedConfig,
         responses: ClosingResponses,
         leaving: Leaving,
         on_started: Callable[[], None] | None,
         before: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(config)
+        self._connections = config.open_connections
         self._responses = responses
         self._leaving = leaving
         self._on_started = on_started
@@ -154,6 +158,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         self._collections.look()
+        self._connections.look(asyncio.get_running_loop().time())
         if not await super().on_tick(counter):
             return False
         now = asyncio.get_running_loop().time()
@@ -172,6 +177,7 @@ class DrainingServer(uvicorn.Server):
         await self._close_idle()
         if not drains_first:
             await self._drain()
+        self._connections.give_up()
         await super().shutdown(sockets=sockets)
 
     async def _drain(self) -> None:
@@ -195,7 +201,11 @@ class DrainingServer(uvicorn.Server):
     async def _close_listeners(self, sockets: Sequence[socket.socket]) -> None:
         """Listen no more, and refuse nobody whose connection the system accepted already."""
         # A descriptor of our own holds what waits until the others are closed.
-        waiting = [listener.dup() for listener in sockets]
+        try:
+            waiting = [listener.dup() for listener in sockets]
+        except OSError as failed:
+            logger.warning("connections that wait are not served: %s", failed)
+            waiting = []
         for server in self.servers:
             server.close()
         for listener in sockets:
@@ -246,14 +256,18 @@ KEEP_ALIVE = 75
 closes it first is then never the one that may get a request on it."""
 
 
-def http_config(app: ASGIApp, *, log_level: str, max_message: int) -> uvicorn.Config:
+def http_config(
+    app: ASGIApp, *, log_level: str, limits: ConnectionLimits, health: str | None
+) -> LimitedConfig:
     """How HTTP and WebSocket are served.
 
     Args:
-        max_message: Bytes of one message on a WebSocket.
+        health: What the health checks are under; None: there are none.
     """
-    return uvicorn.Config(
+    return LimitedConfig(
         app,
+        OpenConnections(limits, health_paths(health)),
+        http=LimitedHttp,
         interface="asgi3",
         log_level=log_level,
         access_log=False,
@@ -263,8 +277,8 @@ def http_config(app: ASGIApp, *, log_level: str, max_message: int) -> uvicorn.Co
         backlog=LISTEN_BACKLOG,
         server_header=False,
         log_config=None,
-        ws="websockets-sansio",
-        ws_max_size=max_message,
+        ws=LimitedWebSocket,
+        ws_max_size=limits.max_message,
         ws_ping_interval=20,
         ws_ping_timeout=20,
         ws_per_message_deflate=False,
@@ -278,7 +292,8 @@ def draining_server(
     before: Callable[[], Awaitable[None]],
     *,
     log_level: str,
-    max_message: int,
+    limits: ConnectionLimits,
+    health: str | None,
     access_log: bool,
 ) -> DrainingServer:
     """Serves an application; see :class:`DrainingServer` and :func:`http_config`.
@@ -288,7 +303,7 @@ def draining_server(
     """
     responses = ClosingResponses(app)
     outermost = AccessLog(responses) if access_log else responses
-    config = http_config(outermost, log_level=log_level, max_message=max_message)
+    config = http_config(outermost, log_level=log_level, limits=limits, health=health)
     return DrainingServer(config, responses, leaving, on_started, before)
 
 

@@ -15,6 +15,7 @@ from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.health import Health, health_routes
 from mcp_sessions.serve.http import Leaving, draining_server
 from mcp_sessions.serve.lifetime import Lifetime
+from mcp_sessions.serve.open_connections import ConnectionLimits
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -104,7 +105,7 @@ def run_together(
     grace: float,
     drain_delay: float,
     health: str | None,
-    max_message: int,
+    limits: ConnectionLimits,
     access_log: bool,
 ) -> None:
     """Serve them on one socket until SIGINT or SIGTERM, then drain.
@@ -118,7 +119,8 @@ def run_together(
         on_started,
         together.open_stores,
         log_level="warning",
-        max_message=max_message,
+        limits=limits,
+        health=health,
         access_log=access_log,
     )
     with sock:

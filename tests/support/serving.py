@@ -26,15 +26,17 @@ STARTED_WITHIN = 40.0  # seconds; importing the SDK takes one or two
 
 @contextmanager
 def serving(
-    here: Path, *arguments: str, within: float = STARTED_WITHIN
+    here: Path, *arguments: str, within: float = STARTED_WITHIN, descriptors: int | None = None
 ) -> Generator[subprocess.Popen[str]]:
     """A process that serves on a free port; it is gone afterwards.
 
     Args:
         within: Seconds after which it is killed, whatever it does.
+        descriptors: How many file descriptors it may have.
     """
+    limited = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"] if descriptors else []
     process = subprocess.Popen(
-        [sys.executable, "-m", "mcp_sessions.cli", "serve", "--port", "0", *arguments],
+        [*limited, sys.executable, "-m", "mcp_sessions.cli", "serve", "--port", "0", *arguments],
         cwd=here,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -46,8 +48,10 @@ def serving(
     watch.start()
     try:
         with process:
-            yield process
-            process.kill()
+            try:
+                yield process
+            finally:
+                process.kill()
     finally:
         watch.cancel()
 

@@ -38,6 +38,7 @@ from mcp_sessions.errors import (
     REQUEST_CANCELLED,
     InvalidReason,
     InvalidRequest,
+    LimitReached,
     SessionNotFound,
     StoreUnavailable,
     WireError,
@@ -52,6 +53,7 @@ from mcp_sessions.server.connection import (
     Inbound,
     WatchedChannel,
 )
+from mcp_sessions.server.dispatch.modern_limits import check_modern
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.requests.running import STORE_AWAY
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -95,6 +97,7 @@ class DuplexChannel(WatchedChannel):
         """See :class:`RequestChannel`."""
         self._transport.channels.pop(self, None)
         self._transport.outbox.push(message)
+        self._on_closed = self._on_reopened = self._unwatched
         self.over()
         # With the answer: a client that reads both knows that what it asks next was not asked.
         self._transport.close_if_quiet()
@@ -301,7 +304,17 @@ class DuplexConnection:
     # --- what came in ------------------------------------------------------------------------
 
     async def take(self, body: bytes) -> None:
-        """Serve one message; what is wrong with it is answered."""
+        """Serve one message; what is wrong with it is answered.
+
+        Returns when the next one may be read: who takes no answers may not go on asking for more,
+        however slowly it takes some.
+        """
+        await self._take_one(body)
+        outbox = self.transport.outbox
+        while outbox.full and not outbox.closed:
+            await outbox.drain()
+
+    async def _take_one(self, body: bytes) -> None:
         if self.transport.is_draining:
             # Nothing more goes out: it may not run either, so that it can be sent again.
             return
@@ -330,10 +343,6 @@ class DuplexConnection:
             if isinstance(message, Request):
                 error = error_body(INTERNAL_ERROR, STORE_AWAY)
                 await channel.answer(error_message(message.id, error))
-        outbox = self.transport.outbox
-        while outbox.full and not outbox.closed:
-            # Who takes no answers may not go on asking for more, however slowly it takes some.
-            await outbox.drain()
 
     async def quiet(self, timeout: float) -> None:
         """Wait until nothing that came is at work, ``timeout`` seconds at the most."""
@@ -374,7 +383,7 @@ class DuplexConnection:
         elif message.method == "initialize" and not self.client.peer.modern:
             await self._initialize(message, channel)
         elif _has_envelope(message) or self._lacks_envelope(message):
-            await self._modern(message, channel)
+            await self._modern(message, channel, size)
         else:
             # Without an envelope it is of the handshake era (WSS10), in which a client that is
             # known by its envelopes did no handshake.
@@ -423,11 +432,16 @@ class DuplexConnection:
             # What was made before the handshake knows nothing of the client.
             del self.client.upstream_peers[stale]
 
-    async def _modern(self, request: Request, channel: DuplexChannel) -> None:
+    async def _modern(self, request: Request, channel: DuplexChannel, size: int) -> None:
         route = self._served.rules.route(request.method, request.params)
         if isinstance(route, tuple):
             code, text, data = route
             await channel.answer(error_message(request.id, error_body(code, text, data)), code=code)
+            return
+        try:
+            check_modern(request, size, self._served.policy)
+        except LimitReached as refused:
+            await channel.answer(error_message(request.id, wire_error(refused)))
             return
         capabilities = {"capabilities": route.client_capabilities}
         peer = Peer(route.protocol_version, capabilities, modern=True)

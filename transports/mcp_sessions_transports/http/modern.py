@@ -17,13 +17,15 @@ from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import (
     Notification,
     Request,
+    error_message,
     names_session,
     well_named,
     wire_error,
 )
-from mcp_sessions.errors import WireError
+from mcp_sessions.errors import LimitReached, WireError
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import ClientConnection, Inbound
+from mcp_sessions.server.dispatch.modern_limits import check_modern
 from mcp_sessions.server.upstream.modern_rules import Refused, Route
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.records import Peer
@@ -92,6 +94,12 @@ class ModernHttp:
             request, route = checked
             if _header_mismatch(request, call):
                 await _send_refused(send, self._served.rules.header_mismatch(request.id))
+                return
+            try:
+                check_modern(request, len(body), self._served.policy)
+            except LimitReached as refused:
+                error = error_message(request.id, wire_error(refused))
+                await send_json(send, error)
                 return
             peer = Peer(
                 route.protocol_version, {"capabilities": route.client_capabilities}, modern=True
@@ -185,8 +193,11 @@ class ModernHttp:
 
 
 def _header_mismatch(request: Request, call: HttpCall) -> bool:
-    header, named = call.session_header, well_named(request.params)
-    return header is not None and named is not None and named != header
+    header = call.session_header
+    if header is None:
+        return False
+    named = well_named(request.params)
+    return named is not None and named != header
 
 
 async def _send_refused(send: Send, refused: Refused) -> None:

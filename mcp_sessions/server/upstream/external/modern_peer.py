@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mcp_sessions.core.client_description import ENVELOPE
 from mcp_sessions.core.listening import LISTEN, SET_LEVEL
 from mcp_sessions.core.messages import error_body, members_of, meta_of
 from mcp_sessions.errors import METHOD_NOT_FOUND
@@ -18,12 +19,6 @@ Served = Callable[
     [Call, str | None, dict[str, Any] | None, str | None],
     Awaitable[tuple[dict[str, Any], Mapping[str, Any]]],
 ]
-
-_ENVELOPE: Final = frozenset(
-    f"io.modelcontextprotocol/{name}"
-    for name in ("protocolVersion", "clientInfo", "clientCapabilities", "logLevel")
-)
-"""Of ``params._meta``: the modern era's words to a server of that era."""
 
 _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
@@ -73,7 +68,7 @@ class ModernPeer:
         meta = meta_of(params) or {}
         level = meta.get(_LOG_LEVEL)
         left = {name: value for name, value in (params or {}).items() if name != "_meta"}
-        others = {name: value for name, value in meta.items() if name not in _ENVELOPE}
+        others = {name: value for name, value in meta.items() if name not in ENVELOPE}
         if others:
             left["_meta"] = others
         least = level if isinstance(level, str) else None

@@ -1,0 +1,280 @@
+"""The connections of one process: how many there may be, and for how long one may keep the server
+waiting. The protocols of ``protocols.py`` report to it.
+
+Rules:
+
+1. A request, header and body, arrives within ``receive_timeout``. Else it is answered 408.
+2. A peer that takes nothing of what is sent is cut: after ``receive_timeout``, and after
+   ``slow_timeout`` where its connection is closed already and only the rest of an answer is left.
+3. At the bound a new connection takes the place of one that waits: for a request, or for the rest
+   of a request. The one that was silent for longest goes first. If none waits, the new one is
+   answered 503, or what a health check asks.
+4. A line in the log says so, at most once in :data:`QUIET` seconds.
+
+The bound is ``max_connections``, or what the limit of file descriptors leaves. The last few are
+for what the server itself opens, and for health checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.turns import Steps
+
+if sys.platform != "win32":
+    import resource
+
+logger = logging.getLogger(__name__)
+
+QUIET = 60.0
+"""Seconds between two lines in the log."""
+
+ROUND = 1.0
+"""Seconds between two looks at all connections."""
+
+RETRY_AFTER = 5
+"""Seconds after which a client that found no place tries again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What connections may take. Durations are in seconds."""
+
+    max_message: int
+    """Bytes of one message on a WebSocket."""
+
+    receive_timeout: float
+    slow_timeout: float
+    max_connections: int | None
+    """None: as the file descriptors allow."""
+
+
+def connection_limits(policies: Sequence[SessionPolicy]) -> ConnectionLimits:
+    """Those of a process that serves layers of these policies: of each limit the widest."""
+    most = [policy.max_connections for policy in policies]
+    return ConnectionLimits(
+        max_message=max(policy.max_message for policy in policies),
+        receive_timeout=max(policy.receive_timeout for policy in policies),
+        slow_timeout=max(policy.slow_timeout for policy in policies),
+        max_connections=None if None in most else max(filter(None, most)),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Looked:
+    """What is known of a connection. Times are on the clock of the event loop."""
+
+    heard_at: float = 0.0
+    """When it last sent something."""
+
+    late_at: float | None = None
+    """When what it is sending should be here; None: there is nothing to wait for."""
+
+    unsent: int = 0
+    """Bytes that its peer had not taken, when that was last looked at."""
+
+    unsent_since: float = 0.0
+    """Since when it has taken none of them; 0: it takes some."""
+
+
+class Open(Protocol):
+    """A connection, as its protocol knows it."""
+
+    transport: asyncio.Transport
+    looked: Looked
+
+    def serve_only(self, paths: frozenset[str]) -> None:
+        """It found no place: answer 503, but for these paths."""
+        ...
+
+    def waits(self) -> bool:
+        """Whether nothing is at work for it: it waits for a request, or the rest of one."""
+        ...
+
+    def is_stuck(self) -> bool:
+        """Whether nothing more can be written for now."""
+        ...
+
+    def give_up(self) -> bool:
+        """Refuse what should be here by now; False: it is at work, and that was in vain."""
+        ...
+
+
+class OpenConnections:
+    """Those of one process.
+
+    Args:
+        health: Paths of health checks.
+    """
+
+    def __init__(self, limits: ConnectionLimits, health: Collection[str]) -> None:
+        self.limits = limits
+        self.steps = Steps()
+        """Turns of those that have sent much at once."""
+
+        self._health = frozenset(health)
+        self._open: dict[Open, None] = {}
+        self._leaving: set[Open] = set()
+        """Of these, those that were closed for others."""
+
+        self._most = limits.max_connections or sys.maxsize
+        self._descriptors = _limit()
+        # Of 64 descriptors 8, of 1,024 all of 64.
+        self._reserved = max(8, min(64, self._descriptors // 8))
+        self._others = 0
+        """Descriptors that are no connection's."""
+
+        self._counted_at = -ROUND
+        self._told: Counter[str] = Counter()
+        self._told_at = -QUIET
+        self._looked_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, connection: Open) -> None:
+        """A connection was accepted; where there are too many another one goes."""
+        self._open[connection] = None
+        sock = connection.transport.get_extra_info("socket")
+        if sock is not None:
+            # The system gives each the lowest number that is free.
+            self._count_others(sock.fileno(), connection.looked.heard_at)
+        left = self._descriptors - self._reserved - self._others
+        most = max(1, min(self._most, left))
+        while len(self._open) - len(self._leaving) > most:
+            waiting = [each for each in self._open if self._may_go(each, connection)]
+            if not waiting:
+                self.tell("refused, since all others are at work")
+                connection.serve_only(self._health)
+                return
+            self.tell("closed while they waited, to make room")
+            first = min(waiting, key=lambda each: each.looked.heard_at)
+            self._leaving.add(first)
+            first.transport.abort()
+
+    def closed(self, connection: Open) -> None:
+        """A connection is gone, or is another one's from now on."""
+        self._open.pop(connection, None)
+        self._leaving.discard(connection)
+
+    def tell(self, what: str) -> None:
+        """Something became of a connection that an operator wants to know of."""
+        self._told[what] += 1
+
+    def look(self, now: float) -> None:
+        """Look after all of them; called often.
+
+        Args:
+            now: On the clock of the event loop.
+        """
+        if now - self._looked_at < ROUND:
+            return
+        self._looked_at = now
+        for each in list(self._open):
+            looked = each.looked
+            if looked.late_at is not None and looked.late_at <= now:
+                looked.late_at = None
+                if each.give_up():
+                    self.tell("closed: no whole request came in time")
+            closes = each.transport.is_closing()
+            if closes or each.is_stuck():
+                self._look_at_unsent(each, now, closes)
+            else:
+                looked.unsent_since = 0.0
+        if self._told and now - self._told_at >= QUIET:
+            self._told_at = now
+            descriptors = self._descriptors if self._descriptors < sys.maxsize else "none"
+            said = "; ".join(f"{count} {what}" for what, count in sorted(self._told.items()))
+            self._told.clear()
+            logger.warning(
+                "connections were %s. %d are open, the limit of file descriptors is %s",
+                said,
+                len(self._open),
+                descriptors,
+            )
+
+    def give_up(self) -> None:
+        """Wait for no request any more: the process ends."""
+        for each in list(self._open):
+            each.give_up()
+
+    def _may_go(self, each: Open, new: Open) -> bool:
+        return each is not new and each not in self._leaving and each.waits()
+
+    def _count_others(self, number: int, now: float) -> None:
+        """Count anew what else is open, if it may matter.
+
+        Args:
+            number: A file descriptor that was free.
+        """
+        is_near = max(number, len(self._open) + self._others) >= (
+            self._descriptors - 2 * self._reserved
+        )
+        if is_near and now - self._counted_at >= ROUND:
+            self._counted_at = now
+            self._others = max(0, _opened() - len(self._open))
+
+    def _look_at_unsent(self, each: Open, now: float, closes: bool) -> None:
+        size, looked = each.transport.get_write_buffer_size(), each.looked
+        if not looked.unsent_since or size < looked.unsent:
+            looked.unsent_since = now
+        looked.unsent = size
+        limits = self.limits
+        most = limits.slow_timeout if closes else limits.receive_timeout
+        if size and now - looked.unsent_since >= most:
+            self.tell("cut: their peers took nothing")
+            each.transport.abort()
+
+
+class OnlyHealth:
+    """What serves a connection that found no place.
+
+    Args:
+        app: Serves health checks.
+        paths: Of these.
+    """
+
+    def __init__(self, app: ASGIApp, paths: frozenset[str]) -> None:
+        self._app = app
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (b"connection", b"close")]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        if scope["path"] in self._paths:
+            await self._app(scope, receive, last)
+            return
+        headers = [(b"content-length", b"0"), (b"retry-after", str(RETRY_AFTER).encode())]
+        await last({"type": "http.response.start", "status": 503, "headers": headers})
+        await last({"type": "http.response.body", "body": b""})
+
+
+def _limit() -> int:
+    """How many file descriptors this process may have."""
+    if sys.platform == "win32":
+        return sys.maxsize
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def _opened() -> int:
+    """How many it has."""
+    try:
+        # One of them is open for this.
+        return len(os.listdir("/dev/fd")) - 1
+    except OSError:
+        return 0

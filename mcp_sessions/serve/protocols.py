@@ -1,0 +1,281 @@
+"""uvicorn's protocols, with the bounds that it has not: see ``open_connections.py``.
+
+What a client sends is parsed some at a time. A thousand frames fit into one packet, and whoever
+asks for something else waits until they are parsed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from mcp_sessions.serve.open_connections import RETRY_AFTER, Looked, OnlyHealth, OpenConnections
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from starlette.types import ASGIApp
+    from uvicorn._types import ASGIReceiveEvent
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
+    from websockets.frames import Frame
+else:
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol as HttpProtocol
+
+MAX_HEADER = 65_536
+"""Bytes of a request's header, or of one packet in which it ends."""
+
+MAX_FIELDS = 1_000
+"""Fields of a header, and of what follows a chunked body."""
+
+_SLICE = 2_048
+"""Bytes of frames that are parsed at a time: some 300 of the smallest, in 1 ms."""
+
+_PONG = b"\x8a"
+
+
+class LimitedConfig(uvicorn.Config):
+    """uvicorn's configuration, for these protocols."""
+
+    def __init__(self, app: ASGIApp, open_connections: OpenConnections, **options: Any) -> None:
+        super().__init__(app, **options)
+        self.open_connections = open_connections
+
+
+class LimitedHttp(HttpProtocol):
+    """HTTP, within the bounds."""
+
+    config: LimitedConfig
+    app: Any
+    transport: asyncio.Transport
+    cycle: Any
+    """None before the first request."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._connections = self.config.open_connections
+        self.looked = Looked()
+        self._is_extra = False
+        self._header = 0
+        """Bytes that came of a header that is not whole."""
+
+        self._receives = False
+        """Some of a request came, and not all of it."""
+
+        self._is_upgraded = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self.looked.heard_at = self.loop.time()
+        # Some clients connect before they have a request: they have as long as after one.
+        self.looked.late_at = self.looked.heard_at + self.config.timeout_keep_alive
+        self._connections.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.closed(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self.looked.heard_at = self.loop.time()
+        if len(data) > MAX_HEADER and self._begins():
+            if data.find(b"\r\n\r\n", 0, MAX_HEADER) < 0:
+                self._refuse(b"431 Request Header Fields Too Large")
+                return
+        super().data_received(data)
+        if self._is_upgraded or self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle is not None and self.scope is cycle.scope:
+            self._header = 0
+            if not cycle.more_body:
+                # Whole.
+                self._receives = False
+                self.looked.late_at = None
+                return
+            is_large = len(self.headers) > MAX_FIELDS
+        else:
+            self._header += len(data)
+            is_large = self._header > MAX_HEADER
+        if is_large:
+            self._refuse(b"431 Request Header Fields Too Large")
+        elif not self._receives:
+            self._receives = True
+            self.looked.late_at = self.looked.heard_at + self._connections.limits.receive_timeout
+
+    def handle_websocket_upgrade(self, *arguments: Any) -> None:
+        self._connections.closed(self)
+        self._is_upgraded = True
+        if self._is_extra:
+            self._refuse(b"503 Service Unavailable\r\nretry-after: %d" % RETRY_AFTER)
+            return
+        super().handle_websocket_upgrade(*arguments)
+
+    def serve_only(self, paths: frozenset[str]) -> None:
+        """See :class:`Open`."""
+        self._is_extra = True
+        self.app = OnlyHealth(self.app, paths)
+
+    def waits(self) -> bool:
+        """See :class:`Open`."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or self.transport.is_closing():
+            return True
+        return cycle.more_body and not cycle.response_started
+
+    def is_stuck(self) -> bool:
+        """See :class:`Open`."""
+        return self.flow.write_paused
+
+    def give_up(self) -> bool:
+        """See :class:`Open`."""
+        if not self.waits():
+            return False
+        cycle = self.cycle
+        if self._header or (cycle is not None and not cycle.response_complete):
+            self._refuse(b"408 Request Timeout")
+            return True
+        # There is nothing to answer: it was silent, or was answered before its body was here.
+        self.transport.close()
+        return self._receives
+
+    def _begins(self) -> bool:
+        """Whether what comes next is of a header."""
+        cycle = self.cycle
+        if cycle is None or self.scope is not cycle.scope:
+            return True
+        return cycle.response_complete and not cycle.more_body
+
+    def _refuse(self, status: bytes) -> None:
+        """Answer what uvicorn makes no request of, and close."""
+        self.looked.late_at = None
+        self.transport.write(
+            b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status
+        )
+        self.transport.close()
+
+
+class LimitedWebSocket(WebSocketsSansIOProtocol):
+    """A WebSocket, within the bounds.
+
+    Rules, beside those of ``open_connections.py``:
+
+    1. Frames are parsed some at a time, of all WebSockets in turn.
+    2. While the peer takes nothing only its last ping has an answer that waits (RFC 6455, 5.5.3).
+    3. A message in many fragments takes no more than its bytes.
+    """
+
+    config: LimitedConfig
+    app: Any
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._connections = self.config.open_connections
+        self.looked = Looked()
+        self._unparsed = bytearray()
+        self._is_in_turn = False
+        self._pong = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.looked.heard_at = self.loop.time()
+        self._connections.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.closed(self)
+        self._unparsed.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if len(data) <= _SLICE and not self._unparsed:
+            self._parse(data)
+            return
+        self._unparsed += data
+        # No more than this is read until it is parsed.
+        self.transport.pause_reading()
+        self._take_turns()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            if self._unparsed:
+                self._take_turns()
+            else:
+                self.transport.resume_reading()
+        return message
+
+    def handle_ping(self) -> None:
+        output = self.conn.data_to_send()
+        if not self.writable.is_set():
+            pongs = [frame for frame in output if frame[:1] == _PONG]
+            output = [frame for frame in output if frame[:1] != _PONG]
+            self._pong = pongs[-1] if pongs else self._pong
+        if any(output):
+            self.transport.write(b"".join(output))
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        pong, self._pong = self._pong, b""
+        if pong and not self.close_sent:
+            self.transport.write(pong)
+
+    def handle_cont(self, event: Frame) -> None:
+        if event.data:
+            (whole,) = self.frames
+            if not isinstance(whole, bytearray):
+                whole = bytearray(whole)
+                self.frames = [whole]  # pyright: ignore[reportAttributeAccessIssue]
+            whole += event.data
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    def serve_only(self, paths: frozenset[str]) -> None:
+        """See :class:`Open`. Its connection was let in when it was one of HTTP."""
+
+    def waits(self) -> bool:
+        """See :class:`Open`. Its client may be asked, or told, something at any time."""
+        return self.transport.is_closing()
+
+    def is_stuck(self) -> bool:
+        """See :class:`Open`."""
+        return not self.writable.is_set()
+
+    def give_up(self) -> bool:
+        """See :class:`Open`."""
+        return False
+
+    def _parse(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.handshake_initiated and not self.transport.is_closing():
+            # Its header is more than the library takes, which says so and makes no event of it.
+            self.handshake_complete = True
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+
+    def _take_turns(self) -> None:
+        if not self._is_in_turn:
+            self._is_in_turn = True
+            self._connections.steps.add(self._step)
+
+    def _step(self) -> bool:
+        """Parse some; False: no more for now."""
+        self._is_in_turn = False
+        if self.transport.is_closing():
+            self._unparsed.clear()
+        elif not self.read_paused:
+            piece = bytes(self._unparsed[:_SLICE])
+            del self._unparsed[:_SLICE]
+            try:
+                self._parse(piece)
+            except BaseException:
+                # As the event loop does where it calls a protocol.
+                self.transport.abort()
+                raise
+        if self.transport.is_closing() or self.read_paused:
+            return False
+        if self._unparsed:
+            self._is_in_turn = True
+            return True
+        self.transport.resume_reading()
+        return False

@@ -1,0 +1,40 @@
+"""What one request of the modern era may bring along: asked by each transport before it is served.
+
+A handshake is bounded where its connection is stored, a listen in a session where its filter is.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from mcp_sessions.core.client_description import ENVELOPE, size_of
+from mcp_sessions.core.listening import LISTEN
+from mcp_sessions.core.messages import Request, members_of, meta_of
+from mcp_sessions.errors import LimitReached
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.limits import check_subscriptions
+
+
+def check_modern(request: Request, size: int, policy: SessionPolicy) -> None:
+    """Whether a request of the modern era may say that much of its client, and listen to that many
+    resources. Each request describes its client anew, and what serves the client keeps the
+    description longer than the request. A listen outside of a session is in no store.
+
+    Args:
+        size: Bytes of the message. What is in it is no larger, so that only a large message has to
+            be looked at.
+
+    Raises:
+        LimitReached: The envelope is more than ``max_client_bytes``; or see
+            :func:`~mcp_sessions.stores.limits.check_subscriptions`.
+    """
+    if size > policy.max_client_bytes:
+        meta = meta_of(request.params) or {}
+        said = {name: meta[name] for name in ENVELOPE if name in meta}
+        if size_of(said) > policy.max_client_bytes:
+            raise LimitReached("max_client_bytes")
+    if request.method == LISTEN:
+        wanted = members_of((request.params or {}).get("notifications"))
+        listed: object = wanted.get("resourceSubscriptions")
+        uris = cast("list[object]", listed) if isinstance(listed, list) else []
+        check_subscriptions({uri for uri in uris if isinstance(uri, str)}, policy)

@@ -1,0 +1,230 @@
+"""Whoever keeps connections open keeps nobody out: real sockets, and few file descriptors.
+
+The rules are those of ``mcp_sessions.serve.open_connections``.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from tests.support.hostile import WITHIN, Place, answer_on, closed_by_peer, hostile
+from tests.support.serving import INITIALIZE, read_lines
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="has no limit of file descriptors")
+
+BODY = json.dumps(INITIALIZE).encode()
+DESCRIPTORS = 64
+MANY = 80
+
+
+def first_and_others(cases: Mapping[str, object]) -> list[ParameterSet]:
+    """The names of cases: each takes a process of its own, so that most are for the long run."""
+    first, *others = cases
+    return [pytest.param(first), *(pytest.param(name, marks=pytest.mark.full) for name in others)]
+
+
+HELD: dict[str, Callable[[Place], bytes]] = {
+    "half a body": lambda place: place.post(BODY)[:-10],
+    "half a header": lambda place: place.post(BODY)[:40],
+    "nothing": lambda place: b"",
+    "a chunk of a body": lambda place: (
+        place.post(b"", "Transfer-Encoding: chunked").replace(b"Content-Length: 0\r\n", b"")
+        + b"ffff\r\n"
+    ),
+    "half a body that nobody reads": lambda place: (
+        place.head("POST /healthz", "Content-Length: 1000") + b"x"
+    ),
+    "nothing after a request": lambda place: place.head("GET /healthz"),
+    "half an upgrade": lambda place: place.upgrade()[:-2],
+}
+
+
+def session_of(answer: bytes) -> str:
+    """The session that an answer to ``initialize`` names."""
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    return answer.partition(b"mcp-session-id: ")[2].partition(b"\r\n")[0].decode()
+
+
+@pytest.mark.parametrize("what", first_and_others(HELD))
+def test_connections_that_wait_make_room_for_a_new_one(what: str, tmp_path: Path) -> None:
+    """Rules 3 and 4: of as many as there are, and without a line for each."""
+    with hostile(tmp_path, descriptors=DESCRIPTORS) as place:
+        for _ in range(MANY):
+            place.connect().sendall(HELD[what](place))
+
+        for _ in range(5):
+            place.health()
+            assert place.status(place.post(BODY)) == b"200 OK"
+        assert place.descriptors() < DESCRIPTORS
+
+        assert "closed while they waited, to make room" in read_lines(place.process, 1)
+        rest = place.log()
+        assert "connections were" not in rest and "Traceback" not in rest, rest
+
+
+def test_health_checks_answer_while_all_connections_are_at_work(tmp_path: Path) -> None:
+    """Rule 3: others are told to come back, and find a place when there is one."""
+    with hostile(tmp_path, descriptors=DESCRIPTORS) as place:
+        opened = 0
+        for _ in range(MANY):
+            sock = place.connect()
+            sock.sendall(place.upgrade())
+            answer = sock.recv(4_096)
+            opened += answer.startswith(b"HTTP/1.1 101")
+            assert answer.startswith((b"HTTP/1.1 101", b"HTTP/1.1 503")), answer
+        assert 20 < opened < DESCRIPTORS
+
+        for _ in range(5):
+            place.health()
+            assert place.status(place.post(BODY)) == b"503 Service Unavailable"
+        for sock in place.sockets:
+            sock.close()
+        until = time.monotonic() + WITHIN
+        while place.status(place.post(BODY)) != b"200 OK":
+            assert time.monotonic() < until
+
+        assert "refused, since all others are at work" in read_lines(place.process, 1)
+        rest = place.log()
+        assert "connections were" not in rest and "Traceback" not in rest, rest
+
+
+def test_the_number_of_connections_can_be_bounded(tmp_path: Path) -> None:
+    """Rule 3, ``--max-connections``: the one that was silent for longest goes."""
+    with hostile(tmp_path, "--max-connections", "3") as place:
+        first, *others = [place.connect() for _ in range(3)]
+        for sock in others:
+            sock.sendall(place.head("GET /healthz"))
+            assert answer_on(sock).startswith(b"HTTP/1.1 200")
+
+        place.health()
+
+        assert closed_by_peer(first) == b""
+        for sock in others:
+            sock.sendall(place.head("GET /healthz"))
+            assert answer_on(sock).startswith(b"HTTP/1.1 200")
+
+
+LATE: dict[str, tuple[Callable[[Place], bytes], bytes]] = {
+    "a header": (lambda place: place.post(BODY)[:40], b"HTTP/1.1 408"),
+    "a body": (lambda place: place.post(BODY)[:-10], b"HTTP/1.1 408"),
+    "a chunk": (HELD["a chunk of a body"], b"HTTP/1.1 408"),
+    "a second header": (
+        lambda place: place.head("GET /healthz") + place.head("GET /healthz")[:20],
+        b"HTTP/1.1 200",
+    ),
+    "a body that nobody reads": (HELD["half a body that nobody reads"], b"HTTP/1.1 405"),
+}
+
+
+@pytest.mark.parametrize("what", first_and_others(LATE))
+def test_a_request_that_comes_a_byte_at_a_time_is_given_up(what: str, tmp_path: Path) -> None:
+    """Rule 1: it is the whole of it that has to be here, however often something comes."""
+    begun, answer = LATE[what]
+    with hostile(tmp_path, "--receive-timeout", "1") as place:
+        sock = place.connect()
+        sock.sendall(begun(place))
+        sock.settimeout(0.2)
+        received, until = b"", time.monotonic() + WITHIN
+        while time.monotonic() < until:
+            try:
+                sock.sendall(b"1")
+                if not (chunk := sock.recv(4_096)):
+                    break
+                received += chunk
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        assert time.monotonic() < until
+        assert received.startswith(answer)
+        place.health()
+
+
+def test_a_request_that_is_whole_is_not_late(tmp_path: Path) -> None:
+    """A response may take as long as it wants; so may the next request."""
+    with hostile(tmp_path, "--receive-timeout", "1") as place:
+        sock = place.connect()
+        sock.sendall(place.post(BODY)[:-10])
+        sock.sendall(place.post(BODY)[-10:])
+        session = session_of(answer_on(sock))
+        stream = place.connect()
+        accepts = ("Accept: text/event-stream", f"Mcp-Session-Id: {session}")
+        stream.sendall(place.head("GET /mcp", *accepts))
+        assert stream.recv(4_096).startswith(b"HTTP/1.1 200")
+        late = place.connect()
+        late.sendall(b"GET")
+        assert closed_by_peer(late).startswith(b"HTTP/1.1 408")
+        sock.sendall(place.head("GET /healthz"))
+        assert answer_on(sock).startswith(b"HTTP/1.1 200")
+        stream.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            while stream.recv(4_096):
+                pass
+
+
+ENDLESS: dict[str, tuple[Callable[[Place], bytes], bytes]] = {
+    "fields": (lambda place: place.head("GET /healthz")[:-2], b"X-More: y\r\n" * 100),
+    "one field": (lambda place: place.head("GET /healthz")[:-2] + b"X-More: ", b"y" * 1_000),
+    "a path": (lambda place: b"GET /", b"y" * 1_000),
+    "fields after a request whose body nobody read": (
+        lambda place: (
+            place.head("POST /healthz", "Content-Length: 3")
+            + b"xyz"
+            + place.head("GET /healthz")[:-2]
+        ),
+        b"X-More: y\r\n" * 100,
+    ),
+    "trailers": (
+        lambda place: place.head("POST /mcp", "Transfer-Encoding: chunked") + b"1\r\n{\r\n0\r\n",
+        b"X-More: y\r\n" * 100,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", first_and_others(ENDLESS))
+def test_a_header_without_an_end_is_refused(what: str, tmp_path: Path) -> None:
+    """64 KiB are what it may have, wherever it stands."""
+    begun, more = ENDLESS[what]
+    with hostile(tmp_path) as place:
+        before = place.resident()
+        sock = place.connect()
+        sock.sendall(begun(place))
+        sent = 0
+        with pytest.raises(ConnectionError):
+            while sent < 30_000_000:
+                sock.sendall(more)
+                sent += len(more)
+        assert place.resident() - before < 10
+        place.health()
+
+
+def test_an_upgrade_with_a_header_that_is_too_large_is_answered(tmp_path: Path) -> None:
+    """The library that serves WebSockets takes 128 fields; nothing is left open after that."""
+    with hostile(tmp_path) as place:
+        sock = place.connect()
+        sock.sendall(place.upgrade(*[f"X-{n}: y" for n in range(200)]))
+        assert closed_by_peer(sock).startswith(b"HTTP/1.1 431")
+
+
+def test_a_peer_that_takes_nothing_of_its_answer_is_cut(tmp_path: Path) -> None:
+    """Rule 2: nothing of it is held any longer."""
+    with hostile(tmp_path, "--receive-timeout", "1") as place:
+        answer = place.connect()
+        answer.sendall(place.post(BODY))
+        session = session_of(answer_on(answer))
+        before = place.descriptors()
+        params = {"name": "large", "arguments": {"size": 6_000_000}}
+        call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}
+        for _ in range(5):
+            sock = place.connect(receive_buffer=4_096)
+            sock.sendall(place.post(json.dumps(call).encode(), f"Mcp-Session-Id: {session}"))
+        until = time.monotonic() + WITHIN
+        while place.descriptors() <= before:
+            assert time.monotonic() < until
+        while place.descriptors() > before:
+            assert time.monotonic() < until

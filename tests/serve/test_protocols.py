@@ -1,0 +1,129 @@
+"""What one WebSocket sends neither grows the process nor keeps others waiting.
+
+The rules are those of ``mcp_sessions.serve.protocols``.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.hostile import closed_by_peer, hostile
+
+MASK = bytes([1, 2, 3, 4])
+FIN, TEXT, PING, PONG = 0x80, 0x1, 0x9, 0xA
+FLOOD = 2.0
+"""Seconds for which there is nothing else."""
+
+
+def frame(opcode: int, payload: bytes = b"", *, fin: bool = True) -> bytes:
+    """A frame of a client's."""
+    assert len(payload) < 126
+    masked = bytes(byte ^ MASK[n % 4] for n, byte in enumerate(payload))
+    return bytes([opcode | (FIN if fin else 0), 0x80 | len(payload)]) + MASK + masked
+
+
+FLOODS: dict[str, tuple[bytes, bytes]] = {
+    "pings": (b"", frame(PING)),
+    "long pings": (b"", frame(PING, b"x" * 125)),
+    "pongs": (b"", frame(PONG)),
+    "empty fragments": (frame(TEXT, fin=False), frame(0, fin=False)),
+    "fragments of two bytes": (frame(TEXT, fin=False), frame(0, b"xy", fin=False)),
+    "pings within a message": (
+        frame(TEXT, fin=False),
+        frame(PING) + frame(0, fin=False),
+    ),
+    "messages that are refused": (b"", frame(TEXT, b"{}")),
+    "messages that are no JSON": (b"", frame(TEXT, b"{")),
+}
+
+
+@contextmanager
+def flooding(sock: socket.socket, sent: bytes) -> Generator[None]:
+    """Sends as much as the server reads, and reads nothing."""
+    is_over = threading.Event()
+    much = sent * (200_000 // len(sent))
+    sock.settimeout(0.2)
+
+    def flood() -> None:
+        while not is_over.is_set():
+            try:
+                sock.sendall(much)
+            except TimeoutError:
+                # It may be in the middle of a frame now: what follows has to wait as well.
+                break
+            except OSError:
+                break
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [name if name == "pings" else pytest.param(name, marks=pytest.mark.full) for name in FLOODS],
+)
+def test_a_flood_of_frames_keeps_nobody_waiting(what: str, tmp_path: Path) -> None:
+    """Rules 1 to 3. Before, others waited for seconds, and the process grew by 40 to 450 MiB."""
+    first, more = FLOODS[what]
+    with hostile(tmp_path) as place:
+        sock = place.websocket()
+        before, longest = place.resident(), 0.0
+        sock.sendall(first)
+        with flooding(sock, more):
+            until = time.monotonic() + FLOOD
+            while time.monotonic() < until:
+                longest = max(longest, place.health())
+        assert longest < 1.5
+        assert place.resident() - before < (80 if what.startswith("messages") else 15)
+
+
+def test_the_last_ping_is_answered_when_the_peer_reads_again(tmp_path: Path) -> None:
+    """Rule 2: as RFC 6455, 5.5.3 allows."""
+    with hostile(tmp_path) as place:
+        sock = place.connect(receive_buffer=4_096)
+        sock.sendall(place.upgrade())
+        assert sock.recv(129 * 8).startswith(b"HTTP/1.1 101")
+        # More than the buffers of both sides hold; nothing is read meanwhile.
+        count = 50_000
+        for first in range(0, count, 1_000):
+            sock.sendall(b"".join(frame(PING, b"%120d" % n) for n in range(first, first + 1_000)))
+        received, last = 0, b""
+        while b"%120d" % (count - 1) not in last:
+            chunk = sock.recv(65_536)
+            assert chunk
+            received += len(chunk)
+            last = last[-200:] + chunk
+        assert received < count * 122
+
+
+def test_a_message_in_many_fragments_is_one_message(tmp_path: Path) -> None:
+    with hostile(tmp_path) as place:
+        sock = place.websocket()
+        text = b'{"jsonrpc":"2.0","id":7,"method":"ping"}'
+        pieces = [frame(TEXT, text[:1], fin=False), frame(0, fin=False), frame(PING)]
+        pieces += [frame(0, text[n : n + 1], fin=False) for n in range(1, len(text))]
+        sock.sendall(b"".join(pieces) + frame(0))
+        received = b""
+        while b'"id":7' not in received:
+            chunk = sock.recv(4_096)
+            assert chunk
+            received += chunk
+        assert b"\x8a\x00" in received
+
+
+def test_a_close_after_many_pings_is_answered(tmp_path: Path) -> None:
+    with hostile(tmp_path) as place:
+        sock = place.websocket()
+        sock.sendall(frame(PING) * 5_000 + frame(0x8, b"\x03\xe8"))
+        received = closed_by_peer(sock)
+        assert received == b"\x8a\x00" * 5_000 + b"\x88\x02\x03\xe8"
