@@ -48,8 +48,10 @@ class WatchedChannel:
     """
 
     _next: Callable[[], None] = staticmethod(_nobody)
-    _on_closed: Callable[[], None] = staticmethod(_nobody)
-    _on_reopened: Callable[[], None] = staticmethod(_nobody)
+    _unwatched: Callable[[], None] = staticmethod(_nobody)
+    _on_closed = _on_reopened = _unwatched
+    """Know their request, and so each other's: a channel that is never open again forgets them, or
+    both wait for the collector."""
 
     def watch(
         self, on_closed: Callable[[], None] = _nobody, on_reopened: Callable[[], None] = _nobody

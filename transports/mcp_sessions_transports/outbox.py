@@ -136,6 +136,8 @@ class Outbox:
     def cut(self) -> None:
         """End now, whatever waits."""
         self.closed = True
+        # Each feed knows its outbox: what only they know of must not wait for the collector.
+        self.feeds.clear()
         if self._slow is not None:
             self._slow.cancel()
         self._wake.set()

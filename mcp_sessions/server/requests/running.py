@@ -144,10 +144,13 @@ class RunningRequest:
         # Where Python can, the first step is done at once: a handler that waits for nothing
         # then costs no turn of the event loop.
         if sys.version_info >= (3, 12) and not is_cancelled:
-            self.task = asyncio.Task(work, loop=loop, eager_start=True)
+            task = asyncio.Task(work, loop=loop, eager_start=True)
+            if task.done():
+                return task
         else:
-            self.task = loop.create_task(work)
-        return self.task
+            task = loop.create_task(work)
+        self.task = task
+        return task
 
     def end(self) -> None:
         """It is answered from now on, and does not use its own way back any more."""
@@ -225,6 +228,8 @@ class RunningRequest:
         if announced.waiting is not None:
             await announced.settled()
         await self._finish(Outcome(result, error, is_away))
+        # The task's context knows this request: with its answer it would wait for the collector.
+        self.task = None
 
     async def _finish(self, outcome: Outcome) -> None:
         if self.done:

@@ -318,6 +318,8 @@ class PostChannel(WatchedChannel):
             session_id = self._streams.session_id if self._streams is not None else opened
             if self._json is not None:
                 self._is_read = False
+                self._on_closed = self._on_reopened = self._unwatched
+                self.close_stream = None
                 await send_json(call.send, self._json, session_id=session_id)
                 return
             if stream is None:

@@ -136,6 +136,7 @@ class ModernChannel(WatchedChannel):
             self._stream.cut()
         self.is_open = False
         self._on_closed()
+        self._on_closed = self._on_reopened = self._unwatched
 
 
 async def _gone(receive: Receive) -> None:
