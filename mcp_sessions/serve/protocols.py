@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import State
 
 from mcp_sessions.serve.open_connections import RETRY_AFTER, Looked, OnlyHealth, OpenConnections
 
@@ -33,6 +34,9 @@ _SLICE = 2_048
 """Bytes of frames that are parsed at a time: some 300 of the smallest, in 1 ms."""
 
 _PONG = b"\x8a"
+
+_INVALID_DATA = 1007
+"""The close code of RFC 6455, 7.4.1, for a text that is no UTF-8."""
 
 
 class LimitedConfig(uvicorn.Config):
@@ -229,6 +233,26 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             whole += event.data
         if event.fin:
             self.send_receive_event_to_app()
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not self._is_text():
+            # RFC 6455, 8.1. The library would log this with a traceback, and close a second time.
+            self.frames = []
+            if self.conn.state is State.OPEN:
+                self.conn.send_close(_INVALID_DATA)
+                self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
+    def _is_text(self) -> bool:
+        data = b"".join(self.frames)
+        if data.isascii():
+            return True
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            return False
+        return True
 
     def serve_only(self, paths: frozenset[str]) -> None:
         """See :class:`Open`. Its connection was let in when it was one of HTTP."""

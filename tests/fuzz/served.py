@@ -9,6 +9,7 @@ from typing import Any
 
 from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity
 from mcp_sessions.serve.http import http_config
+from mcp_sessions.serve.open_connections import connection_limits
 from tests.fuzz.fuzzer import WITHIN
 from tests.fuzz.hostile import shown
 from tests.support.duplex import ServerInLoop
@@ -64,7 +65,8 @@ async def served(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL)
-    config = http_config(layer.asgi_app(), log_level="warning", max_message=policy.max_message)
+    limits = connection_limits([policy])
+    config = http_config(layer.asgi_app(), log_level="warning", limits=limits, health=None)
     config.timeout_graceful_shutdown = 1
     running = ServerInLoop(config)
     port: int = listener.getsockname()[1]

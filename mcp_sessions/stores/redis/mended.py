@@ -105,8 +105,9 @@ class Mended(Lives, Events, Belongings):
                     # Lua reads some texts as JSON that are none.
                     found = await self._mend_one(key, "all JSON")
                 lost += found
-            except (ResponseError, StoreUnavailable):
-                # The server refuses writes, or is away. The next call that meets it tries again.
+            except (ResponseError, StoreUnavailable, *_UNEXPECTED):
+                # The server refuses writes, is away, or gives this another answer than it can
+                # have. The next call that meets it tries again.
                 continue
         if lost:
             logger.warning("%d parts of what Redis has could not be read: they count as lost", lost)
