@@ -22,6 +22,7 @@ from mcp_sessions.client.jar import Jar
 from mcp_sessions.client.outcome import OnLost, OnResume
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
+from mcp_sessions.core.addresses import HTTP, HTTP_AND_WEBSOCKET, wrong_address
 from mcp_sessions.core.headers import check_headers
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions_transports.http.client.link import HttpDialer
@@ -103,17 +104,12 @@ def dial_with(
     limits, fields = policy, dict(headers or {})
 
     def dial(url: str) -> Dialer:
-        match urlsplit(url).scheme:
-            case "http" | "https":
-                access = Access(
-                    url=url, client=http_client, headers=fields, auth=auth, policy=limits
-                )
-                return HttpDialer(access)
-            case "ws" | "wss":
-                return WebSocketDialer(url=url, headers=fields, auth=auth, policy=limits)
-            case scheme:
-                raise ConfigurationError(
-                    f"a server's URL begins with http, https, ws or wss, not {scheme!r}"
-                )
+        wrong = wrong_address(url, HTTP_AND_WEBSOCKET)
+        if wrong is not None:
+            raise ConfigurationError(wrong)
+        if urlsplit(url).scheme in HTTP:
+            access = Access(url=url, client=http_client, headers=fields, auth=auth, policy=limits)
+            return HttpDialer(access)
+        return WebSocketDialer(url=url, headers=fields, auth=auth, policy=limits)
 
     return dial

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
+from mcp_sessions.core.addresses import HTTP, wrong_address
 from mcp_sessions.core.headers import check_headers
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import THE_SERVER, ExternalServer, Per
@@ -87,13 +88,9 @@ class HTTPServer(ExternalServer):
 
 
 def _parsed(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        is_http = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError as failed:
-        raise ConfigurationError("not an http or https URL") from failed
-    if not (is_http and url.isprintable() and " " not in url):
-        raise ConfigurationError("not an http or https URL")
+    wrong = wrong_address(url, HTTP)
+    if wrong is not None:
+        raise ConfigurationError(wrong)
     if "#" in url:
         raise ConfigurationError("a URL has no fragment (what follows '#') here: it is not sent")
-    return parts
+    return urlsplit(url)

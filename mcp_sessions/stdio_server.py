@@ -166,4 +166,7 @@ class StdioServer(ExternalServer):
             return os.path.abspath(found)
         if has_path and os.path.exists(asked):
             raise ConfigurationError(f"not an executable file: {self.command}")
-        raise ConfigurationError(f"command not found: {self.command}")
+        hint = ""
+        if not self.args and len(self.command.split()) > 1:
+            hint = f"; its arguments stand by themselves: {self.command.split()[0]!r}, ..."
+        raise ConfigurationError(f"command not found: {self.command}{hint}")

@@ -10,11 +10,11 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.logs import complain
+from mcp_sessions.core.addresses import HTTP_AND_WEBSOCKET, wrong_address
 from mcp_sessions.errors import ConfigurationError
 
 UNANSWERED = 1
@@ -85,8 +85,9 @@ async def _bridge(options: argparse.Namespace) -> int:
 
 
 def _url(text: str) -> str:
-    if urlsplit(text).scheme not in ("http", "https", "ws", "wss") or not urlsplit(text).netloc:
-        raise argparse.ArgumentTypeError(f"must be an http, https, ws or wss URL, not {text!r}")
+    wrong = wrong_address(text, HTTP_AND_WEBSOCKET)
+    if wrong is not None:
+        raise argparse.ArgumentTypeError(wrong)
     return text
 
 

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from types import ModuleType
 
 from mcp_sessions.cli.arguments import one_line
 from mcp_sessions.cli.not_run import nothing_runs
+from mcp_sessions.core.addresses import HTTP, lacks_scheme, wrong_address
 from mcp_sessions.errors import ConfigurationError
 
 SHAPE = "package.module:attr or file.py[:attr]"
@@ -70,10 +72,23 @@ def split_target(target: str) -> tuple[str, str | None]:
     place, _, attribute = target.rpartition(":")
     if _is_dotted_name(attribute) and (place.endswith(".py") or _is_dotted_name(place)):
         return place, attribute
+    if lacks_scheme(target):
+        # Not the whole of it: an address may hold a secret.
+        raise ConfigurationError(f"TARGET must be {SHAPE} or a URL: {wrong_address(target, HTTP)}")
     hint = f"; a file of servers is --config {target}" if target.endswith(".json") else ""
     if target.endswith((".js", ".mjs", ".cjs", ".ts", ".sh")) or target.startswith("@"):
         hint = "; a server in another language is a command: -- COMMAND [ARG ...]"
+    if len(target.split()) > 1:
+        hint = f"; a command stands after --, unquoted: -- {target.split()[0]} ..."
     raise ConfigurationError(f"TARGET must be {SHAPE}, not {target!r}{hint}")
+
+
+def program_of(target: str) -> str | None:
+    """The program that a target begins with, if it is a command line and not a target."""
+    if os.path.exists(target) or not target.strip():
+        return None
+    program = target.split()[0]
+    return None if program.endswith(".py") or shutil.which(program) is None else program
 
 
 def _loaded(place: str) -> ModuleType:
@@ -159,6 +174,27 @@ def _import_failed(place: str, error: BaseException) -> ConfigurationError:
         )
     return ConfigurationError(
         f"{place} cannot be imported: {type(error).__name__}: {one_line(error)}{_where(error)}"
+        f"{_other_environment(place, error)}"
+    )
+
+
+def _other_environment(place: str, error: BaseException) -> str:
+    """What to do if the code needs other packages than this environment has."""
+    if isinstance(error, ImportError):
+        package = (error.name or "").partition(".")[0]
+        is_older = package == "mcp"
+    elif isinstance(error, AttributeError):
+        package = str(getattr(error.obj, "__module__", "")).partition(".")[0]
+        is_older = package == "mcp"
+        if not is_older:
+            return ""
+    else:
+        return ""
+    why = "it was written for mcp<2" if is_older else "another environment has what it needs"
+    code = place if place.endswith(".py") else f"-m {place}"
+    return (
+        f"; if {why}, serve it as a command, with the Python of that environment: "
+        f"mcp-sessions serve -- other-venv/bin/python {code}"
     )
 
 

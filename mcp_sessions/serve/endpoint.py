@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mcp_sessions.serve.not_found import NotFound
 from mcp_sessions.server.upstream.sdk.http import http_shell, principal_of, security_settings
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 from mcp_sessions_transports.credentials import CredentialWatch
@@ -96,6 +97,7 @@ class Endpoint:
             middleware=shell.middleware,
             lifespan=lambda _: lifespan(),
         )
+        inner.router.default = NotFound([self._path])
         for name, value in shell.state.items():
             setattr(inner.state, name, value)
         door = AtPath(inner, self._path)

@@ -118,8 +118,8 @@ def test_it_ends_when_its_host_closes_stdin(scheme: str) -> None:
     ("arguments", "said"),
     [
         ([], "the following arguments are required: URL"),
-        (["ftp://host/"], "must be an http, https, ws or wss URL"),
-        (["https:///mcp"], "must be an http, https, ws or wss URL"),
+        (["ftp://host/"], "an address begins with http://, https://, ws:// or wss://"),
+        (["https:///mcp"], "did you mean https://mcp?"),
         (["https://host/mcp", "--header", "secret"], "must be 'Name: value'"),
         (["https://host/mcp", "--header", "Mcp-Session-Id: x"], "leave it out"),
         (["https://host/mcp", "--jar", "/nowhere/at/all/jar"], "there is no folder"),

@@ -101,6 +101,7 @@ def test_processes_wait_as_many_as_are_said_and_none_is_left(tmp_path: Path) -> 
     [
         (["--", "no-such-command", "x"], "command not found: no-such-command"),
         (["--warm", "0", "--", "no-such-command"], "command not found: no-such-command"),
+        (["--", "no-such -y x"], "its arguments stand by themselves: 'no-such', ..."),
         (["--", CHILD], f"not an executable file: {CHILD}"),
         (["--cwd", "/no/such/place", *COMMAND], "cwd: no such directory: /no/such/place"),
         (["--per", "session", "app.py"], "--per goes with -- COMMAND"),
@@ -145,6 +146,18 @@ def test_who_forgets_what_stands_before_a_command_is_told(
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert "a command stands after --: mcp-sessions serve -- cat ..." in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("quoted", ["cat -y x", "cat server.py", "cat app.py:mcp"])
+def test_a_quoted_command_line_is_told_to_stand_after_two_dashes(
+    quoted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", quoted])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "a command stands after --, unquoted: mcp-sessions serve -- cat ..." in error
     assert error.count("\n") == 1
 
 

@@ -42,14 +42,14 @@ def written(here: Path, entries: object, name: str = "mcpServers") -> str:
     return str(path)
 
 
-def fetched(url: str) -> int:
-    """The status of a GET."""
+def fetched(url: str) -> int | str:
+    """The status of a GET, or the text of a 404."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=10) as answer:
             return answer.status
     except urllib.error.HTTPError as failed:
-        return failed.code
+        return failed.read().decode() if failed.code == 404 else failed.code
 
 
 @pytest.mark.parametrize("store", ["memory://", "sqlite:///{server}.db"])
@@ -72,7 +72,8 @@ def test_each_server_of_the_file_is_served_and_stopped_with_the_others(
             }
         root = urls[0].removesuffix("/one/mcp")
         assert [fetched(root + path) for path in ("/healthz", "/readyz")] == [200, 200]
-        assert [fetched(root + path) for path in ("/mcp", "/none/mcp", "/one")] == [404] * 3
+        nothing = "Not Found. This server speaks MCP at /one/mcp, /two/mcp, /broken/mcp\n"
+        assert {fetched(root + path) for path in ("/mcp", "/none/mcp", "/one")} == {nothing}
         children = children_of(process.pid)
         assert len(children) == 4, "two servers, and the guards of their layers"
         process.send_signal(signal.SIGTERM)
@@ -196,7 +197,7 @@ def test_what_hosts_write_is_read(
         ({**ENTRY, "url": "https://host/"}, "goes with another type than http"),
         ({"type": "sse", "url": "https://host/"}, "a: the transport of 2024 (sse)"),
         ({"type": "carrier"}, "a: type: stdio or http"),
-        ({"url": "ftp://host"}, "a: not an http or https URL"),
+        ({"url": "ftp://host"}, "a: 'ftp://host': an address begins with http:// or https://"),
         ({"url": "https://host", "headers": {"A": "b\nc"}}, "a: the header 'A' cannot be sent"),
     ],
 )

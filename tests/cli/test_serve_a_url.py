@@ -51,7 +51,14 @@ def test_a_url_is_served_here_one_of_this_command_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["http://"], "not an http or https URL"),
+        (["http://"], "'http://' is not a whole address, such as http://host/mcp"),
+        (["htp://me:secret@x/mcp?k=secret"], "'htp://x/mcp': an address begins with http:// or "),
+        (["htps://x"], "did you mean https://x?"),
+        (["http:/x"], "did you mean http://x?"),
+        (["ws://x/mcp"], "an address begins with http:// or https://"),
+        (["127.0.0.1:8633/mcp"], "did you mean http://127.0.0.1:8633/mcp?"),
+        (["localhost:8633"], "did you mean http://localhost:8633?"),
+        (["me:secret@mcp.example.com/mcp?k=secret"], "did you mean https://mcp.example.com/mcp?"),
         (["https://me:secret@host/mcp"], "credentials are no part of a URL"),
         (["--env", "A=1", "https://host/mcp"], "--env goes with -- COMMAND"),
         (["--header", "A: 1", "app.py"], "--header goes with a URL"),

@@ -80,12 +80,28 @@ def test_a_target_is_a_module_or_a_file_and_perhaps_an_attribute(
 
 
 @pytest.mark.parametrize(
-    "target", ["", "app", "pkg.app", "app:", ":mcp", "app.py:", "a b:mcp", "app:0", "dir/app:mcp"]
+    "target", ["", "app", "pkg.app", "app:", ":mcp", "app.py:", "app:0", "dir/app:mcp"]
 )
 def test_anything_else_is_refused_and_told_the_shape(target: str) -> None:
     assert refusal(target) == (
         f"TARGET must be package.module:attr or file.py[:attr], not {target!r}"
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        ("a b:mcp", "; a command stands after --, unquoted: -- a ..."),
+        ("a b", "; a command stands after --, unquoted: -- a ..."),
+        ("127.0.0.1:80/mcp", "did you mean http://127.0.0.1:80/mcp?"),
+        ("host.example/mcp", "did you mean https://host.example/mcp?"),
+        ("[::1]:80", "did you mean http://[::1]:80?"),
+        ("mcp.json", "; a file of servers is --config mcp.json"),
+        ("server.ts", "; a server in another language is a command: -- COMMAND [ARG ...]"),
+    ],
+)
+def test_what_was_meant_instead_is_said(target: str, hint: str) -> None:
+    assert refusal(target).endswith(hint)
 
 
 def test_an_attribute_of_a_file(here: Path) -> None:
@@ -167,7 +183,8 @@ def test_a_module_that_the_target_misses_is_not_reported_as_the_target(here: Pat
     sentence = refusal("app:mcp")
 
     assert sentence.startswith("app cannot be imported: ModuleNotFoundError: No module named")
-    assert sentence.endswith(f"({here / 'app.py'}, line 6)")
+    assert f"({here / 'app.py'}, line 6); if another environment" in sentence
+    assert sentence.endswith(" other-venv/bin/python -m app")
 
 
 def test_code_that_fails_is_reported_with_its_line(here: Path) -> None:
@@ -231,3 +248,32 @@ def test_a_file_that_failed_can_be_loaded_again_once_it_is_right(here: Path) -> 
 )
 def test_what_is_served_otherwise_is_said(target: str, hint: str) -> None:
     assert refusal(target).endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("from mcp.server.fastmcp import FastMCP", "it was written for mcp<2"),
+        ("from mcp.server.lowlevel import NoSuchName", "it was written for mcp<2"),
+        (
+            "from mcp.server import Server\n@Server('old').list_tools()\ndef tools(): ...",
+            "it was written for mcp<2",
+        ),
+        ("import no_such_package", "another environment has what it needs"),
+    ],
+)
+def test_a_server_for_another_environment_is_told_how_it_is_served(
+    here: Path, code: str, why: str
+) -> None:
+    """A command speaks MCP, whatever its packages are."""
+    write(here / "old.py", code)
+
+    said = refusal("old.py")
+
+    assert f"; if {why}, serve it as a command" in said
+    assert said.endswith(": mcp-sessions serve -- other-venv/bin/python old.py")
+
+
+def test_a_mistake_of_its_own_needs_no_other_environment(here: Path) -> None:
+    write(here / "old.py", "class A: ...\nA.b")
+    assert "other-venv" not in refusal("old.py")

@@ -579,5 +579,5 @@ async def test_a_redirect_is_not_followed() -> None:
 
 
 async def test_a_url_of_another_kind_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="http, https, ws or wss"):
+    with pytest.raises(ConfigurationError, match="http://, https://, ws:// or wss://"):
         resumable("ftp://host/mcp")

@@ -30,6 +30,8 @@ FOREIGN = {
     "sys.stdin": "while a script is imported that is not to run",
     "uvicorn.Server.serve": "while a script is imported that is not to run",
     "beside[0].should_exit": "how uvicorn is stopped",
+    "inner.router.default": "Starlette's constructor takes no answer to other paths",
+    "rest.router.default": "Starlette's constructor takes no answer to other paths",
     "connection.client_capabilities": "the SDK's connection, which learns it from initialize only",
     "connection.client_params": "the SDK's connection, which learns it from initialize only",
     "connection.outbound": "the SDK's connection, which has one that its transport made",

@@ -165,3 +165,12 @@ async def test_without_the_setting_no_page_can_read_an_answer() -> None:
         reply = await sent.reply.done()
     assert reply.status == 200
     assert reply.header("access-control-allow-origin") is None
+
+
+@pytest.mark.parametrize("way", ["alone", "fastmcp"])
+async def test_another_path_is_answered_with_that_of_the_endpoint(way: str) -> None:
+    async with calling(way, "/api/mcp") as carrier:
+        for path in ("/", "/mcp", "/api"):
+            reply = await carrier.send("GET", path, [], b"").done()
+            assert reply.status == 404
+            assert reply.body == b"Not Found. This server speaks MCP at /api/mcp\n"

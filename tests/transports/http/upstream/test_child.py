@@ -447,11 +447,11 @@ async def test_a_redirect_within_the_server_is_followed() -> None:
 @pytest.mark.parametrize(
     ("url", "options", "said"),
     [
-        ("ftp://host/mcp", {}, "not an http or https URL"),
-        ("host/mcp", {}, "not an http or https URL"),
-        ("http://", {}, "not an http or https URL"),
+        ("ftp://host/mcp", {}, "begins with http:// or https://"),
+        ("host/mcp", {}, "did you mean https://host/mcp"),
+        ("http://", {}, "not a whole address"),
         ("http://host/mcp#part", {}, "has no fragment"),
-        ("http://host:99999/", {}, "not an http or https URL"),
+        ("http://host:99999/", {}, "not a whole address"),
         ("http://me:secret@host/mcp", {}, "credentials are no part"),
         ("http://host/mcp", {"headers": {"X\n": "1"}}, "cannot be sent"),
         ("http://host/mcp", {"headers": {"X": "1\r\nY: 2"}}, "cannot be sent"),

@@ -1,0 +1,82 @@
+"""The address of a server: what it must look like, and what to write instead.
+
+Every place that takes an address refuses a wrong one with this text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Final
+from urllib.parse import urlsplit
+
+HTTP: Final = ("http", "https")
+HTTP_AND_WEBSOCKET: Final = ("http", "https", "ws", "wss")
+
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+_PLACE: Final = re.compile(
+    r"(?:[^@/\s]+@)?"
+    r"(?:(?P<loopback>localhost|127(?:\.\d+){3}|\[::1\])|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][\w.-]*)"
+    r"(?::[1-9]\d{0,4})?(?:[/?#]\S*)?"
+)
+_SURE: Final = re.compile(
+    r"(?:[^@/\s]+@)?"
+    r"(?:(?:localhost|[^/:\s]*\.[^/:\s]*|\[[^\]]*\])(?::\d+)?/|[^/\s]*:[1-9]\d*(?:/|\Z))"
+)
+"""A host and a path, or a host and a port. ``package.module:attr`` is none of these."""
+
+
+def has_scheme(text: str) -> bool:
+    """Whether a text begins as a URL does, whatever the scheme."""
+    return _SCHEME.match(text) is not None
+
+
+def lacks_scheme(text: str) -> bool:
+    """Whether a text is a host with a port or a path, such as ``127.0.0.1:8000/mcp``."""
+    return not has_scheme(text) and bool(_SURE.match(text)) and bool(_PLACE.fullmatch(text))
+
+
+def wrong_address(text: str, schemes: Sequence[str]) -> str | None:
+    """Why a text is not the address of a server, and what to write instead; None: it is one.
+
+    The text is shown without its user, query and fragment, which may hold a secret.
+
+    Args:
+        schemes: The schemes that are allowed, in small letters.
+    """
+    allowed = ", ".join(f"{scheme}://" for scheme in schemes[:-1]) + f" or {schemes[-1]}://"
+    found = _SCHEME.match(text)
+    if found is None:
+        place = _PLACE.fullmatch(text)
+        hint = ""
+        if place is not None:
+            guess = schemes[0] if place["loopback"] else schemes[1]
+            hint = f"; did you mean {guess}://{_bare(text)}?"
+        return f"{_bare(text)!r} has no scheme: an address begins with {allowed}{hint}"
+    scheme, rest = found[1].lower(), text[found.end() :]
+    if scheme not in schemes or not found[0].endswith("://"):
+        guess = (get_close_matches(scheme, schemes, 1) or [schemes[0]])[0]
+        return (
+            f"{_shown(found[0], rest)!r}: an address begins with {allowed}; "
+            f"did you mean {guess}://{_bare(rest)}?"
+        )
+    try:
+        parts = urlsplit(text)
+        is_whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole or not text.isprintable() or " " in text:
+        return f"{_shown(found[0], rest)!r} is not a whole address, such as {schemes[0]}://host/mcp"
+    return None
+
+
+def _shown(scheme: str, rest: str) -> str:
+    return scheme + _bare(rest)
+
+
+def _bare(text: str) -> str:
+    """Without a user, a query and a fragment."""
+    bare = re.split(r"[?#]", text, maxsplit=1)[0]
+    place, slash, path = bare.partition("/")
+    return place.rpartition("@")[2] + slash + path
