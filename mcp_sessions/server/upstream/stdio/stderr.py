@@ -40,7 +40,8 @@ _BANNER = re.compile(r"gofastmcp\.com|--upgrade fastmcp", re.IGNORECASE)
 
 _RAISED = re.compile(r"(?:Uncaught )?[\w.]*(?:Error|Exception)\b.*:|\[?[\w.]+Error\b")
 _NPM = re.compile(
-    r"npm (?:error|ERR!)\s*(?:\d{3}\s*|code \w+|A complete log .*|\S*\.log|\d{3} Note that .*)?$"
+    r"npm (?:error|ERR!)\s*"
+    r"(?:\d{3}\s*|code \w+|A complete log .*|\S*\.log|\d{3} (?:Note that|tarball,) .*)?$"
 )
 """Lines around why npm failed."""
 

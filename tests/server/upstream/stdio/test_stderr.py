@@ -38,6 +38,17 @@ npm error 404
 npm error 404  The requested resource '@a/b@*' could not be found or you do not have permission.
 npm error 404
 npm error 404 Note that you can also install from a
+npm error 404 tarball, folder, http url, or git url.
+npm error A complete log of this run can be found in: /home/ann/.npm/_logs/x-debug-0.log
+"""
+NPM_10 = """\
+npm error code E404
+npm error 404 Not Found - GET https://registry/no-such-server - Not found
+npm error 404
+npm error 404  'no-such-server@*' is not in this registry.
+npm error 404
+npm error 404 Note that you can also install from a
+npm error 404 tarball, folder, http url, or git url.
 npm error A complete log of this run can be found in: /home/ann/.npm/_logs/x-debug-0.log
 """
 PYTHON = """\
@@ -55,6 +66,11 @@ KeyError: 'API_KEY'
             NPM,
             "npm error 404  The requested resource '@a/b@*' could not be found "
             "or you do not have permission.",
+        ),
+        (NPM_10, "npm error 404  'no-such-server@*' is not in this registry."),
+        (
+            NPM_10.replace("npm error", "npm ERR!"),
+            "npm ERR! 404  'no-such-server@*' is not in this registry.",
         ),
         (PYTHON, "KeyError: 'API_KEY'"),
         ("warming up\nit is too cold\n", "it is too cold"),
