@@ -189,6 +189,7 @@ class SessionLayer:
         log_level: str = "warning",
         health: str | None = None,
         access_log: bool = False,
+        forwarded_allow_ips: str | None = None,
     ) -> None:
         """Serve until SIGINT or SIGTERM, or until the end of standard input, then drain.
 
@@ -207,6 +208,9 @@ class SessionLayer:
             log_level: uvicorn's.
             health: See :meth:`asgi_app`.
             access_log: Log a line for each request (``mcp_sessions.access``).
+            forwarded_allow_ips: Proxies whose ``X-Forwarded-For`` names the client: addresses and
+                networks, separated by commas, or ``*``. None: ``127.0.0.1``, or the variable
+                ``FORWARDED_ALLOW_IPS``.
 
         Raises:
             ConfigurationError: The transport is unknown, or the store cannot be opened; or see
@@ -246,6 +250,7 @@ class SessionLayer:
             limits=connection_limits([self.policy]),
             health=health,
             access_log=access_log,
+            forwarded_allow_ips=forwarded_allow_ips,
         )
         with listener:
             if transport == "stdio":

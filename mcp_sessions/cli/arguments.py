@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import re
+from ipaddress import ip_network
 from typing import NoReturn
 from urllib.parse import urlsplit
 
@@ -34,6 +35,16 @@ class OneLineParser(argparse.ArgumentParser):
         """Print ``message`` and where to read more, and exit."""
         complain(self.prog, f"{message} (see {self.prog} --help)")
         raise SystemExit(USAGE_ERROR)
+
+    def shown_options(self) -> list[argparse.Action]:
+        """The options that the help describes, without ``--help``."""
+        return [
+            action
+            for action in self._actions
+            if action.option_strings
+            and action.dest != "help"
+            and action.help is not argparse.SUPPRESS
+        ]
 
 
 def one_line(error: object) -> str:
@@ -146,6 +157,19 @@ def url_path(text: str) -> str:
     """The path of an endpoint, such as ``/mcp``."""
     if not text.startswith("/") or any(character in text for character in "?#{} "):
         raise argparse.ArgumentTypeError(f"must be a path that begins with '/', not {text!r}")
+    return text
+
+
+def proxies(text: str) -> str:
+    """Addresses and networks, separated by commas; or ``*``."""
+    for each in text.split(","):
+        try:
+            if text.strip() != "*":
+                ip_network(each.strip(), strict=False)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"must be addresses or networks, such as 10.0.0.0/8, or '*', not {each.strip()!r}"
+            ) from None
     return text
 
 

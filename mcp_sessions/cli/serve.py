@@ -22,6 +22,7 @@ from mcp_sessions import __version__
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.audit_file import AuditFile
+from mcp_sessions.cli.environment import variables_named, warn_of
 from mcp_sessions.cli.external import external_server
 from mcp_sessions.cli.serve_options import (
     DEFAULT_PORT,
@@ -59,6 +60,13 @@ def main(arguments: Sequence[str]) -> int:
         logs.configure(level="info", format="json")
     options = parsed(arguments)
     logs.configure(level=options.log_level, format=options.log_format, access=options.access_log)
+    if options.worker is None:
+        warn_of(options.unknown_variables)
+    with variables_named(options.settings):
+        return _run(options, arguments)
+
+
+def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     audit = AuditFile(options.audit) if options.audit is not None else None
     if options.workers is not None and options.worker is None:
         return _keep_workers(options, arguments)
@@ -100,6 +108,7 @@ def _serve(
             drain_delay=options.drain_delay,
             health=options.health,
             access_log=options.access_log,
+            forwarded_allow_ips=options.forwarded_allow_ips,
             on_started=on_started,
         )
     except KeyboardInterrupt:

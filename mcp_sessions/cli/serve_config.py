@@ -101,6 +101,7 @@ def serve_all(
             health=options.health,
             limits=connection_limits([layer.policy for layer in layers.values()]),
             access_log=options.access_log,
+            forwarded_allow_ips=options.forwarded_allow_ips,
         )
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli import logs
-from mcp_sessions.cli.targets import SHAPE
+from mcp_sessions.cli.environment import EPILOG, parse, unknown, variable_of, variables_named
+from mcp_sessions.cli.targets import SHAPE, program_of
+from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 
@@ -32,19 +34,33 @@ URL_OPTIONS = ("header",)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+def parsed(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> argparse.Namespace:
     """What was given.
 
+    Args:
+        environment: Its variables set what the arguments do not; None: this process's.
+
     Raises:
-        ConfigurationError: It does not go together.
+        ConfigurationError: It does not go together, or a variable is wrong.
     """
+    variables = os.environ if environment is None else environment
     own = _own(arguments)
-    parser = _parser()
+    parser = make_parser()
     command = list(arguments[len(own) + 1 :])
-    options, more = parser.parse_known_args(own, argparse.Namespace(command=command, url=None))
+    empty = argparse.Namespace(
+        command=command, url=None, unknown_variables=unknown(parser, variables)
+    )
+    options, more, settings = parse(parser, own, empty, variables)
+    options = argparse.Namespace(**vars(options), settings=settings)
     target: str = options.target or ""
-    if not command and not target.endswith(".py") and shutil.which(target):
-        parser.error(f"a command stands after --: mcp-sessions serve -- {target} ...")
+    program = program_of(target)
+    if not command and program is not None:
+        quotes = ", unquoted" if program != target else ""
+        parser.error(f"a command stands after --{quotes}: mcp-sessions serve -- {program} ...")
+    if has_scheme(target) and not is_url(target):
+        raise ConfigurationError(wrong_address(target, HTTP))
     if more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if options.config is not None:
@@ -63,7 +79,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     elif options.config is None and is_url(str(options.target)):
         shown = urlunsplit(urlsplit(options.target)._replace(query="", fragment=""))
         options = argparse.Namespace(**{**vars(options), "target": shown, "url": options.target})
-    _check(options)
+    with variables_named(settings):
+        _check(options)
     return options
 
 
@@ -80,7 +97,9 @@ def _own(arguments: Sequence[str]) -> Sequence[str]:
 def wants_json(arguments: Sequence[str]) -> bool:
     """Whether the log is to be JSON: asked before anything else is looked at."""
     own = _own(arguments)
-    return "--log-format=json" in own or ("--log-format", "json") in pairwise(own)
+    if any(each.partition("=")[0] == "--log-format" for each in own):
+        return "--log-format=json" in own or ("--log-format", "json") in pairwise(own)
+    return os.environ.get(variable_of("--log-format")) == "json"
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -128,6 +147,7 @@ def _check(options: argparse.Namespace) -> None:
             "--health": options.health,
             "--drain-delay": options.drain_delay,
             "--access-log": options.access_log,
+            "--forwarded-allow-ips": options.forwarded_allow_ips,
         }
         refused = [name for name, value in given.items() if value]
         if refused:
@@ -136,14 +156,15 @@ def _check(options: argparse.Namespace) -> None:
             )
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> types.OneLineParser:
+    """The options of the command line, which are those of the environment."""
     limits = SessionPolicy()
     parser = types.OneLineParser(
         prog="mcp-sessions serve",
         usage="%(prog)s [OPTION ...] (TARGET | URL | --config FILE | -- COMMAND [ARG ...])",
         description="Serve an MCP server whose sessions survive a cut connection.",
         epilog="COMMAND is a server in any language that speaks MCP on its standard input and "
-        "output, such as: -- npx -y @modelcontextprotocol/server-everything",
+        "output, such as: -- npx -y @modelcontextprotocol/server-everything. " + EPILOG,
     )
     parser.add_argument(
         "target",
@@ -304,7 +325,17 @@ def _parser() -> argparse.ArgumentParser:
         help="of mcp_sessions.*; default: %(default)s",
     )
     parser.add_argument(
-        "--access-log", action="store_true", help="log a line for each HTTP request and WebSocket"
+        "--access-log",
+        action="store_true",
+        help="log a line for each HTTP request and WebSocket: client, path, status, MCP method, "
+        "digest of the session, milliseconds",
+    )
+    parser.add_argument(
+        "--forwarded-allow-ips",
+        metavar="ADDRESSES",
+        type=types.proxies,
+        help="proxies whose X-Forwarded-For names the client, separated by commas: addresses, "
+        "networks such as 10.0.0.0/8, or '*' for any; default: 127.0.0.1",
     )
     parser.add_argument(
         "--audit",

@@ -1,20 +1,34 @@
 """A line for each request and each WebSocket, when it is over.
 
-The path is logged without its query, which may hold a code of OAuth; no header is logged. A
-stream is over when its response is: its line says how long it was open.
+The path is logged without its query, which may hold a code of OAuth. No header is logged. The MCP
+method is logged if the protocol has it: a client chooses any other text. A session is its digest.
+A stream is over when its response is: its line says how long it was open.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mcp_sessions.core.messages import decode, members_of, well_named
+from mcp_sessions.ids import digest
+from mcp_sessions.server.loggable import loggable_method
 
 logger = logging.getLogger("mcp_sessions.access")
 
 _PATH = 200
 """Bytes of a path that are logged: who asks chooses it."""
+
+_READ = 262_144
+"""Bytes of a body in which a method is looked for. The method of a longer one is not logged."""
+
+_ANSWER = "an answer"
+"""In place of a method, if a client answers what it was asked."""
+
+_SESSION_HEADER = b"mcp-session-id"
 
 
 class AccessLog:
@@ -32,43 +46,108 @@ class AccessLog:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        begun, status = time.monotonic(), 0
-
-        async def sending(message: Message) -> None:
-            nonlocal status
-            if message["type"] in ("http.response.start", "websocket.http.response.start"):
-                status = message["status"]
-            elif message["type"] == "websocket.accept":
-                status = 101
-            await send(message)
-
+        seen = _Seen(scope)
+        if scope["type"] == "http" and scope["method"] == "POST":
+            receive = seen.receiving(receive)
         try:
-            await self._app(scope, receive, sending)
+            await self._app(scope, receive, seen.sending(send))
         except Exception:
             # The server that runs us answers so.
-            status = status or 500
+            seen.failed()
             raise
         finally:
-            _log(scope, status, time.monotonic() - begun)
+            seen.log()
 
 
-def _log(scope: Scope, status: int, seconds: float) -> None:
-    client = scope.get("client") or ("-", 0)
-    kind = scope["method"] if scope["type"] == "http" else "WEBSOCKET"
-    # As it was sent: what is not printable in a path is encoded there.
-    path = (scope.get("raw_path") or b"").partition(b"?")[0][:_PATH].decode("latin-1")
-    logger.info(
-        "%s %s %s %s %.0f ms",
-        client[0],
-        kind,
-        path,
-        status or "-",
-        seconds * 1000,
-        extra={
-            "client": client[0],
-            "method": kind,
-            "path": path,
-            "status": status or None,
-            "milliseconds": round(seconds * 1000, 1),
-        },
-    )
+class _Seen:
+    """What passed of one request or connection."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._begun = time.monotonic()
+        self._body: list[bytes] = []
+        self._size = 0
+        self._opened: str | None = None
+        """The transport-mode session that the answer names."""
+
+        self._status = 0
+
+    def receiving(self, receive: Receive) -> Receive:
+        """The way of the request."""
+
+        async def received() -> Message:
+            message = await receive()
+            body: bytes = message.get("body", b"")
+            self._size += len(body)
+            if self._size <= _READ:
+                self._body.append(body)
+            else:
+                self._body.clear()
+            return message
+
+        return received
+
+    def sending(self, send: Send) -> Send:
+        """The way of the answer."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                self._status = message["status"]
+                self._opened = _header(message.get("headers", ()), _SESSION_HEADER)
+            elif message["type"] == "websocket.accept":
+                self._status = 101
+            await send(message)
+
+        return sending
+
+    def failed(self) -> None:
+        """The application raised an error."""
+        self._status = self._status or 500
+
+    def log(self) -> None:
+        """It is over."""
+        scope = self._scope
+        milliseconds = (time.monotonic() - self._begun) * 1000
+        client = (scope.get("client") or ("-", 0))[0]
+        kind = scope["method"] if scope["type"] == "http" else "WEBSOCKET"
+        # As it was sent: what is not printable in a path is encoded there.
+        path = (scope.get("raw_path") or b"").partition(b"?")[0][:_PATH].decode("latin-1")
+        method, named = self._said()
+        named = named or _header(scope["headers"], _SESSION_HEADER) or self._opened
+        session = digest(named) if named is not None else None
+        logger.info(
+            "%s %s %s %s %s session %s %.0f ms",
+            client,
+            kind,
+            path,
+            self._status or "-",
+            method or "-",
+            session or "-",
+            milliseconds,
+            extra={
+                "client": client,
+                "method": kind,
+                "path": path,
+                "status": self._status or None,
+                "mcp.method.name": method,
+                "mcp_sessions.session": session,
+                "milliseconds": round(milliseconds, 1),
+            },
+        )
+
+    def _said(self) -> tuple[str | None, str | None]:
+        """The method of the message, and the session that it names."""
+        try:
+            members = members_of(decode(b"".join(self._body)))
+        except ValueError:
+            return None, None
+        method, params = members.get("method"), members_of(members.get("params"))
+        if not isinstance(method, str):
+            return (_ANSWER if "result" in members or "error" in members else None), None
+        named: object = params.get("sessionId") if method.startswith("session/") else None
+        return loggable_method(method), named if isinstance(named, str) else well_named(params)
+
+
+def _header(headers: Any, name: bytes) -> str | None:
+    """The first header of that name."""
+    return next((value.decode("latin-1") for each, value in headers if each.lower() == name), None)

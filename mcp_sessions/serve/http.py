@@ -126,7 +126,7 @@ class DrainingServer(uvicorn.Server):
         self.interrupted = False
         """SIGINT ended it."""
 
-        self._is_stopping = False
+        self._is_stopping = self._is_announced = False
         self._is_urged = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -179,6 +179,7 @@ class DrainingServer(uvicorn.Server):
             await self._drain()
         self._connections.give_up()
         await super().shutdown(sockets=sockets)
+        logger.info("stopped: every connection is closed")
 
     async def _drain(self) -> None:
         draining = asyncio.ensure_future(self._leaving.drain(self._leaving.grace))
@@ -195,6 +196,15 @@ class DrainingServer(uvicorn.Server):
             await stopped(draining, urged)
 
     def _announce(self) -> None:
+        if not self._is_announced:
+            self._is_announced = True
+            why = "SIGINT" if self.interrupted else "SIGTERM"
+            logger.info(
+                "draining after %s: new connections are taken for %g s, calls have %g s",
+                why,
+                0 if self.interrupted else self._leaving.delay,
+                self._leaving.grace,
+            )
         self._leaving.announce()
         self._responses.close_from_now_on()
 
@@ -257,12 +267,18 @@ closes it first is then never the one that may get a request on it."""
 
 
 def http_config(
-    app: ASGIApp, *, log_level: str, limits: ConnectionLimits, health: str | None
+    app: ASGIApp,
+    *,
+    log_level: str,
+    limits: ConnectionLimits,
+    health: str | None,
+    forwarded_allow_ips: str | None = None,
 ) -> LimitedConfig:
     """How HTTP and WebSocket are served.
 
     Args:
         health: What the health checks are under; None: there are none.
+        forwarded_allow_ips: See :meth:`~mcp_sessions.layer.SessionLayer.run`.
     """
     return LimitedConfig(
         app,
@@ -271,6 +287,7 @@ def http_config(
         interface="asgi3",
         log_level=log_level,
         access_log=False,
+        forwarded_allow_ips=forwarded_allow_ips,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=KEEP_ALIVE,
         lifespan="on",
@@ -295,6 +312,7 @@ def draining_server(
     limits: ConnectionLimits,
     health: str | None,
     access_log: bool,
+    forwarded_allow_ips: str | None,
 ) -> DrainingServer:
     """Serves an application; see :class:`DrainingServer` and :func:`http_config`.
 
@@ -303,7 +321,13 @@ def draining_server(
     """
     responses = ClosingResponses(app)
     outermost = AccessLog(responses) if access_log else responses
-    config = http_config(outermost, log_level=log_level, limits=limits, health=health)
+    config = http_config(
+        outermost,
+        log_level=log_level,
+        limits=limits,
+        health=health,
+        forwarded_allow_ips=forwarded_allow_ips,
+    )
     return DrainingServer(config, responses, leaving, on_started, before)
 
 

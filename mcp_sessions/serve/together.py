@@ -15,6 +15,7 @@ from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.health import Health, health_routes
 from mcp_sessions.serve.http import Leaving, draining_server
 from mcp_sessions.serve.lifetime import Lifetime
+from mcp_sessions.serve.not_found import NotFound
 from mcp_sessions.serve.open_connections import ConnectionLimits
 
 
@@ -43,7 +44,8 @@ class Together:
     _grace: float
 
     def app(self, health: str | None) -> ASGIApp:
-        """The application; a path that is nobody's is answered 404.
+        """The application; a path that is nobody's is answered 404, which lists
+        those of the servers.
 
         Args:
             health: What the checks, of all, are under; None: there are none.
@@ -53,6 +55,7 @@ class Together:
         """
         checks = health_routes(health, [p.health for p in self._parts]) if health else []
         rest = Starlette(routes=checks, lifespan=lambda _: self._lifespan())
+        rest.router.default = NotFound([part.path for part in self._parts])
         by_path = {part.path: part.app for part in self._parts}
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,6 +110,7 @@ def run_together(
     health: str | None,
     limits: ConnectionLimits,
     access_log: bool,
+    forwarded_allow_ips: str | None,
 ) -> None:
     """Serve them on one socket until SIGINT or SIGTERM, then drain.
 
@@ -122,6 +126,7 @@ def run_together(
         limits=limits,
         health=health,
         access_log=access_log,
+        forwarded_allow_ips=forwarded_allow_ips,
     )
     with sock:
         server.run(sockets=[sock])

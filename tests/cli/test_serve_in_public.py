@@ -153,6 +153,30 @@ def test_each_request_has_a_line_in_the_log_without_its_query(here: Path) -> Non
         place.ask("GET", "/no%0Asuch?code=secret")
 
     lines = [line for line in place.said.splitlines() if "mcp_sessions.access" in line]
-    assert re.fullmatch(r"\S+ INFO mcp_sessions.access: 127.0.0.1 POST /mcp 200 \d+ ms", lines[0])
-    assert re.search(r" 127.0.0.1 GET /no%0Asuch 404 \d+ ms$", lines[1])
+    opened = r"127.0.0.1 POST /mcp 200 initialize session [0-9a-f]{12} \d+ ms"
+    assert re.fullmatch(rf"\S+ INFO mcp_sessions.access: {opened}", lines[0])
+    assert re.search(r" 127.0.0.1 GET /no%0Asuch 404 - session - \d+ ms$", lines[1])
     assert len(lines) == 2 and "secret" not in place.said
+
+
+@pytest.mark.parametrize(
+    ("trusted", "shown"),
+    [("127.0.0.1", "203.0.113.9"), ("10.0.0.0/8, 127.0.0.0/8", "203.0.113.9"), ("10.0.0.1", None)],
+)
+def test_the_client_is_what_a_trusted_proxy_says_and_no_other(
+    here: Path, trusted: str, shown: str | None
+) -> None:
+    given = ("--access-log", "--forwarded-allow-ips", trusted)
+    with served(here, "app.py", *given) as place:
+        place.initialize(X_Forwarded_For="203.0.113.9")
+    [line] = [each for each in place.said.splitlines() if "mcp_sessions.access" in each]
+    assert f"mcp_sessions.access: {shown or '127.0.0.1'} POST /mcp 200 initialize" in line
+
+
+def test_draining_and_stopping_have_one_line_each(here: Path) -> None:
+    with served(here, "app.py", "--drain-delay", "0.1", "--grace", "3") as place:
+        place.initialize()
+    said = [line for line in place.said.splitlines() if "mcp_sessions.serve.http" in line]
+    assert len(said) == 2, said
+    assert "draining after SIG" in said[0] and said[0].endswith("calls have 3 s")
+    assert said[1].endswith("stopped: every connection is closed")

@@ -1,0 +1,92 @@
+"""What a line of the access log says of a request, and what it never does."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from mcp_sessions.ids import digest
+from mcp_sessions.serve.access_log import AccessLog
+
+pytestmark = pytest.mark.anyio
+
+ID = "session-abc"
+CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo"}}
+
+
+async def logged(
+    caplog: pytest.LogCaptureFixture,
+    body: bytes,
+    headers: list[tuple[bytes, bytes]] | None = None,
+    answer: list[tuple[bytes, bytes]] | None = None,
+    pieces: int = 1,
+) -> dict[str, Any]:
+    """The record of one POST."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": answer or []})
+
+    size = max(1, -(-len(body) // pieces))
+    parts = [body[at : at + size] for at in range(0, len(body), size)] or [b""]
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+    async def send(message: Message) -> None:
+        pass
+
+    scope = {"type": "http", "method": "POST", "headers": headers or [], "raw_path": b"/mcp?a=b"}
+    with caplog.at_level(logging.INFO, "mcp_sessions.access"):
+        await AccessLog(app)(scope, receive, send)
+    record = caplog.records[-1]
+    assert ID not in record.getMessage()
+    return vars(record)
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+async def test_the_method_and_the_session_of_a_header(
+    caplog: pytest.LogCaptureFixture, pieces: int
+) -> None:
+    header = [(b"mcp-session-id", ID.encode())]
+
+    said = await logged(caplog, json.dumps(CALL).encode(), header, pieces=pieces)
+
+    assert (said["mcp.method.name"], said["mcp_sessions.session"]) == ("tools/call", digest(ID))
+    assert said["path"] == "/mcp"
+
+
+async def test_the_session_that_was_opened(caplog: pytest.LogCaptureFixture) -> None:
+    said = await logged(caplog, b"{}", None, [(b"mcp-session-id", ID.encode())])
+    assert said["mcp_sessions.session"] == digest(ID)
+
+
+@pytest.mark.parametrize("method", ["session/end", "session/resume"])
+async def test_the_session_that_a_method_is_about(
+    caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    message = {"method": method, "params": {"sessionId": ID}}
+    said = await logged(caplog, json.dumps(message).encode())
+    assert (said["mcp.method.name"], said["mcp_sessions.session"]) == (method, digest(ID))
+
+
+@pytest.mark.parametrize(
+    ("body", "method"),
+    [
+        (b"", None),
+        (b"{", None),
+        (b"[1]", None),
+        (b'{"method": 5}', None),
+        (b'{"method": "session-abc"}', "a method that is not the protocol's"),
+        (b'{"id": 1, "result": {}}', "an answer"),
+        (b'{"method": "tools/call", "params": "' + b"x" * 300_000 + b'"}', None),
+    ],
+)
+async def test_what_is_no_message_is_logged_too(
+    caplog: pytest.LogCaptureFixture, body: bytes, method: str | None
+) -> None:
+    """A client chooses the text of a method: what the protocol does not have is not logged."""
+    assert (await logged(caplog, body))["mcp.method.name"] == method
