@@ -12,7 +12,7 @@ from mcp_sessions.stores.contract import StateConflict
 from mcp_sessions.stores.limits import check_data, check_subscriptions, text_size
 from mcp_sessions.stores.records import CurrentSession, Data, SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.codec import encoded, packed, tag_of, tokens_of, unpacked
+from mcp_sessions.stores.redis.codec import encoded, packed, pair_of, tag_of, tokens_of, unpacked
 from mcp_sessions.stores.redis.commands import each_of, told_to_script
 from mcp_sessions.stores.redis.lists import Lists, is_old_token, is_token
 
@@ -147,8 +147,8 @@ class Belongings(Lists):
         )
         if found == b"max_state_bytes":
             raise LimitReached("max_state_bytes")
-        if found is not None and found[0] == b"newer":
-            raise StateConflict(self._record(found[1], known))
+        if isinstance(found, list) and found[:1] == [b"newer"]:
+            raise StateConflict(self._record(pair_of(found)[1], known))
         return self._record(found, known) if found is not None else None
 
     async def finish_request(

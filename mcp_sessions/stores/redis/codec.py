@@ -7,7 +7,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -34,6 +34,8 @@ from mcp_sessions.stores.records import (
 _MODES = {mode.value.encode(): mode for mode in Mode}
 
 Answer = Any
+
+T = TypeVar("T")
 """What a script answered: bytes, int, None, and lists of these."""
 
 
@@ -95,7 +97,31 @@ def fields_of(
 
 
 class Unreadable(ValueError):
-    """A session's record is none that a script of ours wrote."""
+    """An answer is none that a script of ours gives."""
+
+
+def of_kind(kind: type[T], answer: Answer) -> T:
+    """The answer, which has to be of that type.
+
+    Raises:
+        Unreadable: It is not.
+    """
+    if not isinstance(answer, kind):
+        raise Unreadable(type(answer).__name__)
+    return answer
+
+
+def pair_of(answer: Answer) -> tuple[Answer, Answer]:
+    """An answer that has to be two values.
+
+    Raises:
+        Unreadable: It is not.
+    """
+    match answer:
+        case [first, second]:
+            return first, second
+        case _:
+            raise Unreadable(type(answer).__name__)
 
 
 class Known(NamedTuple):

@@ -27,6 +27,7 @@ from mcp_sessions.stores.redis.codec import (
     Subscriptions,
     Unreadable,
     encoded,
+    pair_of,
     record_of,
     tag_of,
 )
@@ -99,8 +100,12 @@ class Commands:
         return f"{self._namespace}:uri:{{{tag_of(uri)}}}"
 
     async def _time(self) -> float:
-        seconds, microseconds = await self._command("TIME")
-        return int(seconds) + int(microseconds) / 1_000_000
+        answer = await self._command("TIME")
+        try:
+            seconds, microseconds = pair_of(answer)
+            return int(seconds) + int(microseconds) / 1_000_000
+        except (ValueError, TypeError) as wrong:
+            raise unavailable(wrong, self._link.server) from wrong
 
     async def _on(self, session_id: SessionId, script: Script, *args: Value) -> Answer:
         return await self._run(script, [self._key(session_id)], *args)

@@ -24,7 +24,7 @@ from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from redis.asyncio import ConnectionPool
-from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 
 from mcp_sessions.background import watched
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
@@ -124,7 +124,8 @@ async def connected(make: MakeConnection, timeout: float) -> Connection:
     try:
         async with asyncio.timeout(timeout):
             await connection.connect()
-    except (RedisError, OSError, TimeoutError) as failed:
+    except Exception as failed:
+        # For what is no answer the client library raises whatever its parsing does.
         await connection.disconnect(nowait=True)
         raise unavailable(failed, connection, connecting=True) from failed
     except BaseException:
@@ -283,6 +284,8 @@ class Link:
                     answer = refused
                 if connection is not self._connection:
                     return
+                if not self._waiting:
+                    raise InvalidResponse("an answer to nothing")
                 waiting, _, size = self._waiting.popleft()
                 self._unanswered -= size
                 if waiting.done():
@@ -295,12 +298,10 @@ class Link:
                 if isinstance(answer, ReadOnlyError):
                     # It is a replica now. Its name may lead to another server already.
                     raise answer
-        except (RedisError, OSError) as failed:
-            self._give_up(connection, failed)
         except Exception as failed:
-            # Nobody reads any more: whoever waits must not wait for the timeout.
+            # Nobody reads any more: whoever waits must not wait for the timeout. The client library
+            # raises many things for what is no answer, and none of them is about this program.
             self._give_up(connection, failed)
-            raise
         finally:
             await connection.disconnect(nowait=True)
 

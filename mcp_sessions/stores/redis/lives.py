@@ -30,14 +30,16 @@ from mcp_sessions.stores.redis.codec import (
     Unreadable,
     encoded,
     fields_of,
+    of_kind,
     owner_of,
     packed,
+    pair_of,
     tag_of,
     unpacked,
 )
 from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, told_to_script
 from mcp_sessions.stores.redis.connection import Link, Value
-from mcp_sessions.stores.redis.lists import SAMPLE, Lists, is_old, tag_in
+from mcp_sessions.stores.redis.lists import SAMPLE, Lists, is_old, is_place, tag_in
 
 _BOUND = b".b"
 """Ends the place of a conversation's session: its principal may have many of others."""
@@ -97,15 +99,16 @@ class Lives(Lists):
                     self._placed[member] = owned
                 break
             if attempt or not await self._heal(self._all if reached == b"max_sessions" else owned):
-                raise LimitReached(reached.decode())
+                raise LimitReached(of_kind(bytes, reached).decode("latin-1"))
         fields = fields_of(session_id, mode, principal, peer, ends_at)
         fields |= {"created": repr(now), "expires": repr(deadline)}
         flat = [part for pair in fields.items() for part in pair]
         epoch = mint_log_epoch()
-        made, left = await self._on(
-            session_id, scripts.CREATE, repr(now), idle, epoch, member, *flat
-        )
+        answer = await self._on(session_id, scripts.CREATE, repr(now), idle, epoch, member, *flat)
+        made, left = pair_of(answer)
         if left is not None:
+            if not is_place(of_kind(bytes, left)):
+                raise Unreadable("bytes")
             await self._release(left)
         return self._record(made)
 

@@ -88,6 +88,11 @@ class Mended(Lives, Events, Belongings):
     set_filter = _mending(Belongings.set_filter)
     claim = _mending(Belongings.claim)
     load_data = _mending(Belongings.load_data)
+    touch = _mending(Lives.touch)
+    sleep = _mending(Lives.sleep)
+    renew = _mending(Events.renew)
+    carry = _mending(Events.carry)
+    detach = _mending(Events.detach)
     create = _mending(Lives.create, (Unreadable,))
     change_state = _mending(Belongings.change_state, (Unreadable,))
 
@@ -149,6 +154,7 @@ class Mended(Lives, Events, Belongings):
         self._subscriptions.clear()
         self._peers.clear()
 
+    @_mending
     async def expire(self, *, now: float, held: Any, limit: int) -> Sequence[SessionRecord]:
         """See :meth:`SessionStore.expire`. What was lost of the lists is made anew first."""
         await self._look_for_lost_places()

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
@@ -40,6 +40,9 @@ BEAT = LIVENESS / 4
 
 _BATCH = 500
 """Channels named in one command."""
+
+_OF_CHANNELS = frozenset({b"message", b"subscribe", b"unsubscribe"})
+"""The messages that name a channel."""
 
 
 class Sender(Protocol):
@@ -291,12 +294,17 @@ class RedisExchange:
     async def _read_one(self, connection: Connection) -> None:
         try:
             answer = await connection.read_response(disable_decoding=True)
-        except (RedisError, OSError) as failed:
+            kind, channel, *rest = answer
+            body = rest[0] if kind == b"message" else b""
+            is_whole = isinstance(channel, bytes) and isinstance(body, bytes)
+            if kind in _OF_CHANNELS and not is_whole:
+                raise InvalidResponse("a message of no channel")
+        except Exception as failed:
+            # The client library raises many things for what is no message.
             raise unavailable(failed, connection) from failed
         self._last_sign = asyncio.get_running_loop().time()
-        kind, channel, *rest = answer
         if kind == b"message":
-            self._deliver(channel, rest[0])
+            self._deliver(channel, body)
         elif kind == b"unsubscribe":
             self._leaving[channel] -= 1
             if not self._leaving[channel]:
