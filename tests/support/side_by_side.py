@@ -65,10 +65,17 @@ class Side:
         return "\n".join([f"{reply.status}{raised}", *headers, "", text])
 
 
+_ADDED = re.compile(
+    rb"(?<=Request body too large): the limit is \d+ bytes \(max_message\)"
+    rb"|(?<=Not Found)\. This server speaks MCP at [^ ]*"
+)
+"""What our texts say beyond those of the SDK: the limit, and the path that is served."""
+
+
 def _without_ours(body: bytes) -> bytes:
-    """The body without what we add to ``server/discover``; other bodies as they are."""
+    """The body without what we add to it."""
     if EXTENSION.encode() not in body:
-        return body
+        return _ADDED.sub(b"", body)
     message = cast("Json", json.loads(body))
     capabilities = message["result"]["capabilities"]
     assert capabilities.pop("sessions") == {}
