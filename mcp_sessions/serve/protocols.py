@@ -50,6 +50,10 @@ class LimitedConfig(uvicorn.Config):
 class LimitedHttp(HttpProtocol):
     """HTTP, within the bounds."""
 
+    # The library's own attributes are as many as instances share the names of: with one more of
+    # ours in the same place, each connection would have a table of its own.
+    __slots__ = ("_connections", "_header", "_is_extra", "_is_upgraded", "_receives", "looked")
+
     config: LimitedConfig
     app: Any
     transport: asyncio.Transport
@@ -178,6 +182,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self.looked = Looked()
         self._unparsed = bytearray()
         self._is_in_turn = False
+        self._has_spoken = False
         self._pong = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -235,6 +240,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
+        self._has_spoken = True
         if self.curr_msg_data_type == "text" and not self._is_text():
             # RFC 6455, 8.1. The library would log this with a traceback, and close a second time.
             self.frames = []
@@ -258,8 +264,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         """See :class:`Open`. Its connection was let in when it was one of HTTP."""
 
     def waits(self) -> bool:
-        """See :class:`Open`. Its client may be asked, or told, something at any time."""
-        return self.transport.is_closing()
+        """See :class:`Open`. A client that has sent a message may be sent one at any time."""
+        return self.transport.is_closing() or not self._has_spoken
 
     def is_stuck(self) -> bool:
         """See :class:`Open`."""

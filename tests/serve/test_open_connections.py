@@ -21,6 +21,10 @@ BODY = json.dumps(INITIALIZE).encode()
 DESCRIPTORS = 64
 MANY = 80
 
+SAID = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
+SPOKEN = bytes([0x81, 0x80 | len(SAID), 0, 0, 0, 0]) + SAID
+"""A message on a WebSocket. Only a client that has sent one keeps its place."""
+
 
 def first_and_others(cases: Mapping[str, object]) -> list[ParameterSet]:
     """The names of cases: each takes a process of its own, so that most are for the long run."""
@@ -41,6 +45,7 @@ HELD: dict[str, Callable[[Place], bytes]] = {
     ),
     "nothing after a request": lambda place: place.head("GET /healthz"),
     "half an upgrade": lambda place: place.upgrade()[:-2],
+    "a WebSocket that says nothing": lambda place: place.upgrade(),
 }
 
 
@@ -75,7 +80,9 @@ def test_health_checks_answer_while_all_connections_are_at_work(tmp_path: Path) 
             sock = place.connect()
             sock.sendall(place.upgrade())
             answer = sock.recv(4_096)
-            opened += answer.startswith(b"HTTP/1.1 101")
+            if answer.startswith(b"HTTP/1.1 101"):
+                opened += 1
+                sock.sendall(SPOKEN)
             assert answer.startswith((b"HTTP/1.1 101", b"HTTP/1.1 503")), answer
         assert 20 < opened < DESCRIPTORS
 
