@@ -133,11 +133,28 @@ class StateTooLarge(SessionsError):
 class StoreUnavailable(SessionsError):
     """The store did not answer; whether its last write happened is unknown."""
 
+    @property
+    def told(self) -> str:
+        """The text for clients. It names no address, no file and no secret."""
+        return "the session store is away"
+
 
 class StoreRefused(StoreUnavailable):
     """The store is there and refuses: it is full, read-only or damaged, or wants other credentials.
     The text says which, and what to do.
+
+    Args:
+        why: The reason in one word, for clients; None: the log alone says it.
     """
+
+    def __init__(self, text: str, why: str | None = None) -> None:
+        super().__init__(text)
+        self.why = why
+
+    @property
+    def told(self) -> str:
+        because = f" ({self.why})" if self.why is not None else ""
+        return f"the session store refuses requests{because}"
 
 
 class ReplayRefused(SessionsError):

@@ -1,14 +1,17 @@
 """A line for each request and each WebSocket, when it is over.
 
-The path is logged without its query, which may hold a code of OAuth. No header is logged. The MCP
-method is logged if the protocol has it: a client chooses any other text. A session is its digest.
+The path is logged without its query, which may hold a code of OAuth. A part of the path that may be
+an id or a token is logged as its digest. No header is logged. The HTTP method and the MCP method
+are logged if their protocol has them: a client chooses any other text. A session is its digest.
 A stream is over when its response is: its line says how long it was open.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
+from http import HTTPMethod
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +24,12 @@ logger = logging.getLogger("mcp_sessions.access")
 
 _PATH = 200
 """Bytes of a path that are logged: who asks chooses it."""
+
+_MAY_BE_SECRET = re.compile(r"(?=[^/]*[^/a-z._-])[^/]{16,}")
+"""A part of a path that is long and is not words: an id or a token. A client may send either to a
+path that nothing serves, and a server may have a path that is a secret."""
+
+_METHODS = frozenset(HTTPMethod)
 
 _READ = 262_144
 """Bytes of a body in which a method is looked for. The method of a longer one is not logged."""
@@ -110,8 +119,11 @@ class _Seen:
         milliseconds = (time.monotonic() - self._begun) * 1000
         client = (scope.get("client") or ("-", 0))[0]
         kind = scope["method"] if scope["type"] == "http" else "WEBSOCKET"
+        if scope["type"] == "http" and kind not in _METHODS:
+            kind = "-"
         # As it was sent: what is not printable in a path is encoded there.
-        path = (scope.get("raw_path") or b"").partition(b"?")[0][:_PATH].decode("latin-1")
+        sent = (scope.get("raw_path") or b"").partition(b"?")[0].decode("latin-1")
+        path = _MAY_BE_SECRET.sub(lambda part: digest(part[0]), sent)[:_PATH]
         method, named = self._said()
         named = named or _header(scope["headers"], _SESSION_HEADER) or self._opened
         session = digest(named) if named is not None else None

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.errors import Refusal
+from mcp_sessions.errors import Refusal, StoreUnavailable
 from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.stores.records import Attached
 
@@ -54,14 +54,14 @@ class RequestChannel(Protocol):
         ...
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, is_away: bool = False
+        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
     ) -> None:
         """Send the answer. Called once; nothing follows it.
 
         Args:
             code: The error's code; None: it is a result.
-            is_away: The request cannot be served, since the store is away (HTP5): where no
-                response has begun it is the one that says so.
+            away: The store's failure, for which the request cannot be served (HTP5). Where no
+                response has begun, the response says so. None: it was served.
         """
         ...
 

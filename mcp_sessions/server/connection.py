@@ -24,7 +24,7 @@ from mcp_sessions.core.messages import (
     notification_message,
     plain_draft,
 )
-from mcp_sessions.errors import Detached
+from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.audit import AuditEntry
@@ -345,12 +345,12 @@ class Inbound:
         return entry
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, is_away: bool = False
+        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
     ) -> None:
         """Send the answer on its way back; see :class:`RequestChannel`."""
         is_heard = self.channel.is_open
         try:
-            await self.channel.answer(message, code=code, is_away=is_away)
+            await self.channel.answer(message, code=code, away=away)
         finally:
             if self.audit is not None:
                 self.audit.write(is_heard=is_heard)

@@ -22,6 +22,8 @@ async def logged(
     headers: list[tuple[bytes, bytes]] | None = None,
     answer: list[tuple[bytes, bytes]] | None = None,
     pieces: int = 1,
+    path: bytes = b"/mcp?a=b",
+    verb: str = "POST",
 ) -> dict[str, Any]:
     """The record of one POST."""
 
@@ -39,7 +41,7 @@ async def logged(
     async def send(message: Message) -> None:
         pass
 
-    scope = {"type": "http", "method": "POST", "headers": headers or [], "raw_path": b"/mcp?a=b"}
+    scope = {"type": "http", "method": verb, "headers": headers or [], "raw_path": path}
     with caplog.at_level(logging.INFO, "mcp_sessions.access"):
         await AccessLog(app)(scope, receive, send)
     record = caplog.records[-1]
@@ -57,6 +59,35 @@ async def test_the_method_and_the_session_of_a_header(
 
     assert (said["mcp.method.name"], said["mcp_sessions.session"]) == ("tools/call", digest(ID))
     assert said["path"] == "/mcp"
+
+
+MINTED = "YTzQN8u7ccDPS-3IskNBjmuspIVW6aqU44BmBPPUpl8"
+"""As the ids of sessions are."""
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        (f"/{MINTED}", f"/{digest(MINTED)}"),
+        (f"/mcp/{MINTED}/?x={MINTED}", f"/mcp/{digest(MINTED)}/"),
+        (f"//a;id={MINTED}", f"//{digest(f'a;id={MINTED}')}"),
+        ("/" + "a" * 190 + "/" + MINTED, "/" + "a" * 190 + "/" + digest(MINTED)[:8]),
+        ("/.well-known/oauth-protected-resource/mcp",) * 2,
+        ("/mcp/v2/no%0Asuch",) * 2,
+    ],
+)
+async def test_what_may_be_an_id_or_a_token_in_a_path_is_a_digest(
+    caplog: pytest.LogCaptureFixture, path: str, shown: str
+) -> None:
+    """SEC2. Whether or not the path is served: the answer to a wrong one is chosen elsewhere."""
+    said = await logged(caplog, b"", path=path.encode())
+    assert said["path"] == shown and MINTED not in said["message"]
+
+
+async def test_an_http_method_that_a_client_invents_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert (await logged(caplog, b"", verb=MINTED))["method"] == "-"
 
 
 async def test_the_session_that_was_opened(caplog: pytest.LogCaptureFixture) -> None:

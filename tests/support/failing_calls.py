@@ -13,6 +13,7 @@ def fails(
     after: bool,
     times: int = 1,
     when: Callable[[dict[str, Any]], bool] = lambda _: True,
+    failure: StoreUnavailable | None = None,
 ) -> list[str]:
     """The next ``times`` calls of a store's method raise `StoreUnavailable`; a list of those
     that did.
@@ -23,6 +24,7 @@ def fails(
         after: The call has its effect, and its reply is lost.
         times: How often.
         when: Whether a call is one of them, by its named arguments.
+        failure: What they raise; None: a `StoreUnavailable`.
     """
     real: Any = getattr(store, method)
     failed: list[str] = []
@@ -33,7 +35,7 @@ def fails(
         failed.append(method)
         if after:
             await real(*args, **kwargs)
-        raise StoreUnavailable("the reply was lost" if after else "away")
+        raise failure or StoreUnavailable("the reply was lost" if after else "away")
 
     setattr(store, method, call)
     return failed

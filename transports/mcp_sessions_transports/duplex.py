@@ -32,7 +32,6 @@ from mcp_sessions.core.messages import (
     wire_error,
 )
 from mcp_sessions.errors import (
-    INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
     REQUEST_CANCELLED,
@@ -55,7 +54,7 @@ from mcp_sessions.server.connection import (
 )
 from mcp_sessions.server.dispatch.modern_limits import check_modern
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
-from mcp_sessions.server.requests.running import STORE_AWAY
+from mcp_sessions.server.requests.running import store_error
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.subscriptions import DISCOVER
 from mcp_sessions.stores.records import Attached, Peer, SessionRecord
@@ -92,7 +91,7 @@ class DuplexChannel(WatchedChannel):
         await self._transport.outbox.drain()
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, is_away: bool = False
+        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
     ) -> None:
         """See :class:`RequestChannel`."""
         self._transport.channels.pop(self, None)
@@ -341,8 +340,7 @@ class DuplexConnection:
         except StoreUnavailable as failed:
             logger.error("the session store failed: %s", failed)
             if isinstance(message, Request):
-                error = error_body(INTERNAL_ERROR, STORE_AWAY)
-                await channel.answer(error_message(message.id, error))
+                await channel.answer(error_message(message.id, store_error(failed)))
 
     async def quiet(self, timeout: float) -> None:
         """Wait until nothing that came is at work, ``timeout`` seconds at the most."""

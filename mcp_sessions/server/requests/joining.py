@@ -68,7 +68,7 @@ class RemoteChannel(WatchedChannel):
         await asyncio.sleep(0)
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, is_away: bool = False
+        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
     ) -> None:
         """See :class:`RequestChannel`: the answer is in the store."""
         await self._bus.tell(RunOver(join=self._join), to=self.process)

@@ -44,8 +44,11 @@ from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 
-STORE_AWAY = "the session store is away: ask again later"
-"""The text of an answer where a store that is away has no status of its own (HTP5)."""
+
+def store_error(failed: StoreUnavailable) -> dict[str, Any]:
+    """The error of an answer where a store that fails has no status of its own (HTP5)."""
+    return error_body(INTERNAL_ERROR, f"{failed.told}: ask again later")
+
 
 _MOST_OWED = 16_777_216
 """Bytes of outcomes that wait for a store that is away; of what ends then only the end is kept."""
@@ -181,7 +184,7 @@ class RunningRequest:
         request = self.request
         result: dict[str, Any] | None = None
         error: dict[str, Any] | None = None
-        is_away = False
+        away: StoreUnavailable | None = None
         try:
             if self.done:
                 # Cancelled before it began.
@@ -196,10 +199,8 @@ class RunningRequest:
         except StoreUnavailable as failed:
             # What the layer serves itself. A key is used up; else it may be asked again.
             logger.error("%s may not be stored: %s", request.method, failed)
-            is_away = self.key is None
-            error = (
-                error_body(INTERNAL_ERROR, STORE_AWAY) if is_away else wire_error(OutcomeUnknown())
-            )
+            away = failed if self.key is None else None
+            error = store_error(failed) if away is not None else wire_error(OutcomeUnknown())
         except Exception:
             # The boundary to the wrapped server: its client is answered, whatever that raises.
             logger.exception("%s failed inside the wrapped server", request.method)
@@ -227,7 +228,7 @@ class RunningRequest:
                 result, error = None, error_body(INTERNAL_ERROR, "Internal error")
         if announced.waiting is not None:
             await announced.settled()
-        await self._finish(Outcome(result, error, is_away))
+        await self._finish(Outcome(result, error, away))
         # The task's context knows this request: with its answer it would wait for the collector.
         self.task = None
 
@@ -250,7 +251,7 @@ class RunningRequest:
         for waiter in self.waiters:
             message, code = self._outcomes.answer(self, waiter, outcome)
             try:
-                await waiter.inbound.answer(message, code=code, is_away=outcome.is_away)
+                await waiter.inbound.answer(message, code=code, away=outcome.away)
             except StoreUnavailable as failed:
                 # It was told; what the store keeps of its stream is looked after there. The
                 # other senders are owed the answer all the same (KEY5).

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mcp_sessions.core.messages import Request, error_outcome, result_outcome
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.server.connection import Inbound
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,8 @@ class Outcome(NamedTuple):
 
     result: dict[str, Any] | None
     error: dict[str, Any] | None
-    is_away: bool = False
-    """The error is that the store is away, and nothing ran."""
+    away: StoreUnavailable | None = None
+    """The store's failure of which the error tells: nothing ran."""
 
     def encoded(self, method: str) -> bytes | None:
         """What the store keeps of it; None: JSON cannot say it.

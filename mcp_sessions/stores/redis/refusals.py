@@ -31,6 +31,15 @@ _REFUSALS = {
 }
 """What each of its words means. Each is read after "Redis at HOST:PORT"."""
 
+_TOLD = {
+    "OOM": "full",
+    "READONLY": "read-only",
+    "NOPERM": "credentials",
+    "WRONGPASS": "credentials",
+    "NOAUTH": "credentials",
+}
+"""What clients are told of it."""
+
 _BY_CLASS = {
     "AuthenticationError": "WRONGPASS",
     "AuthorizationError": "NOAUTH",
@@ -90,7 +99,7 @@ def unavailable(
             said = "refused the connection. Look at the database and the options in the URL"
         else:
             said = _REFUSALS.get(kind, "refused a command")
-        return StoreRefused(f"Redis{at} {said} [{kind}]")
+        return StoreRefused(f"Redis{at} {said} [{kind}]", _TOLD.get(kind))
     reason = type(failed).__name__
     cause: BaseException | None = failed
     while cause is not None:

@@ -290,7 +290,7 @@ def opening_failed(path: Path, failed: sqlite3.Error) -> ConfigurationError | St
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StoreUnavailable(f"{path} is locked by another program")
         case sqlite3.SQLITE_FULL:
-            return StoreRefused(f"no space left for {path}. Free some")
+            return StoreRefused(f"no space left for {path}. Free some", "full")
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
             return ConfigurationError(
                 f"{path} cannot be written: look at its permissions and its file system"
@@ -303,17 +303,18 @@ def unavailable(path: Path, failed: sqlite3.Error) -> StoreUnavailable:
     """What to tell whoever's call failed: what is wrong with the file, nothing else."""
     match error_code(failed):
         case sqlite3.SQLITE_FULL:
-            cause = "no space left on its disk. Free some"
+            cause, why = "no space left on its disk. Free some", "full"
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            cause = "locked by another program. End that program"
+            cause, why = "locked by another program. End that program", "locked"
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            cause = "the file is damaged. Put a copy in its place"
+            cause, why = "the file is damaged. Put a copy in its place", "damaged"
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
             cause = "the file cannot be written. Look at its permissions and its file system"
+            why = "read-only"
         case _:
             # Of an I/O error nobody knows what the disk made of it.
             return StoreUnavailable(f"{path}: {failed}; unknown whether the call was stored")
-    return StoreRefused(f"{path}: {cause}. Nothing of the call was stored")
+    return StoreRefused(f"{path}: {cause}. Nothing of the call was stored", why)
 
 
 def boot_id() -> str | None:

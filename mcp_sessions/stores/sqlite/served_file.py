@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from mcp_sessions.core.log import window_of
-from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
+from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
@@ -32,11 +32,14 @@ from mcp_sessions.stores.sqlite.seen import Seen
 from mcp_sessions.stores.sqlite.sessions import Brief
 from mcp_sessions.stores.sqlite.transaction import Changes, Transaction
 from mcp_sessions.stores.sqlite.watch import Watch
-from mcp_sessions.stores.sqlite.writer import Writer
+from mcp_sessions.stores.sqlite.writer import Writer, committed_length
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+ROOM = 1_048_576
+"""Bytes that are free on a disk that is not full any more; less on a disk below 16 MiB."""
 
 SMALL = 65_536
 """Bytes of a value that is written in no time."""
@@ -86,6 +89,9 @@ class ServedFile:
         )
         self._ended_beside: list[SessionRecord] = []
         self._cache = RecordCache(self._writer, self._watch)
+        self._known_refusals = 0
+        """Writes refused for want of space, before the last probe that found some."""
+
         self._slept = (-math.inf, 0)
         """Deadline and row of the last session that :meth:`sleep` looked at."""
 
@@ -133,17 +139,35 @@ class ServedFile:
             self._lock.release()
 
     async def probe(self) -> None:
-        """See :class:`~mcp_sessions.stores.probe.Probed`."""
+        """See :class:`~mcp_sessions.stores.probe.Probed`.
+
+        A small write may fit on a full disk: a larger one that was refused has lengthened the
+        write-ahead log first. So the probe writes more, if the disk is full or was.
+        """
+        refusals = self._writer.refused_as_full
+        was_full, has_room = refusals != self._known_refusals, _has_room(self._place.parent)
+        if was_full and not has_room:
+            raise StoreRefused(f"{self.path}: no space left on its disk. Free some", "full")
+        if has_room and not was_full:
+            await self._writer.call(
+                lambda tx: tx.execute("UPDATE meta SET value = value WHERE name = 'sessions'"),
+                short=True,
+            )
+            return
         await self._writer.call(
-            lambda tx: tx.execute("UPDATE meta SET value = value WHERE name = 'sessions'"),
-            short=True,
+            lambda tx: tx.execute(
+                "INSERT OR REPLACE INTO meta (name, value) VALUES ('probe', zeroblob(?))", (SMALL,)
+            )
         )
+        await self._writer.call(lambda tx: tx.execute("DELETE FROM meta WHERE name = 'probe'"))
+        # One that came meanwhile counts the next time.
+        self._known_refusals = refusals
 
     def _open_file(self) -> sqlite3.Connection:
         connection = open_file(self._place, self.durability)
         try:
             start_up(connection, self.path, self.durability, self._seen)
-            self._watch.begin()
+            self._watch.begin(committed_length(connection))
         except BaseException:
             connection.close()
             raise
@@ -190,6 +214,15 @@ class ServedFile:
             tx.changes.append((session_id, apply))
 
         await self._writer.call(work, short=True)
+
+
+def _has_room(folder: Path) -> bool:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        # Where that cannot be asked, the larger write says it.
+        return False
+    return disk.f_bavail * disk.f_frsize >= min(ROOM, disk.f_blocks * disk.f_frsize // 16)
 
 
 def is_small(value: bytes | None) -> bool:

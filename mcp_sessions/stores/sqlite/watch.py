@@ -4,6 +4,10 @@ A deleted file stays open for who has it open. So all calls would succeed, and a
 gone with the process. Another process could serve a new file at the same path meanwhile. So the
 places are looked at before a call is served, at most every ``FRESH`` seconds, and twice a second by
 the way.
+
+A file that is emptied, or overwritten by an older copy, has the same inode. So the file may not
+become shorter than this process and other programs made it, and the change counter in its header
+may not go back. The header is read only if the file was modified since the last look.
 """
 
 from __future__ import annotations
@@ -34,14 +38,37 @@ class Watch:
         self._path = path
         self._places = places
         self._known: dict[Path, tuple[int, int]] = {}
+        self._length = 0
+        """Bytes that the file has at least."""
+
+        self._counter = 0
+        self._modified_at: int | None = None
         self._looked_at = 0.0
         self._lost: Path | None = None
 
-    def begin(self) -> None:
-        """The files that are there now are those that are served."""
+    def begin(self, length: int) -> None:
+        """The files that are there now are those that are served.
+
+        Args:
+            length: See :meth:`note`.
+        """
         found = ((place, _identity(place)) for place in self._places)
         self._known = {place: identity for place, identity in found if identity is not None}
-        self._lost = None
+        self._lost, self._counter, self._modified_at = None, 0, None
+        self.note(length)
+
+    def note(self, length: int) -> None:
+        """The file is as it should be now.
+
+        Args:
+            length: Bytes that the committed pages take. The file may be longer or shorter, until
+                the write-ahead log is copied.
+        """
+        try:
+            self._length = min(length, os.stat(self._places[0]).st_size)
+        except OSError:
+            # The next look says so.
+            self._length = length
 
     def end(self) -> None:
         """Nothing is served any more."""
@@ -59,31 +86,52 @@ class Watch:
             now: Seconds of a clock that nobody sets; None: look in any case.
 
         Raises:
-            StoreRefused: A file was deleted, moved or replaced. It is served again if it is put
-                back.
+            StoreRefused: A file was deleted, moved, replaced or overwritten. It is served again
+                if it is put back.
         """
         if now is None or now - self._looked_at >= FRESH:
             self._looked_at = now if now is not None else monotonic()
             self._compare()
         if self._lost is not None:
             raise StoreRefused(
-                f"{self._lost} was deleted, moved or replaced while it is served. Put it back, or "
-                "restart the server"
+                f"{self._lost} was deleted, moved, replaced or overwritten while it is served. "
+                "Put it back, or restart the server",
+                "lost",
             )
 
     def _compare(self) -> None:
         lost = next(
             (place for place, known in self._known.items() if _identity(place) != known), None
         )
+        if lost is None and self._known and not self._is_whole():
+            lost = self._places[0]
         if lost is not None and self._lost is None:
             logger.error(
-                "%s was deleted, moved or replaced while it is served: requests are refused. Put "
-                "it back, or restart the server",
+                "%s was deleted, moved, replaced or overwritten while it is served: requests are "
+                "refused. Put it back, or restart the server",
                 lost,
             )
         elif lost is None and self._lost is not None:
             logger.warning("%s is back: requests are served again", self._path)
         self._lost = lost
+
+    def _is_whole(self) -> bool:
+        """Whether the file is neither emptied nor overwritten by an older copy."""
+        try:
+            found = os.stat(self._places[0])
+            if not found.st_size or found.st_size < self._length:
+                return False
+            if found.st_mtime_ns == self._modified_at:
+                return True
+            with open(self._places[0], "rb") as file:
+                header = file.read(28)
+        except OSError:
+            return False
+        counter = int.from_bytes(header[24:])
+        if not header.startswith(b"SQLite format 3\0") or counter < self._counter:
+            return False
+        self._counter, self._modified_at = counter, found.st_mtime_ns
+        return True
 
 
 def _identity(place: Path) -> tuple[int, int] | None:

@@ -114,6 +114,9 @@ class Writer:
     _syncs: bool
 
     def __post_init__(self) -> None:
+        self.refused_as_full = 0
+        """Writes that were refused for want of space, so far."""
+
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         # Of the event loop: how many calls the thread has that are not answered yet, and
@@ -320,17 +323,21 @@ class Writer:
 
     def _rest(self, connection: sqlite3.Connection) -> None:
         try:
+            version = _data_version(connection)
+            if version != self._version:
+                # Another program may have vacuumed the file.
+                self._watch.note(committed_length(connection))
             self._watch.look()
-        except StoreUnavailable:
+        except (StoreUnavailable, sqlite3.Error):
             # That is said once. Nothing is written beside a file that is not there.
             return
         try:
             self._wait_for_others(connection, True)
-            version = _data_version(connection)
             if version != self._version:
                 self._version = version
                 self._tell(self._do_chore)
-            give_back_space(connection)
+            self._watch.note(committed_length(connection))
+            give_back_space(connection, shrinks_to=self._watch.note)
             self._resting(connection)
         except Exception as failed:
             # The boundary between what is done by the way and what callers wait for: whatever
@@ -373,6 +380,7 @@ class Writer:
                     raise
                 # The file is full, locked or damaged: it will not be better for one alone.
                 metrics.store_failed("sqlite", len(batch))
+                self.refused_as_full += error_code(failed) == sqlite3.SQLITE_FULL
                 refused = unavailable(self._path, failed)
                 yield (), [(call.future, None, refused) for call in batch]
                 return
@@ -423,15 +431,33 @@ class Writer:
             self._waits = waits
 
 
-def give_back_space(connection: sqlite3.Connection, *, keep: int = _FREE_PAGES) -> None:
-    """Return free pages to the file system, some at a time."""
+def give_back_space(
+    connection: sqlite3.Connection,
+    *,
+    keep: int = _FREE_PAGES,
+    shrinks_to: Callable[[int], None] | None = None,
+) -> None:
+    """Return free pages to the file system, some at a time.
+
+    Args:
+        shrinks_to: Takes the bytes that the file will have, before it becomes shorter.
+    """
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     if free > keep:
         step = min(free - keep, _VACUUM_STEP)
         # ``execute`` would take one step of it, and this statement gives back a page a step.
         connection.executescript(f"PRAGMA incremental_vacuum({step})")
+        if shrinks_to is not None:
+            shrinks_to(committed_length(connection))
         # The file itself becomes shorter when the write-ahead log is copied into it.
         checkpoint(connection)
+
+
+def committed_length(connection: sqlite3.Connection) -> int:
+    """Bytes that the committed pages take, in the file or in its write-ahead log."""
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    return pages * size
 
 
 def _data_version(connection: sqlite3.Connection) -> int:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.failing_calls import fails
 from tests.support.in_memory import MemorySocket
@@ -26,18 +27,45 @@ async def test_over_http_its_client_is_told_to_come_back(method: str, after: boo
         assert await client.result(method, {"uri": "note:1"}) == {}
 
 
-async def test_over_a_websocket_it_is_an_error_that_says_so() -> None:
+REFUSED = StoreRefused("redis://:secret@host has another password", "credentials")
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_over_http_a_store_that_refuses_is_not_said_to_be_away(method: str) -> None:
+    store = MemoryStore()
+    async with world(store=store) as w:
+        client = await w.connected()
+        await client.start()
+        fails(store, METHODS[method], after=False, failure=REFUSED)
+        reply = await client.send(method, {"uri": "note:1"}).reply.done()
+        assert reply.status == 503
+        said = "the session store refuses requests (credentials)"
+        assert reply.json["error"]["message"] == said
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (None, "the session store is away: ask again later"),
+        (REFUSED, "the session store refuses requests (credentials): ask again later"),
+        (StoreRefused("busy"), "the session store refuses requests: ask again later"),
+    ],
+)
+@pytest.mark.parametrize("at", ["subscribe", "admit"])
+async def test_over_a_websocket_it_is_an_error_that_says_so(
+    failure: StoreUnavailable | None, said: str, at: str
+) -> None:
     store = MemoryStore()
     async with world(store=store) as w:
         peer = MemorySocket(w.layer_app)
         await peer.open()
         await peer.initialize()
         await peer.start()
-        fails(store, "subscribe", after=False)
+        fails(store, at, after=False, failure=failure)
         error = await peer.error("resources/subscribe", {"uri": "note:1"})
         assert error == {
             "code": -32603,
-            "message": "the session store is away: ask again later",
+            "message": said,
         }
         assert await peer.result("resources/subscribe", {"uri": "note:1"}) == {}
         await peer.leave()

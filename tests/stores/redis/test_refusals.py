@@ -18,17 +18,17 @@ pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 NOW = 1_800_000_000.0
 
 LATER = {
-    "a full one": (["CONFIG SET maxmemory 1"], r"is full \(maxmemory\).*Raise maxmemory"),
-    "a replica": (["REPLICAOF 127.0.0.1 1"], "read-only replica.*primary"),
-    "too few replicas": (["CONFIG SET min-replicas-to-write 1"], "too few replicas"),
-    "a user who may write nothing": (["ACL SETUSER default -@write"], "ACL"),
+    "a full one": (["CONFIG SET maxmemory 1"], r"is full \(maxmemory\).*Raise maxmemory", "full"),
+    "a replica": (["REPLICAOF 127.0.0.1 1"], "read-only replica.*primary", "read-only"),
+    "too few replicas": (["CONFIG SET min-replicas-to-write 1"], "too few replicas", None),
+    "a user who may write nothing": (["ACL SETUSER default -@write"], "ACL", "credentials"),
 }
 
 
 @pytest.mark.parametrize("what", list(LATER))
 async def test_writes_that_are_refused_are_named(what: str) -> None:
     """And the probe sees it, also if reading works. Nothing is sent again, and it heals."""
-    commands, named = LATER[what]
+    commands, named, why = LATER[what]
     with redis_server() as server:
         store = RedisStore(server.url)
         await store.open(SessionPolicy())
@@ -43,6 +43,7 @@ async def test_writes_that_are_refused_are_named(what: str) -> None:
             with pytest.raises(StoreRefused) as refused:
                 await call()
             assert re.search(named, str(refused.value))
+            assert refused.value.why == why
             assert f"redis://127.0.0.1:{server.port}/0" in str(refused.value)
         for command in (
             *("CONFIG SET maxmemory 0", "CONFIG SET min-replicas-to-write 0"),

@@ -42,6 +42,35 @@ HOW: dict[str, Callable[[Path], None]] = {
 }
 
 
+def emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 4_096)
+
+
+def overwritten(path: Path) -> None:
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
+def restored(path: Path) -> None:
+    """An older copy of it, as long."""
+    with path.open("r+b") as file:
+        file.seek(24)
+        counter = int.from_bytes(file.read(4))
+        file.seek(24)
+        file.write((counter - 1).to_bytes(4))
+
+
+IN_PLACE: dict[str, Callable[[Path], None]] = {
+    "emptied": emptied,
+    "cut": cut,
+    "overwritten": overwritten,
+    "restored": restored,
+}
+
+
 async def refused(caplog: pytest.LogCaptureFixture) -> str:
     """What is logged as an error when the store notices, which it does by itself."""
     async with asyncio.timeout(10):
@@ -78,6 +107,72 @@ async def test_a_file_that_is_gone_is_served_no_more(
             with pytest.raises(StoreRefused, match="Put it back, or restart"):
                 await call
         assert len(errors(caplog)) == 1
+
+
+@pytest.mark.parametrize("how", list(IN_PLACE))
+async def test_a_file_that_is_overwritten_in_place_is_served_no_more(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has the same inode, so it looks as if it was there. It is served again when it is back."""
+    path = tmp_path / "sessions.db"
+    async with opened(path) as store:
+        await new(store)
+    async with opened(path) as store:
+        session_id = await new(store)
+        whole = path.read_bytes()
+        IN_PLACE[how](path)
+        assert "sessions.db was" in await refused(caplog)
+        for call in (
+            store.load(session_id, now=NOW),
+            store.append(session_id, Draft(b"{}"), now=NOW),
+            store.probe(),
+        ):
+            with pytest.raises(StoreRefused, match="overwritten") as failed:
+                await call
+            assert failed.value.told == "the session store refuses requests (lost)"
+        with path.open("r+b") as file:
+            file.write(whole)
+        async with asyncio.timeout(10):
+            while "is back" not in caplog.text:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.02)
+        assert await store.append(session_id, Draft(b"{}"), now=NOW) is not None
+
+
+async def test_a_file_that_is_shortened_by_a_vacuum_is_served_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if another program does it."""
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.IDLE", 0.02)
+    path = tmp_path / "sessions.db"
+    async with opened(path) as store:
+        session_id = await new(store)
+        for _ in range(100):
+            await store.append(session_id, Draft(b"x" * 20_000), now=NOW)
+    for by_us in (True, False):
+        async with opened(path) as store:
+            before = path.stat().st_size
+            other = sqlite3.connect(path, isolation_level=None)
+            if by_us:
+                other.execute("DELETE FROM events WHERE number % 2")
+            else:
+                other.execute("DELETE FROM events")
+                other.execute("VACUUM")
+                other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            other.close()
+            async with asyncio.timeout(10):
+                while path.stat().st_size >= before:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.02)
+            async with asyncio.timeout(10):
+                while True:
+                    try:
+                        await store.probe()
+                        break
+                    except StoreRefused:
+                        # For as long as the thread has not seen that another program did it.
+                        assert not by_us
+                        await asyncio.sleep(0.02)
+            assert await store.load(session_id, now=NOW) is not None
+        assert not by_us or not errors(caplog)
 
 
 async def test_a_file_that_is_put_back_is_served_again(

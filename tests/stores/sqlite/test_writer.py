@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.request_keys import KeyUse, key_cost
 from mcp_sessions.core.states import Mode
-from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.errors import ConfigurationError, StoreRefused, StoreUnavailable
 from mcp_sessions.ids import (
     FencingEpoch,
     RequestKey,
@@ -343,6 +344,46 @@ async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(
         assert appended is not None and appended.event.number == stored + 1
 
 
+async def test_a_full_disk_is_not_ready_until_a_larger_write_fits(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HTP5: a small write fits longer than what clients need."""
+    disk = SimpleNamespace(f_bavail=10**6, f_blocks=10**7, f_frsize=4_096)
+
+    def asked(_: Path) -> SimpleNamespace:
+        return disk
+
+    monkeypatch.setattr("mcp_sessions.stores.sqlite.served_file.os.statvfs", asked)
+    async with opened(path) as store:
+        of = await new(store)
+        (pages,) = await sql(store, "PRAGMA page_count")
+        await sql(store, f"PRAGMA max_page_count = {pages}")
+        await store.probe()
+        with pytest.raises(StoreRefused, match="no space left"):
+            await store.append(of, Draft(b"x" * 40_000), now=NOW)
+        for _ in range(2):
+            with pytest.raises(StoreRefused, match="no space left") as refused:
+                await store.probe()
+            assert refused.value.told == "the session store refuses requests (full)"
+        # The quota is gone, and the disk is full.
+        await sql(store, "PRAGMA max_page_count = 1073741823")
+        disk.f_bavail = 10
+        with pytest.raises(StoreRefused, match="no space left"):
+            await store.probe()
+        disk.f_bavail = 10**6
+        await store.probe()
+        assert await sql(store, "SELECT 1 FROM meta WHERE name = 'probe'") is None
+        # Nothing was refused yet, and little is free: a larger write says whether it fits.
+        disk.f_bavail = 10
+        await store.probe()
+        (pages,) = await sql(store, "PRAGMA page_count")
+        (free,) = await sql(store, "PRAGMA freelist_count")
+        await sql(store, f"PRAGMA max_page_count = {pages}")
+        await sql(store, f"INSERT INTO meta VALUES ('rest', zeroblob({free * 4_000}))")
+        with pytest.raises(StoreRefused, match="no space left"):
+            await store.probe()
+
+
 async def test_a_file_locked_by_another_program_is_an_error_and_comes_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,7 +453,7 @@ async def test_what_fails_by_the_way_fails_nobody(
 ) -> None:
     """The thread that everybody waits for goes on, whatever its chores come to."""
 
-    def broken(_: object) -> None:
+    def broken(_: object, **_named: object) -> None:
         raise ValueError("a chore that is broken")
 
     monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.IDLE", 0.0)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.raw import NEWEST, RawClient, call_params, text_of
 from tests.support.virtual_time import cycles
@@ -17,23 +17,24 @@ class Flaky(MemoryStore):
     """A store that can be away."""
 
     is_away = False
+    failure: StoreUnavailable = StoreUnavailable("away")
 
     async def admit(self, *args: Any, **kwargs: Any) -> Any:
         """See :meth:`SessionStore.admit`."""
         if self.is_away:
-            raise StoreUnavailable("away")
+            raise self.failure
         return await super().admit(*args, **kwargs)
 
     async def append(self, *args: Any, **kwargs: Any) -> Any:
         """See :meth:`SessionStore.append`."""
         if self.is_away:
-            raise StoreUnavailable("away")
+            raise self.failure
         return await super().append(*args, **kwargs)
 
     async def tell(self, *args: Any, **kwargs: Any) -> Any:
         """See :meth:`SessionStore.tell`."""
         if self.is_away:
-            raise StoreUnavailable("away")
+            raise self.failure
         return await super().tell(*args, **kwargs)
 
 
@@ -53,6 +54,28 @@ async def test_a_store_that_is_away_is_a_503(method: str) -> None:
 
         assert (reply.status, reply.header("retry-after")) == (503, "1")
         assert reply.json["error"]["message"] == "the session store is away"
+        store.is_away = False
+        assert await client.text("echo", text="x") == "x"
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_a_store_that_refuses_is_not_said_to_be_away(method: str) -> None:
+    """HTP5. The text has one word of the reason, and nothing that only the log may have."""
+    store = Flaky()
+    async with world(store=store) as w:
+        client = await w.connected()
+        store.failure = StoreRefused("redis://:secret@host is full", "full")
+        store.is_away = True
+        body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}' if method == "POST" else b""
+        headers = {**client.headers(), "Content-Type": "application/json"}
+
+        reply = await client.http(method, headers, body).done()
+
+        assert (reply.status, reply.header("retry-after")) == (503, "1")
+        assert reply.json["error"] == {
+            "code": -32603,
+            "message": "the session store refuses requests (full)",
+        }
         store.is_away = False
         assert await client.text("echo", text="x") == "x"
 

@@ -174,7 +174,7 @@ class PostChannel(WatchedChannel):
     close_stream: Callable[[], Awaitable[None]] | None = None
     _is_read: bool = True
     _json: bytes | None = None
-    _is_away: bool = False
+    _away: StoreUnavailable | None = None
     _stream: SseStream | None = None
     _feed: LogFeed | None = None
     _log: StreamLog | None = None
@@ -232,11 +232,11 @@ class PostChannel(WatchedChannel):
             await self._stream.drain()
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, is_away: bool = False
+        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
     ) -> None:
         """See :class:`RequestChannel`. The code changes nothing here: the status is 200."""
-        if is_away and not self._is_stream:
-            self._is_away = True
+        if away is not None and not self._is_stream:
+            self._away = away
             self._decided()
             return
         if self._prefers_stream:
@@ -312,9 +312,9 @@ class PostChannel(WatchedChannel):
                 self._is_read = False
                 self._on_closed()
                 raise
-            if self._is_away:
+            if self._away is not None:
                 self._is_read = False
-                raise StoreUnavailable("this request could not be served")
+                raise self._away
             session_id = self._streams.session_id if self._streams is not None else opened
             if self._json is not None:
                 self._is_read = False
@@ -389,7 +389,7 @@ class PostChannel(WatchedChannel):
 
         Whoever comes while it is being opened waits for the same one.
         """
-        if self._stream is not None or self._json is not None or self._is_away:
+        if self._stream is not None or self._json is not None or self._away is not None:
             return
         self._is_stream = True
         if self._opening is None:

@@ -214,7 +214,7 @@ class StreamableHttp:
         except StoreUnavailable as failed:
             # A line for each request, not a traceback: what is wrong is not in this program.
             logger.error("the session store failed: %s", failed)
-            await _unavailable(send, "the session store is away", RETRY_AFTER_STORE)
+            await _unavailable(send, failed.told, RETRY_AFTER_STORE)
 
     async def _refuse(self, send: Send) -> None:
         await _unavailable(send, _DRAINING, self._availability.retry_after or 0)

@@ -52,7 +52,7 @@ class ModernChannel(WatchedChannel):
     is_open: bool = True
     close_stream: Callable[[], Awaitable[None]] | None = None
     _answer: tuple[int, bytes] | None = None
-    _is_away: bool = False
+    _away: StoreUnavailable | None = None
     _stream: SseStream | None = None
 
     def __post_init__(self) -> None:
@@ -65,14 +65,14 @@ class ModernChannel(WatchedChannel):
         await stream.drain()
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, is_away: bool = False
+        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
     ) -> None:
         """See :class:`RequestChannel`."""
         if self._stream is not None:
             self._stream.push(modern_event(message))
             self._stream.finish()
             return
-        self._is_away = is_away
+        self._away = away
         self._answer = (self._status_of(code), message)
         self._decided()
 
@@ -87,8 +87,8 @@ class ModernChannel(WatchedChannel):
             if self._answer is not None:
                 status, body = self._answer
                 self.is_open = False
-                if self._is_away:
-                    raise StoreUnavailable("this request could not be served")
+                if self._away is not None:
+                    raise self._away
                 await send_json(call.send, body, status=status)
             elif self._stream is not None:
                 async with call.watch(self._stream.cut):
