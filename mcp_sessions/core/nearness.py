@@ -7,6 +7,7 @@ to a request. One that adds nothing cannot be recognised: docs/security.md says 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -15,24 +16,41 @@ BY_NAME = "mcp_sessions.by_name"
 """In the scope of a request to an endpoint that other names than this machine's may reach: its
 operator expects clients from elsewhere, or a proxy."""
 
-_ADDED = frozenset({
-    b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"client-ip", b"true-client-ip",
-    b"x-cluster-client-ip", b"forwarded-for", b"x-original-host", b"x-original-url",
-    b"x-original-for", b"x-host", b"x-proxyuser-ip", b"x-remote-ip", b"x-remote-addr",
-    b"remote-addr", b"x-request-start", b"x-varnish", b"x-arr-ssl", b"x-arr-log-id",
-    b"x-appengine-user-ip",
-    b"x-cloud-trace-context", b"x-akamai-edgescape", b"cdn-loop", b"x-tailscale-user",
-    b"x-ngrok-id", b"x-vercel-id", b"x-nf-client-connection-ip", b"x-render-origin-server",
-    b"x-railway-request-id", b"do-connecting-ip", b"x-iisnode-remote-addr", b"proxy-connection",
-})  # fmt: skip
-"""Headers that proxies add, in lower case."""
+_NAMES = (
+    b"x-host", b"x-request-start", b"x-varnish", b"x-arr-ssl", b"x-arr-log-id",
+    b"x-appengine-user-ip", b"x-cloud-trace-context", b"x-ngrok-id",
+    b"x-render-origin-server", b"x-railway-request-id", b"x-original-host", b"x-original-url",
+)  # fmt: skip
+"""Headers that proxies add, in lower case and with ``-`` for ``_``."""
 
-_FAMILIES = (
-    b"x-forwarded", b"x-envoy-", b"cf-", b"fly-", b"fastly-", b"x-azure-", b"x-amzn-", b"x-amz-cf-",
-    b"cloudfront-", b"x-akamai-", b"x-vercel-", b"x-proxy-", b"x-ms-forwarded-", b"x-nginx-",
-    b"tailscale-", b"x-goog-", b"x-sucuri-", b"incap-", b"x-traefik-", b"ngrok-",
+_BEGINNINGS = (
+    b"x-envoy-", b"cf-", b"fly-", b"fastly-", b"x-azure-", b"x-amzn-", b"x-amz-cf-",
+    b"cloudfront-", b"x-akamai-", b"x-vercel-", b"x-nginx-", b"tailscale-", b"x-tailscale-",
+    b"x-goog-", b"x-sucuri-", b"incap-", b"x-traefik-", b"ngrok-", b"x-auth-request-",
+    b"x-authentik-", b"x-pomerium-", b"x-kong-", b"x-consumer-", b"x-ms-client-", b"x-apigee-",
+    b"surrogate-", b"wl-", b"eo-", b"ali-", b"x-replit-", b"x-github-request-",
 )  # fmt: skip
 """How the names of others begin."""
+
+_PARTS = (
+    b"forward", b"proxy", b"client-ip", b"clientip", b"real-ip", b"real-port", b"connecting-ip",
+    b"connection-ip", b"cluster-ip", b"remote-", b"originating", b"via", b"cdn", b"client-cert",
+    b"client-verify", b"-original-", b"x-scheme", b"url-scheme", b"front-end-https",
+    b"rewrite-url", b"script-name",
+)  # fmt: skip
+"""Parts of the names of others still. No header of MCP, of a browser or of a trace has one."""
+
+
+def _any(texts: Iterable[bytes]) -> bytes:
+    return b"|".join(map(re.escape, texts))
+
+
+_SIGN = re.compile(
+    # A tool's schema gives the names of the headers ``Mcp-Param-*``.
+    rb"^(?!mcp-)(?:(?:%s)$|(?:%s)|.*(?:%s))" % (_any(_NAMES), _any(_BEGINNINGS), _any(_PARTS)),
+    re.MULTILINE,
+)
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::(?:[0-9]+|\*))?")
 
 
 def is_near(scope: Mapping[str, Any]) -> bool:
@@ -64,13 +82,13 @@ def is_local_name(host: str) -> bool:
 
 
 def _has_sign(names: Iterable[bytes]) -> bool:
-    return any(name in _ADDED or name.startswith(_FAMILIES) for name in names)
+    return _SIGN.search(b"\n".join(names).replace(b"_", b"-")) is not None
 
 
 def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    """The name or address of a Host; of anything else, nothing."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2] or "") if found is not None else ""
 
 
 @lru_cache(maxsize=1_024)

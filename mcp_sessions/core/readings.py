@@ -8,8 +8,8 @@ hold, and that the tests in ``tests/core/test_readings.py`` own:
 2. A rule that hides covers a text if one reading fits. A rule that reveals covers a text only if
    every reading fits. So no spelling shows more than the server's own one does.
 3. A pattern is read in the same ways. Its ``*`` stands for any text in each of them.
-4. A part that a server may ignore (a query, a fragment, user information, the host of a file) is
-   left out of a reading, unless the pattern has such a part.
+4. A part that a server may ignore is left out of a reading, unless the pattern has such a part:
+   a query, a fragment, user information, the host of a file, the port of a scheme of its own.
 5. A URI without a WHATWG form has no sure reading: :func:`check_readable` refuses it.
 
 The parser is ``ada-url``, a binding of Ada. Node.js parses URLs with Ada as well, so the reading
@@ -29,17 +29,12 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
+from mcp_sessions.core.authority import REMEMBERED, ROUNDS, less_of, whatwg
 from mcp_sessions.errors import InvalidParams
 
 MAX_CHARACTERS = 2_048
 """Of a name or a URI that is compared, also of its Unicode form NFKC. Longer ones are hidden,
 and refused."""
-
-_ROUNDS = 4
-"""How often a text is decoded. A server decodes once, or twice by mistake."""
-
-_REMEMBERED = 1_024
-"""Texts whose readings are kept."""
 
 Parts = tuple[str, ...]
 """The text between the stars of a pattern. A text without stars is one part."""
@@ -108,12 +103,12 @@ def check_readable(uri: str) -> None:
 
     Raises:
         InvalidParams: It has none: it is no URL by the WHATWG rules, is longer than
-            ``MAX_CHARACTERS``, holds a NUL, or is percent-encoded more than ``_ROUNDS`` times.
+            ``MAX_CHARACTERS``, holds a NUL, or is percent-encoded more than ``ROUNDS`` times.
     """
     if _is_too_long(uri):
         raise InvalidParams(f"a resource URI of more than {MAX_CHARACTERS} characters")
     plain = uri
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         plain = unquote(plain)
     if unquote(plain) != plain:
         raise InvalidParams("a resource URI that is percent-encoded again and again")
@@ -121,7 +116,7 @@ def check_readable(uri: str) -> None:
         raise InvalidParams("a resource URI with a NUL")
     # A variable may be a host, which has letters, or a port, which has none.
     instead = {_EXPRESSION.sub("x", uri), _EXPRESSION.sub("1", uri)}
-    if all(_normal(each) is None for each in instead):
+    if all(whatwg(each) is None for each in instead):
         raise InvalidParams("a resource URI that is no valid URL; servers may read it differently")
 
 
@@ -147,7 +142,7 @@ def subsumes_name(pattern: str, other: str) -> bool:
     )
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(REMEMBERED)
 def _folded_parts(pattern: str) -> Parts:
     return tuple(folded(part) for part in pattern.split("*"))
 
@@ -203,13 +198,20 @@ class _UriPattern:
     listed: Parts
     normal: Parts
     readings: tuple[_PatternReading, ...]
+    has_user: bool
+    has_port: bool
 
 
 def hides_uri(pattern: str, uri: str) -> bool:
     """Whether a rule that hides covers a URI: in any reading."""
     if _is_too_long(uri):
         return True
-    kept, read = _read_pattern(pattern), _read_uri(uri)
+    kept = _read_pattern(pattern)
+    return _hides(kept, uri) or any(_hides(kept, less.uri) for less in less_of(uri))
+
+
+def _hides(kept: _UriPattern, uri: str) -> bool:
+    read = _read_uri(uri)
     if fits(kept.listed, uri):
         return True
     if read.normal is not None and (
@@ -226,9 +228,18 @@ def hides_uri(pattern: str, uri: str) -> bool:
 
 def reveals_uri(pattern: str, uri: str) -> bool:
     """Whether a rule that reveals covers a URI: in every reading."""
-    kept, read = _read_pattern(pattern), _read_uri(uri)
-    if not fits(kept.listed, uri) and (read.normal is None or not fits(kept.normal, read.normal)):
+    kept, normal = _read_pattern(pattern), _read_uri(uri).normal
+    if not fits(kept.listed, uri) and (normal is None or not fits(kept.normal, normal)):
         return False
+    return _reveals(kept, uri) and all(
+        _reveals(kept, less.uri)
+        for less in less_of(uri)
+        if not (less.lacks_user and kept.has_user) and not (less.lacks_port and kept.has_port)
+    )
+
+
+def _reveals(kept: _UriPattern, uri: str) -> bool:
+    read = _read_uri(uri)
     for covering, reading in dict.fromkeys(zip(kept.readings, read.readings, strict=True)):
         if not fits(covering.whole, reading.whole):
             return False
@@ -254,9 +265,9 @@ def subsumes_uri(pattern: str, other: str) -> bool:
     )
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(REMEMBERED)
 def _read_uri(uri: str) -> _Uri:
-    normal = _normal(uri)
+    normal = whatwg(uri)
     texts = _texts(uri, normal)
     paths = [
         _ENDINGS.split(each, maxsplit=1)[0].removeprefix("file://").partition("/")[2]
@@ -267,12 +278,12 @@ def _read_uri(uri: str) -> _Uri:
     return _Uri(normal, _readings(texts), tuple(without_host))
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(REMEMBERED)
 def _read_pattern(pattern: str) -> _UriPattern:
     # What stands for a star while it is read: letters and digits, which no parser changes.
     star = "z" + hashlib.sha256(pattern.encode("utf-8", "replace")).hexdigest()[:24]
     listed = pattern.replace("*", star)
-    normal = _normal(listed)
+    normal = whatwg(listed)
     if normal is not None and pattern.endswith("*"):
         # A parser ends a host that has no path with a slash.
         before, found, _ = normal.rpartition(star)
@@ -291,31 +302,23 @@ def _read_pattern(pattern: str) -> _UriPattern:
             has_more=bool(reading.pairs or reading.fragment),
         )
 
+    authority = pattern.partition("://")[2].partition("/")[0]
     return _UriPattern(
+        has_user="@" in authority,
+        has_port=":" in authority.rpartition("@")[2],
         listed=tuple(pattern.split("*")),
         normal=parts(normal if normal is not None else listed),
         readings=tuple(of(each) for each in _readings(_texts(listed, normal))),
     )
 
 
-def _normal(uri: str) -> str | None:
-    """The WHATWG form; None: it has none."""
-    # Loaded where something is hidden, and nowhere else.
-    from ada_url import normalize_url
-
-    try:
-        return normalize_url(uri)
-    except ValueError:  # of text that is not Unicode, too
-        return None
-
-
 def _texts(uri: str, normal: str | None) -> tuple[str, str, str]:
     """A URI as it is, parsed, and decoded before it is parsed."""
     parsed = normal if normal is not None else uri
     decoded = uri
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         decoded = unquote(decoded)
-    return uri, parsed, parsed if decoded == uri else _normal(decoded) or parsed
+    return uri, parsed, parsed if decoded == uri else whatwg(decoded) or parsed
 
 
 def _readings(texts: Sequence[str]) -> tuple[_Reading, ...]:
@@ -334,6 +337,8 @@ def _readings(texts: Sequence[str]) -> tuple[_Reading, ...]:
 
 
 def _read(base: str, mark: str, query: str, hash_sign: str, fragment: str) -> list[_Reading]:
+    # A plus is a space there, for a server that reads the query as a form.
+    query = query.replace("+", "")
     pairs = tuple(sorted(query.split("&"))) if query else ()
     return [
         _Reading(each + mark + query + hash_sign + fragment, each, pairs, fragment)
@@ -343,7 +348,7 @@ def _read(base: str, mark: str, query: str, hash_sign: str, fragment: str) -> li
 
 def _plain(text: str) -> str:
     """Decoded as often as a server may do it, folded, and with one kind of slash."""
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         before = text
         text = folded(unquote(text)).replace("\\", "/")
         text = _PUNYCODE.sub(_spelled_out, text)

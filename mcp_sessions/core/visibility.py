@@ -10,7 +10,11 @@ Rules that must hold, and that the tests in ``tests/core/test_visibility.py`` ow
    decides which spellings these are.
 5. While a resource may be hidden, the server gets no URI that servers read differently: such a
    request is refused.
-6. No result has a link to a hidden resource, or its contents.
+6. No result has a link to a hidden resource, or its contents, whatever its method. No completion
+   of a template makes a hidden URI.
+7. While something is hidden, the server gets no request that leaves open which name it has: one
+   without a name, with a name that is no text, or with a member in another spelling. Servers in
+   Go read ``URI`` as ``uri``; others turn a list into text. Such a request is refused.
 """
 
 from __future__ import annotations
@@ -19,19 +23,23 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any, cast
 
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.core.readings import (
     check_readable,
     fits,
+    folded,
     hides_name,
     hides_uri,
+    is_one_of,
     reveals_name,
     reveals_uri,
     subsumes_name,
     subsumes_uri,
 )
+from mcp_sessions.core.templates import expansions, variables_of
 from mcp_sessions.errors import InvalidParams
 
 STATE_KEY = "mcp_sessions/visibility"
@@ -54,10 +62,18 @@ _LISTS = {
 _MEMBERS = {TOOLS: "name", PROMPTS: "name", RESOURCES: "uri"}
 """Of a request whose method begins with the kind, such as ``tools/call``: where its name is."""
 
+_NAMING = frozenset({
+    "tools/call", "prompts/get", "resources/read", "resources/subscribe", "resources/unsubscribe",
+})  # fmt: skip
+"""Methods of these that have no meaning without a name."""
+
 _REFERENCES = {"ref/prompt": (PROMPTS, "name"), "ref/resource": (RESOURCES, "uri")}
-_LISTEN = "subscriptions/listen"
-_CONTENTS = {"tools/call": "content", "prompts/get": "messages", "resources/read": "contents"}
+_COMPLETE, _LISTEN = "completion/complete", "subscriptions/listen"
+_CONTENTS = ("content", "contents", "messages")
 """Where a result has links to resources, and their contents."""
+
+_HIDDEN = object()
+"""Stands for a block of a result that is left out."""
 
 _VARIABLE = re.compile(r"\{[^{}]*\}")
 _RUN = re.compile(r"(?:%[0-9A-Fa-f]{2}|[^\W_])+")
@@ -155,37 +171,54 @@ class Visibility:
         what was put for what, for :func:`restored`. Nothing, if it names nothing that is hidden.
 
         Raises:
-            InvalidParams: A resource may be hidden, and it names one by a URI that servers read
+            InvalidParams: Something may be hidden, and it is not sure which name the server
+                reads. A resource may be hidden, and it names one by a URI that servers read
                 differently. See :func:`~mcp_sessions.core.readings.check_readable`.
         """
         put: dict[str, str] = {}
+        if self.is_plain:
+            return params, put
 
-        def instead_of(kind: str, name: Any) -> Any:
+        def instead_of(kind: str, name: Any) -> str:
             if not isinstance(name, str):
-                return name
+                raise InvalidParams("a request whose name or URI is missing or is no text")
             self._check(kind, name)
             return self._put_for(kind, name, put) if self.is_hidden(kind, name) else name
 
         def conceal(kind: str, holder: dict[str, Any], member: str) -> dict[str, Any]:
-            if member not in holder:
-                return holder
-            return {**holder, member: instead_of(kind, holder[member])}
+            return {**holder, member: instead_of(kind, holder.get(member))}
 
-        if params is None:
-            return None, put
+        # A server may read a method as loosely as a name.
+        method, given = folded(method), params or {}
         kind = method.partition("/")[0]
         if kind in KINDS:
-            params = conceal(kind, params, _MEMBERS[kind])
-        elif method == "completion/complete":
-            reference = members_of(params.get("ref"))
-            kind, member = _REFERENCES.get(str(reference.get("type")), (TOOLS, ""))
-            params = {**params, "ref": conceal(kind, reference, member)} if member else params
+            member = _MEMBERS[kind]
+            _check_spelled(given, member)
+            if member in given or method in _NAMING:
+                params = conceal(kind, given, member)
+        elif method == _COMPLETE:
+            _check_spelled(given, "ref", "argument", "context")
+            _check_spelled(members_of(given.get("argument")), "name", "value")
+            reference = members_of(given.get("ref"))
+            _check_spelled(reference, "type", "name", "uri")
+            named_by: Any = reference.get("type")
+            if not isinstance(named_by, str) or named_by not in _REFERENCES:
+                raise InvalidParams("a reference that is of no known type")
+            for each, (kind, member) in _REFERENCES.items():
+                if each == named_by or member in reference:
+                    reference = conceal(kind, reference, member)
+            params = {**given, "ref": reference}
         elif method == _LISTEN:
-            wanted = members_of(params.get("notifications"))
-            uris = wanted.get("resourceSubscriptions")
-            if isinstance(uris, list):
+            _check_spelled(given, "notifications")
+            filters: Any = given.get("notifications")
+            wanted = members_of(filters)
+            _check_spelled(wanted, "resourceSubscriptions")
+            uris: Any = wanted.get("resourceSubscriptions")
+            if not isinstance(filters, (dict, NoneType)) or not isinstance(uris, (list, NoneType)):
+                raise InvalidParams("a listen whose notifications or URIs are malformed")
+            if uris is not None:
                 seen = [instead_of(RESOURCES, uri) for uri in cast("list[Any]", uris)]
-                params = {**params, "notifications": {**wanted, "resourceSubscriptions": seen}}
+                params = {**given, "notifications": {**wanted, "resourceSubscriptions": seen}}
         return params, put
 
     def _put_for(self, kind: str, name: str, put: dict[str, str]) -> str:
@@ -211,18 +244,82 @@ class Visibility:
         digits = hashlib.sha256(self.pseudonym(text).encode()).hexdigest()
         return ("x" + digits * (length // len(digits) + 1))[:length]
 
-    def shown(self, method: str, result: dict[str, Any]) -> dict[str, Any]:
-        """A result without what is hidden. What a session sees is nobody else's to keep."""
+    def shown(
+        self, method: str, result: dict[str, Any], params: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """A result without what is hidden. What a session sees is nobody else's to keep.
+
+        Args:
+            params: Of its request, as the client sent them.
+        """
+        method = folded(method)
         if method in _LISTS:
             kind, member, name = _LISTS[method]
             result = self._without(
                 result, member, lambda entry: (kind, members_of(entry).get(name))
             )
             return self._private(result)
-        if method in _CONTENTS:
-            member = _CONTENTS[method]
-            result = self._without(result, member, lambda entry: (RESOURCES, _uri_of(entry)))
+        if method == _COMPLETE:
+            return self._completed(result, params or {})
+        result = self._unlinked(result)
         return self._private(result) if method == "resources/read" else result
+
+    def _unlinked(self, result: dict[str, Any]) -> dict[str, Any]:
+        changed: dict[str, Any] = {}
+        for member in _CONTENTS:
+            entries: Any = result.get(member)
+            if isinstance(entries, list):
+                changed[member] = self._seen_of(cast("list[Any]", entries))
+        inner: Any = result.get("result")
+        if isinstance(inner, dict):  # of a task that ended
+            changed["result"] = self._unlinked(cast("dict[str, Any]", inner))
+        return {**result, **changed} if changed else result
+
+    def _seen_of(self, entries: list[Any]) -> list[Any]:
+        seen = [self._seen(entry) for entry in entries]
+        return [each for each in seen if each is not _HIDDEN]
+
+    def _seen(self, entry: Any) -> Any:
+        """A block of a result, or a message, without what is hidden; ``_HIDDEN``: nothing of it
+        is left.
+        """
+        block = members_of(entry)
+        for uri in (block.get("uri"), members_of(block.get("resource")).get("uri")):
+            if isinstance(uri, str) and self.is_hidden(RESOURCES, uri):
+                return _HIDDEN
+        content: Any = block.get("content")
+        if not content or not isinstance(content, (dict, list)):
+            return entry
+        is_list = isinstance(content, list)
+        seen = self._seen_of(cast("list[Any]", content)) if is_list else self._seen(content)
+        return _HIDDEN if seen is _HIDDEN or not seen else {**block, "content": seen}
+
+    def _completed(self, result: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        """The completions of a template's variable that make no hidden URI."""
+        reference, completion = members_of(params.get("ref")), members_of(result.get("completion"))
+        template, values = reference.get("uri"), completion.get("values")
+        if not isinstance(template, str) or not isinstance(values, list):
+            return result
+        variables = variables_of(template)
+        asked: Any = members_of(params.get("argument")).get("name")
+        asked = [asked] if asked in variables else variables
+        context = members_of(members_of(params.get("context")).get("arguments"))
+        given = {name: value for name, value in context.items() if isinstance(value, str)}
+
+        def is_hidden(value: Any) -> bool:
+            return isinstance(value, str) and any(
+                self.is_hidden(RESOURCES, uri)
+                for name in asked
+                for uri in expansions(template, {**given, name: value})
+            )
+
+        of_all = cast("list[Any]", values)
+        seen = [value for value in of_all if not is_hidden(value)]
+        if len(seen) == len(of_all):
+            return result
+        # How many there are in all would tell of the hidden ones.
+        told = {name: value for name, value in completion.items() if name != "total"}
+        return {**result, "completion": {**told, "values": seen}}
 
     def _without(
         self, result: dict[str, Any], member: str, named: Callable[[Any], tuple[str, Any]]
@@ -263,13 +360,22 @@ def restored(value: Any, put: Mapping[str, str]) -> Any:
     return value
 
 
-def _uri_of(entry: Any) -> Any:
-    """Of the resource that a block of a result links to, or holds; None: of none."""
-    block = members_of(entry)
-    content = block.get("content")
-    if isinstance(content, Mapping):  # a message of a prompt
-        block = members_of(content)
-    resource = block.get("resource")
-    if isinstance(resource, Mapping):
-        return members_of(resource).get("uri")
-    return block.get("uri")
+def calls_one(params: Mapping[str, Any]) -> bool:
+    """Whether it is sure which tool the server reads in the params of a call."""
+    try:
+        _check_spelled(params, "name")
+    except InvalidParams:
+        return False
+    return isinstance(params.get("name", ""), str)
+
+
+def _check_spelled(holder: Mapping[str, Any], *members: str) -> None:
+    """Whether an object has these members in no spelling but their own.
+
+    Raises:
+        InvalidParams: It has one in another case, or with other dashes and spaces.
+    """
+    known = {each.lower() for each in members}
+    for key in holder:
+        if key not in members and is_one_of(key.replace("_", "").replace("-", ""), known):
+            raise InvalidParams(f"a member that may be read as one of these: {', '.join(members)}")

@@ -24,8 +24,33 @@ SIGNS = (
     "X-Forwarded-Anything", "X-Real-IP", "X-Client-IP", "X-Cluster-Client-IP", "Forwarded-For",
     "CF-Connecting-IP", "CF-Ray", "True-Client-IP", "X-Envoy-External-Address", "Fly-Client-IP",
     "Fastly-Client-IP", "X-Azure-ClientIP", "X-Amzn-Trace-Id", "X-Amz-Cf-Id", "CDN-Loop",
-    "Tailscale-User-Login", "X-Vercel-Id",
+    "Tailscale-User-Login", "X-Vercel-Id", "X-Original-Forwarded-For", "X-Forward-For",
+    "X_Forwarded_For", "Forwarded-For-IP", "X-Real-Port", "X-Real_IP", "X-Scheme", "X-URL-Scheme",
+    "Front-End-Https", "X-Proxy", "X-ProxyUser-Ip", "Proxy-Client-IP", "Proxy-Connection",
+    "WL-Proxy-Client-IP", "WL-Proxy-SSL", "X-Originating-IP", "X-True-Client-IP", "X-ClientIP",
+    "X-SSL-Client-Cert", "SSL-Client-Verify", "X-Remote-User", "Remote-User", "Remote-Addr",
+    "X-Remote-IP", "X-Nginx-Proxy", "X-HAProxy-Client-IP", "X-BlueCoat-Via", "CDN-RequestId",
+    "Ali-CDN-Real-IP", "EO-Connecting-IP", "DO-Connecting-IP", "Surrogate-Capability",
+    "X-Kong-Request-Id", "X-Consumer-Username", "X-Apigee-Message-Id", "X-Pomerium-Jwt-Assertion",
+    "X-Auth-Request-User", "X-Authentik-Username", "X-MS-Client-Principal", "X-Replit-User-Id",
+    "X-GitHub-Request-Id", "X-Original-URI", "X-Rewrite-URL", "X-Script-Name", "X-Original-URL",
+    "X-Iisnode-Remote-Addr", "X-Nf-Client-Connection-IP", "X-Cluster_Client_IP",
 )  # fmt: skip
+
+CLIENTS = (
+    "Traceparent", "Tracestate", "Baggage", "X-Request-Id", "X-Correlation-Id", "Mcp-Session-Id",
+    "Mcp-Protocol-Version", "Mcp-Method", "Mcp-Name", "Mcp-Param-Via", "Mcp-Param-Proxy",
+    "Last-Event-ID", "Accept", "Accept-Encoding", "Accept-Language",
+    "Access-Control-Request-Method", "Access-Control-Request-Headers", "Authorization",
+    "Cache-Control", "Connection",
+    "Content-Length", "Content-Type", "Cookie", "DNT", "If-None-Match", "Keep-Alive", "Origin",
+    "Pragma", "Priority", "Referer", "Sec-CH-UA", "Sec-CH-UA-Mobile", "Sec-CH-UA-Platform",
+    "Sec-CH-Viewport-Width", "Sec-Fetch-Dest", "Sec-Fetch-Mode", "Sec-Fetch-Site", "Sec-GPC",
+    "Sec-WebSocket-Extensions", "Sec-WebSocket-Key", "Sec-WebSocket-Protocol",
+    "Sec-WebSocket-Version", "TE", "Transfer-Encoding", "Upgrade", "Upgrade-Insecure-Requests",
+    "User-Agent", "X-Requested-With", "X-Client-Data",
+)  # fmt: skip
+"""Headers of clients: MCP's own, those of browsers and of traces."""
 
 
 @pytest.mark.parametrize(
@@ -38,6 +63,31 @@ def test_a_request_from_this_machine_is_near(host: str) -> None:
 @pytest.mark.parametrize("header", SIGNS)
 def test_a_header_that_proxies_add_says_that_it_came_through_one(header: str) -> None:
     assert not is_near(scope((header, "192.0.2.1")))
+
+
+@pytest.mark.parametrize("header", CLIENTS)
+def test_a_header_of_a_client_says_nothing(header: str) -> None:
+    """Not beside others either, and its value is not looked at."""
+    assert is_near(scope(("accept", "*/*"), (header, "via proxy"), ("user-agent", "x-forwarded")))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1:80.evil.com",
+        "127.0.0.1:",
+        "localhost:x@evil.com",
+        "localhost:80\n",
+        "[::1].evil.com",
+        "[::1]:80.evil.com",
+        "[127.0.0.1",
+        "localhost, evil.com",
+        "localhost:\u0661",
+    ],
+)
+def test_a_host_that_only_begins_as_this_machine_is_another(host: str) -> None:
+    assert not is_local_name(host)
+    assert not is_near(scope(host=host))
 
 
 @pytest.mark.parametrize(

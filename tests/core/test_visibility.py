@@ -1,7 +1,8 @@
 """What a session may see: which rule decides, and what stands for what is hidden."""
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from hypothesis import assume, given
@@ -167,23 +168,184 @@ def test_names_are_found_wherever_a_request_has_them() -> None:
     assert params is not None and params["ref"]["name"] in put and prompt["ref"]["name"] == "ab"
     template: Any = {"ref": {"type": "ref/resource", "uri": "a://{x}"}}
     assert visibility.concealed("completion/complete", template)[1]
-    listen: Any = {"notifications": {"resourceSubscriptions": ["a:b", "c:d", 3]}}
+    listen: Any = {"notifications": {"resourceSubscriptions": ["a:b", "c:d"]}}
     params, put = visibility.concealed("subscriptions/listen", listen)
     assert params is not None and len(put) == 1
-    assert params["notifications"]["resourceSubscriptions"][1:] == ["c:d", 3]
+    assert params["notifications"]["resourceSubscriptions"][1:] == ["c:d"]
     assert restored(params, put) == listen
 
 
+NAMED: dict[str, Any] = {
+    "tools/call": {"name": "ping"},
+    "prompts/get": {"name": "hello"},
+    "resources/read": {"uri": "a://b"},
+    "resources/subscribe": {"uri": "a://b"},
+    "resources/unsubscribe": {"uri": "a://b"},
+    "completion/complete": {"ref": {"type": "ref/prompt", "name": "hello"}},
+    "subscriptions/listen": {"notifications": {"resourceSubscriptions": ["a://b"]}},
+}
+"""Requests that name something, as they should."""
+
+
+def with_another_name(value: Any, name: Any) -> Any:
+    """The same request, that names this."""
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value)
+        return {
+            key: each if key == "type" else with_another_name(each, name)
+            for key, each in members.items()
+        }
+    return [name] if isinstance(value, list) else name
+
+
+def is_refused(visibility: Visibility, method: str, params: Any) -> bool:
+    try:
+        visibility.concealed(method, params)
+    except InvalidParams:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", [None, 3, True, {}, {"href": "x"}, ["secret"], [["secret"]]])
+@pytest.mark.parametrize("method", NAMED)
+def test_a_name_that_is_no_text_is_refused_while_something_is_hidden(
+    method: str, name: Any
+) -> None:
+    """A server in JavaScript turns a list of one text into that text."""
+    params = NAMED[method]
+    assert not is_refused(seen("secret"), method, params)
+    assert is_refused(seen("secret"), method, with_another_name(params, name))
+    assert is_refused(seen(tools=[["x", True]]), method.upper(), with_another_name(params, name))
+    assert seen().concealed(method, with_another_name(params, name))[1] == {}
+
+
+@pytest.mark.parametrize("method", [each for each in NAMED if "listen" not in each])
+@pytest.mark.parametrize("params", [None, {}, {"ref": None}, {"ref": {}}, {"ref": ["x"]}])
+def test_a_request_without_a_name_is_refused(method: str, params: Any) -> None:
+    assert is_refused(seen("secret"), method, params)
+    assert seen().concealed(method, params) == (params, {})
+    assert seen("secret").concealed("tools/list", None) == (None, {})
+    assert seen("secret").concealed("resources/list", {"cursor": "1"}) == ({"cursor": "1"}, {})
+
+
+@pytest.mark.parametrize("kind", [None, 1, ["ref/resource"], "REF/resource", "ref/other", ""])
+def test_a_reference_of_no_known_type_is_refused(kind: Any) -> None:
+    ref = {"type": kind, "uri": "note://secret", "name": "x"}
+    assert is_refused(seen("note://secret"), "completion/complete", {"ref": ref})
+    del ref["type"]
+    assert is_refused(seen("note://secret"), "completion/complete", {"ref": ref})
+
+
+def test_each_name_of_a_reference_counts() -> None:
+    """A server may read one that is not of its type."""
+    ref = {"type": "ref/prompt", "name": "hello", "uri": "note://secret"}
+    params, put = seen("note://secret").concealed("completion/complete", {"ref": ref})
+    assert params is not None and params["ref"]["uri"] != "note://secret" and put
+
+
+SPELLINGS: list[Callable[[str], str]] = [
+    str.upper, str.title, lambda key: "_".join(key), lambda key: key + " ",
+    lambda key: key.replace("s", "\u017f").replace("i", "\uff49"),
+    lambda key: key[0] + "\u00ad" + key[1:],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spelled", SPELLINGS)
+@pytest.mark.parametrize("method", NAMED)
+def test_a_member_in_another_spelling_is_refused(
+    method: str, spelled: Callable[[str], str]
+) -> None:
+    """Go's ``encoding/json`` compares members without case, and takes the last."""
+
+    def each(value: dict[str, Any]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for key, inner in value.items():
+            if spelled(key) != key:
+                found.append({**value, spelled(key): "secret"})
+            if isinstance(inner, dict):
+                found += [{**value, key: more} for more in each(inner)]  # pyright: ignore[reportUnknownArgumentType]
+        return found
+
+    variants = each(NAMED[method])
+    for params in variants:
+        assert is_refused(seen("secret"), method, params), params
+        assert seen().concealed(method, params) == (params, {})
+    assert not is_refused(seen("secret"), method, {**NAMED[method], "_meta": {}, "arguments": {}})
+
+
 @pytest.mark.parametrize("odd", [None, 3, {}, [], "ref/prompt"])
-def test_what_is_malformed_is_the_servers_to_refuse(odd: Any) -> None:
+def test_a_result_that_is_malformed_passes(odd: Any) -> None:
     visibility = seen("*")
-    for method in ("tools/call", "resources/read", "completion/complete", "subscriptions/listen"):
-        for params in (None, {}, {"name": odd, "uri": odd, "ref": odd, "notifications": odd}):
-            if not isinstance(odd, str):
-                assert visibility.concealed(method, params) == (params, {})
-    for method in ("tools/list", "resources/templates/list"):
-        for result in ({}, {"tools": odd, "resourceTemplates": odd}):
-            assert visibility.shown(method, result) == result
+    for method in ("tools/list", "resources/templates/list", "completion/complete", "tools/call"):
+        result = {"tools": odd, "resourceTemplates": odd, "completion": odd, "messages": odd}
+        for each in ({}, result):
+            assert visibility.shown(method, each, {"ref": odd, "argument": odd}) == each
+
+
+LINK: Any = {"type": "resource_link", "uri": "note://secret", "name": "s"}
+HELD: Any = {"type": "resource", "resource": {"uri": "note:///secret", "text": "the key"}}
+TEXT: Any = {"type": "text", "text": "see"}
+
+
+RESULTS: list[tuple[Any, Any]] = [
+    ({"content": [LINK, TEXT, HELD]}, {"content": [TEXT]}),
+    ({"contents": [HELD["resource"]]}, {"contents": []}),
+    ({"messages": [{"role": "user", "content": LINK}]}, {"messages": []}),
+    ({"messages": [{"role": "user", "content": [HELD]}]}, {"messages": []}),
+    (
+        {"messages": [{"role": "user", "content": [HELD, TEXT]}, {"content": []}]},
+        {"messages": [{"role": "user", "content": [TEXT]}, {"content": []}]},
+    ),
+    (
+        {"content": [{"type": "tool_result", "content": [LINK, TEXT]}]},
+        {"content": [{"type": "tool_result", "content": [TEXT]}]},
+    ),
+    (
+        {"taskId": "1", "result": {"content": [HELD]}},
+        {"taskId": "1", "result": {"content": []}},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "method", ["tools/call", "prompts/get", "tasks/result", "tasks/get", "x/y"]
+)
+@pytest.mark.parametrize(("result", "expected"), RESULTS)
+def test_no_result_of_any_method_has_what_is_hidden(
+    method: str, result: Any, expected: Any
+) -> None:
+    assert seen("note://secret").shown(method, result) == expected
+    assert seen("note://other").shown(method, result) == result
+
+
+@pytest.mark.parametrize(
+    ("template", "argument", "given", "hidden"),
+    [
+        ("note://{id}", "id", {}, "note://secret"),
+        ("note://{+path}", "path", {}, "note://secret"),
+        ("note://x{/path*}", "path", {}, "note://x/secret"),
+        ("note://{a}/{b}", "b", {"a": "x"}, "note://x/secret"),
+        ("note://{a}/{b}", "a", {}, "note://secret/*"),
+        ("note://x{?q,r}", "q", {"r": "1"}, "note://x?q=secret"),
+        ("note://{id}{?q}", "id", {}, "note://secret"),
+        ("note://{id}", "ID", {}, "note://secret"),
+        ("note://{id}", None, {}, "note://secret"),
+    ],
+)
+def test_no_completion_makes_what_is_hidden(
+    template: str, argument: Any, given: Any, hidden: str
+) -> None:
+    params: Any = {
+        "ref": {"type": "ref/resource", "uri": template},
+        "argument": {"name": argument, "value": "s"},
+        "context": {"arguments": given},
+    }
+    result: Any = {"completion": {"values": ["secret", "SECRET", "open"], "total": 3}}
+    shown = seen(hidden).shown("completion/complete", result, params)
+    assert shown == {"completion": {"values": ["open"]}}
+    assert seen("note://other").shown("completion/complete", result, params) == result
+    prompt: Any = {**params, "ref": {"type": "ref/prompt", "name": "hello"}}
+    assert seen(hidden).shown("completion/complete", result, prompt) == result
 
 
 def test_what_a_session_sees_is_nobody_elses_to_keep() -> None:

@@ -191,6 +191,45 @@ async def test_a_command_sees_none_either(tmp_path: Path) -> None:
     assert not [sent for sent in seen if is_taken_for_the_secret(sent)]
 
 
+OPEN: tuple[tuple[str, Json], ...] = (
+    ("tools/call", {"name": [TOOL], "arguments": {}}),
+    ("tools/call", {"name": "state", "Name": TOOL}),
+    ("tools/call", {"NAME": TOOL}),
+    ("prompts/get", {"name": [TOOL]}),
+    ("prompts/get", {"name": "p", "Name": TOOL}),
+    *(
+        (f"resources/{method}", params)
+        for method in ("read", "subscribe", "unsubscribe")
+        for params in ({"uri": [SECRET]}, {"uri": "info://hours", "URI": SECRET}, {"Uri": SECRET})
+    ),
+    ("completion/complete", reference({"type": "ref/prompt", "name": [TOOL]})),
+    ("completion/complete", reference({"type": "ref/resource", "uri": "a://b", "URI": SECRET})),
+    ("completion/complete", reference({"type": ["ref/resource"], "uri": SECRET})),
+    ("completion/complete", reference({"type": "ref/other", "uri": SECRET})),
+    ("completion/complete", reference({"uri": SECRET})),
+    ("completion/complete", {"Ref": {"type": "ref/resource", "uri": SECRET}}),
+)
+"""Requests that leave open which name a server reads."""
+
+
+@pytest.mark.parametrize("kind", DOORS)
+async def test_no_request_that_leaves_its_name_open_reaches_the_server(
+    kind: str, tmp_path: Path
+) -> None:
+    """A command gets what the client sent: nothing before it checks the params."""
+    calls = tmp_path / "calls"
+    options = {"env": {"CALLS": str(calls)}}
+    async with duplex_world(server=child(**options), hidden={TOOL, SECRET}) as w:
+        async with door(w, kind) as ask:
+            for method, params in OPEN:
+                said = await ask(method, params)
+                # Over HTTP the header with the name is compared before (-32020).
+                codes = {-32602, -32020} if kind == "http modern" else {-32602}
+                assert said["error"]["code"] in codes, (method, params)
+            await ask("tools/call", {"name": "state", "arguments": {}})
+    assert set(calls.read_text().split()) == {"started", "state"}
+
+
 @pytest.mark.parametrize("named", [True, False])
 async def test_nobody_listens_to_a_spelling_of_what_is_hidden(named: bool) -> None:
     """By a listen, whose URIs are told as they were asked for; one that is no URL is refused."""
@@ -293,3 +332,14 @@ async def test_a_tool_that_needs_a_session_needs_it_in_any_spelling() -> None:
             said = await (await w.connected()).error("tools/call", {"name": name, "arguments": {}})
             assert said["code"] == -31044
         assert recorder.seen == []
+
+
+@pytest.mark.parametrize("member", ["Name", "NAME"])
+async def test_nor_does_a_call_that_leaves_open_which_tool_it_means(member: str) -> None:
+    """A server may read a list as a text, or a member of another case."""
+    async with child_world() as w:
+        w.layer.require_session(tools={TOOL})
+        client = await w.connected()
+        for params in ({"name": [TOOL]}, {"name": "state", member: TOOL}, {member: TOOL}):
+            assert (await client.error("tools/call", params))["code"] == -31044
+        assert (await client.error("tools/call", {"name": TOOL}))["code"] == -31044

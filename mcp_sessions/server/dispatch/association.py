@@ -19,7 +19,7 @@ from mcp_sessions.core.messages import NotNamed, Request, named_session, request
 from mcp_sessions.core.readings import folded, is_one_of
 from mcp_sessions.core.request_keys import Begun, KeyUse, content_digest
 from mcp_sessions.core.states import Mode
-from mcp_sessions.core.visibility import TOOLS, Visibility
+from mcp_sessions.core.visibility import TOOLS, Visibility, calls_one
 from mcp_sessions.errors import (
     InvalidReason,
     InvalidRequest,
@@ -159,10 +159,12 @@ class Associations:
                 return Association(None, bound=bound.record, started=bound.started)
         if request is not None and request.method in self._gated_methods:
             raise SessionRequiredByServer
-        tool = _tool(request) if request is not None and request.method == "tools/call" else None
-        gated = False
-        if tool is not None and self._gated_tools:
-            gated = is_one_of(tool, self._gated_tools)
+        tool, gated = None, False
+        if self._gated_tools and request is not None and request.method == "tools/call":
+            tool = _tool(request)
+            gated = is_one_of(tool, self._gated_tools) if tool is not None else False
+            # If it is not sure which tool the server reads, it may be one of these.
+            gated = gated or not calls_one(request.params or {})
         if gated and not self._visibility.is_hidden(TOOLS, str(tool)):
             raise SessionRequiredByServer
         return Association(None, declined=declined, gated=gated)

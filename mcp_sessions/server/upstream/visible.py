@@ -24,7 +24,7 @@ class Visible(Around):
         """See :class:`UpstreamPeer`.
 
         Raises:
-            UpstreamError: It names a resource by a URI that servers read differently.
+            UpstreamError: It names something by a name or URI that servers read differently.
         """
         try:
             seen, put = self._visibility.concealed(method, params)
@@ -36,4 +36,4 @@ class Visible(Around):
             if not put:
                 raise
             raise UpstreamError(restored(failed.error, put)) from failed
-        return self._visibility.shown(method, restored(result, put) if put else result)
+        return self._visibility.shown(method, restored(result, put) if put else result, params)
