@@ -69,6 +69,11 @@ class ExternalServer:
         self.start_timeout = start_timeout
         self.title = title
 
+    @property
+    def room_of_one(self) -> int:
+        """Children that one principal may have at the same time."""
+        return min(self.max_children, self.max_children_per_principal or self.max_children)
+
     @staticmethod
     def check_seconds(name: str, seconds: float) -> None:
         """Refuse what is no duration.

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -94,12 +94,14 @@ class Children:
     Args:
         versions: Of the protocol, those with a handshake.
         ours: The params of an ``initialize`` of the layer's own.
+        give_up: See :meth:`~mcp_sessions.server.upstream.external.rounds.Rounds.give_up_oldest`.
     """
 
     server: ExternalServer
     starter: Starter
     versions: frozenset[str]
     ours: Mapping[str, Any]
+    give_up: Callable[[Principal | None], Awaitable[bool]]
 
     def __post_init__(self) -> None:
         self.capabilities: Mapping[str, Any] | None = None
@@ -445,7 +447,7 @@ class Children:
         # Looked at again after each wait: others wait for the same room.
         while (limit := self._limit(principal)) is not None:
             whose = principal if limit == "max_children_per_principal" else None
-            if not await self._end_one(whose):
+            if not (await self._end_one(whose) or await self.give_up(whose)):
                 raise self._no_room(limit)
 
     def _no_room(self, limit: str) -> UpstreamError:

@@ -133,7 +133,9 @@ class Place:
     def is_nobodys(self) -> bool:
         """Of all who ask outside of sessions nobody would notice another child."""
         is_idle = self.living is not None and self.starting is None and not self.calls
-        is_as_new = self.is_unused or (self.is_spare and is_idle)
+        # One that may work on what was given up is replaced by whoever asks next.
+        is_left = self.living is not None and self.living.unanswered.has_given_up
+        is_as_new = self.is_unused or (is_idle and (self.is_spare or is_left))
         return self.is_sessionless and is_as_new and not self.outbounds
 
     def another(self, key: Hashable) -> Place:

@@ -7,6 +7,9 @@ Rules:
 2. What names it there is random, and used once. It opens nothing to another principal, in another
    session, or for another request; who brings it too late hears -31012.
 3. A call whose client does not come back is cancelled: after a while, or where too many wait.
+4. A client that is away keeps neither room nor questions from others. Outside of sessions the calls
+   of one principal that wait are fewer than the children that it may keep busy (``sharing.py``).
+   The oldest is given up if somebody needs its room and it waited for :data:`AWAY` seconds.
 """
 
 from __future__ import annotations
@@ -48,6 +51,12 @@ layer."""
 
 _KEPT: Final = 65_536
 """Bytes of a result that is kept for a client that was asked, and may never come for it."""
+
+AWAY: Final = 60.0
+"""Seconds in which a client that was asked comes back, whoever needs the room of its call."""
+
+_CANCELLING: Final = 5.0
+"""Seconds that the cancellation of a call has."""
 
 _NEEDS: Final = {
     "elicitation/create": "elicitation",
@@ -240,6 +249,9 @@ class _Held:
     """A call in rounds, and what becomes of it."""
 
     call: CallInRounds
+    whose: Hashable
+    """Its session, or its principal."""
+
     what: Hashable
     """Whose it is, and what is called."""
 
@@ -252,10 +264,11 @@ class Rounds:
 
     Args:
         policy: What may run on unheard: here, between two rounds.
+        room: Children that one principal may have.
         process: This one, if an answer may come to others.
     """
 
-    def __init__(self, policy: SessionPolicy, process: str | None) -> None:
+    def __init__(self, policy: SessionPolicy, room: int, process: str | None) -> None:
         self._process = process
         self._patience = policy.detached_timeout
         self._waiting: dict[str, tuple[_Held, asyncio.TimerHandle]] = {}
@@ -263,7 +276,7 @@ class Rounds:
 
         self._bound = Unheard[str](
             most=policy.max_detached_requests,
-            most_of_one=policy.max_detached_requests_per_session,
+            most_of_one=min(policy.max_detached_requests_per_session, max(1, room // 2 - 1)),
         )
         self._background = Background()
 
@@ -294,10 +307,10 @@ class Rounds:
             try:
                 held.call.carry_on(call, members_of((params or {}).get("inputResponses")))
             except UpstreamError:
-                self._wait(held, whose, name)
+                self._wait(held, name)
                 raise
         elif asks and method in NAMED:
-            held = self._begun(CallInRounds(call, asks), what, work)
+            held = self._begun(CallInRounds(call, asks), whose, what, work)
         else:
             return await work(call)
         try:
@@ -308,12 +321,31 @@ class Rounds:
         if questions is None:
             return await held.outcome
         name = mint_request_id(self._process)
-        self._wait(held, whose, name)
+        self._wait(held, name)
         return {
             "resultType": "input_required",
             "inputRequests": questions,
             "requestState": _PREFIX + name,
         }
+
+    async def give_up_oldest(self, of: Principal | None) -> bool:
+        """Somebody needs the room of the oldest call outside of sessions whose client is away.
+
+        Args:
+            of: Whose; None: anybody's.
+
+        Returns:
+            Whether there was one, and is none any more.
+        """
+        now = asyncio.get_running_loop().time()
+        for name, (held, timer) in self._waiting.items():
+            if now - (timer.when() - self._patience) < AWAY:
+                return False
+            if isinstance(held.whose, Principal) and of in (None, held.whose):
+                self._give_up(name)
+                await asyncio.wait({held.task}, timeout=_CANCELLING)
+                return True
+        return False
 
     async def close(self) -> None:
         """None of them goes on."""
@@ -322,13 +354,17 @@ class Rounds:
         await self._background.close()
 
     def _begun(
-        self, call: CallInRounds, what: Hashable, work: Callable[[Call], Awaitable[dict[str, Any]]]
+        self,
+        call: CallInRounds,
+        whose: Hashable,
+        what: Hashable,
+        work: Callable[[Call], Awaitable[dict[str, Any]]],
     ) -> _Held:
         outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         # Nobody may come for it.
         outcome.add_done_callback(lambda it: it.cancelled() or it.exception())
         task = self._background.run("a call in rounds", _make(call, work, outcome))
-        return _Held(call, what, task, outcome)
+        return _Held(call, whose, what, task, outcome)
 
     def _resumed(self, name: str, what: Hashable) -> _Held:
         waiting = self._waiting.get(name)
@@ -340,12 +376,12 @@ class Rounds:
         self._bound.remove(name)
         return held
 
-    def _wait(self, held: _Held, whose: Hashable, name: str) -> None:
+    def _wait(self, held: _Held, name: str) -> None:
         """Its client has what it needs to go on."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._patience, self._give_up, name)
         self._waiting[name] = held, timer
-        given_up = self._bound.add(name, held.call.principal, whose)
+        given_up = self._bound.add(name, held.call.principal, held.whose)
         if given_up is not None:
             self._give_up(given_up)
         held.outcome.add_done_callback(lambda outcome: self._ended(name, outcome))

@@ -8,10 +8,15 @@ of them it is makes no difference: nothing lasts there from one request to the n
    that was asked and is away keeps nobody else from being asked.
 2. Other requests share a child, and none with a request of rule 1.
 3. If there is no room for one more, a request shares the child that has the fewest. Their
-   questions are refused then.
+   questions are refused then. It prefers a child of its own kind, then one whose clients can be
+   asked less.
 4. An idle child that may still work on what was given up is replaced: of what it asks then, nobody
    would know whose it is.
 5. A child that says of everything which request caused it may be shared by all.
+6. Requests of one principal keep half of the room busy at most, and three quarters where a kind of
+   client has no child yet. The rest is for others.
+7. Before a request has to share, the oldest call of its principal whose client was asked and is
+   away for long is given up (``rounds.py``).
 """
 
 from __future__ import annotations
@@ -19,11 +24,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mcp_sessions.errors import LIMIT_REACHED
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child, NotStarted, Sender
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.place import Place
-from mcp_sessions.server.upstream.external.rounds import CallInRounds
+from mcp_sessions.server.upstream.external.rounds import CallInRounds, Rounds
 from mcp_sessions.server.upstream.port import Call
 
 
@@ -47,6 +53,7 @@ class Sharing:
     """Chooses among the children of one layer."""
 
     _children: Children
+    _rounds: Rounds
 
     async def request(
         self,
@@ -65,46 +72,63 @@ class Sharing:
         Raises:
             UpstreamError: See there.
         """
-        place = self._chosen(first, key, call, sender)
-        try:
-            return await place.request(call, sender, method, params)
-        except NotStarted:
-            # It did not run. Who had its room was quicker; or the machine has none.
-            others = [each for each in self._places(key) if each.living is not None]
-            if not others:
-                raise
-            return await _least_busy(others).request(call, sender, method, params)
-
-    def child(self, key: Sessionless) -> Child | None:
-        """One that answered a handshake, if any: all say the same of the server."""
-        living = (place.living for place in self._places(key))
-        return next((child for child in living if child is not None), None)
-
-    def _chosen(self, first: Place, key: Sessionless, call: Call, sender: Sender | None) -> Place:
         # It may have ended since.
         first = self._children.place(key, lambda: first)
-        if _fits(first, call):
-            place = first
-        else:
-            places = self._places(key)
-            place = next((each for each in places if _fits(each, call)), None) or self._another(
-                first, key, places
-            )
+        place = self._own(first, key, call)
+        if place is None and await self._rounds.give_up_oldest(key.principal):
+            place = self._own(first, key, call)
+        place = place or self._shared(key) or first
         is_told = isinstance(call, CallInRounds) or (
             sender is not None and sender.level is not None
         )
         child = place.living
         if is_told and not place.calls and child is not None and child.unanswered.has_given_up:
             self._children.renew(place)
-        return place
+        try:
+            return await place.request(call, sender, method, params)
+        except NotStarted as failed:
+            # It did not run. Who had its room was quicker; or the machine has none.
+            is_full = failed.error.get("code") == LIMIT_REACHED
+            other = self._shared(key) if is_full else _least_busy(self._places(key), key)
+            if other is None:
+                raise
+            return await other.request(call, sender, method, params)
 
-    def _another(self, first: Place, key: Sessionless, places: list[Place]) -> Place:
-        if not self._children.has_room(key.principal, by_ending=True):
-            return _least_busy(places)
+    def child(self, key: Sessionless) -> Child | None:
+        """One that answered a handshake, if any: all say the same of the server."""
+        places = (*self._places(key), *self._all(key.principal))
+        living = (place.living for place in places)
+        return next((child for child in living if child is not None), None)
+
+    def _own(self, first: Place, key: Sessionless, call: Call) -> Place | None:
+        """A place where the request meets none that it must not; None: it has to share."""
+        places = [first, *(each for each in self._places(key) if each is not first)]
+        for place in places:
+            if _fits(place, call) and (_runs(place) or self._may_start(key, place is first)):
+                return place
+        if not self._may_start(key, False):
+            return None
         taken = {place.key for place in places}
         keys = (replace(key, number=number) for number in range(1, len(places) + 1))
         free = next(each for each in keys if each not in taken)
         return self._children.place(free, lambda: first.another(free))
+
+    def _may_start(self, key: Sessionless, is_first: bool) -> bool:
+        """Whether one more child may be for that principal outside of sessions."""
+        room = self._children.server.room_of_one
+        most = max(1, room // 2) + (room // 4 if is_first else 0)
+        if sum(1 for place in self._all(key.principal) if place.calls) >= most:
+            return False
+        # The first one may end what was idle for long.
+        return is_first or self._children.has_room(key.principal, by_ending=True)
+
+    def _shared(self, key: Sessionless) -> Place | None:
+        return _least_busy(self._all(key.principal), key)
+
+    def _all(self, principal: Principal) -> list[Place]:
+        return self._children.places(
+            lambda it: isinstance(it, Sessionless) and it.principal == principal
+        )
 
     def _places(self, key: Sessionless) -> list[Place]:
         return self._children.places(
@@ -118,5 +142,15 @@ def _fits(place: Place, call: Call) -> bool:
     return not any(isinstance(each, CallInRounds) for each in (call, *place.calls))
 
 
-def _least_busy(places: list[Place]) -> Place:
-    return min(places, key=lambda place: len(place.calls))
+def _runs(place: Place) -> bool:
+    return place.living is not None or place.starting is not None
+
+
+def _least_busy(places: list[Place], key: Sessionless) -> Place | None:
+    """Of those that run the best one to share; None: none runs."""
+
+    def rank(place: Place) -> tuple[bool, bool, int]:
+        kind = place.key.kind if isinstance(place.key, Sessionless) else key.kind
+        return kind != key.kind, not kind <= key.kind, len(place.calls)
+
+    return min((place for place in places if _runs(place)), key=rank, default=None)

@@ -75,13 +75,14 @@ class ExternalUpstream:
             remembers: Whether there is a store.
         """
         reachable = elsewhere if server.per == "session" else None
-        self.children = Children(server, starter, HANDSHAKE_VERSIONS, OURS)
+        rounds = Rounds(policy, server.room_of_one, reachable.process if reachable else None)
+        self.children = Children(server, starter, HANDSHAKE_VERSIONS, OURS, rounds.give_up_oldest)
         self._wrapped = Wrapped(
             server,
             shell,
             self.children,
-            Sharing(self.children),
-            Rounds(policy, reachable.process if reachable else None),
+            Sharing(self.children, rounds),
+            rounds,
             declared,
             Spans(),
             reachable,

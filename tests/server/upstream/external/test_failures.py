@@ -116,6 +116,11 @@ class Starter:
         return Child(self._dies_of)
 
 
+async def nobody_is_away(_: Principal | None) -> bool:
+    """No call waits for a client that was asked."""
+    return False
+
+
 class World:
     """The children of a server that dies of some clients."""
 
@@ -124,7 +129,7 @@ class World:
         made: Any = self.starter
         server = StdioServer("true", max_children=1_000)
         ours = {**OURS, "protocolVersion": "2025-11-25"}
-        self.children = Children(server, made, frozenset({"2025-11-25"}), ours)
+        self.children = Children(server, made, frozenset({"2025-11-25"}), ours, nobody_is_away)
 
     async def serves(self, name: str, principal: Principal = ANN) -> bool:
         """Whether a client that describes itself so is served."""

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from mcp_sessions import HTTPServer
-from tests.server.upstream.external.test_rounds import ELICITS, QUESTION, TWO, again
+from mcp_sessions.server.upstream.external import rounds
+from tests.server.upstream.external.test_rounds import ELICITS, QUESTION, TWO, UNKNOWN, again
 from tests.support.children import child_world, until
 from tests.support.modern import LOG_LEVEL, Heard, ModernClient
 from tests.support.raw import Json, text_of
@@ -70,20 +71,78 @@ async def test_a_client_that_is_away_keeps_nobody_from_being_asked(count: int) -
             assert json.loads(text_of(answered)) == TWO
 
 
+@pytest.mark.parametrize("most", [4, 6, 8])
+async def test_one_client_that_is_away_takes_neither_room_nor_questions_of_others(
+    most: int,
+) -> None:
+    """It makes as many calls as there is room, is asked, and comes back for none."""
+    async with child_world(options={"max_children": most}) as w:
+        away, here = clients(w)
+        for _ in range(most):
+            asked = await away.send("tools/call", QUESTION).result()
+            assert asked["resultType"] == "input_required"
+        asked = await here.send("tools/call", QUESTION).result()
+        answered = await here.send("tools/call", again(asked, TWO)).result()
+        assert json.loads(text_of(answered)) == TWO
+        assert await ModernClient(w.carrier).text("pid")
+        session = (await here.create())["sessionId"]
+        assert await here.text("count", session=session) == "1"
+
+
+async def test_one_client_whose_calls_run_for_long_leaves_room_for_others() -> None:
+    async with child_world(options={"max_children": 4}) as w:
+        busy, here = clients(w)
+        held = [busy.call("hold") for _ in range(4)]
+        await until(lambda: _running(w) == len(held), "they run")
+        assert await ModernClient(w.carrier).text("pid")
+        session = (await here.create())["sessionId"]
+        assert await here.text("count", session=session) == "1"
+
+
+@pytest.mark.parametrize("most", [1, 2])
+async def test_where_there_is_little_room_the_oldest_call_of_who_is_away_for_long_goes(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(rounds, "AWAY", 0.0)
+    async with child_world(options={"max_children": most}) as w:
+        away, here = clients(w)
+        left = await away.send("tools/call", QUESTION).result()
+        asked = await here.send("tools/call", QUESTION).result()
+        answered = await here.send("tools/call", again(asked, TWO)).result()
+        assert json.loads(text_of(answered)) == TWO
+        error = await away.send("tools/call", again(left, TWO)).error()
+        assert error["code"] == UNKNOWN
+        await away.send("tools/call", QUESTION).result()
+        for _ in range(most):
+            session = (await here.create())["sessionId"]
+            assert await here.text("count", session=session) == "1"
+
+
+async def test_without_room_a_client_shares_with_those_that_can_be_asked_other_things() -> None:
+    async with child_world(options={"max_children": 1}) as w:
+        (busy,) = clients(w, 1)
+        busy.call("hold")
+        await until(lambda: _running(w) == 1, "it runs")
+        assert await ModernClient(w.carrier).text("pid")
+
+
 async def test_an_extra_process_makes_room_for_a_session() -> None:
     """It keeps nothing that anybody would miss."""
-    async with child_world(options={"max_children": 2}) as w:
+    async with child_world(options={"max_children": 6}) as w:
         a, b = clients(w)
         asked = [await each.send("tools/call", QUESTION).result() for each in (a, b)]
         for client, question in zip((a, b), asked, strict=True):
             await client.send("tools/call", again(question, TWO)).result()
-        session = (await a.create())["sessionId"]
-        assert await a.text("count", session=session) == "1"
+        for _ in range(5):
+            session = (await a.create())["sessionId"]
+            assert await a.text("count", session=session) == "1"
 
 
 async def test_an_idle_process_for_other_questions_makes_room_for_one_of_its_own() -> None:
-    async with child_world(options={"max_children": 2}) as w:
-        await ModernClient(w.carrier, capabilities={"sampling": {}}).text("pid")
+    async with child_world(options={"max_children": 4}) as w:
+        kinds: list[Json] = [{"sampling": {}}, {"roots": {}}, {}]
+        for others in kinds:
+            await ModernClient(w.carrier, capabilities=others).text("pid")
         asked = [await each.send("tools/call", QUESTION).result() for each in clients(w)]
         assert {each["resultType"] for each in asked} == {"input_required"}
 
