@@ -28,6 +28,7 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, OUTCOME_UNKNOWN
+from mcp_sessions.server.upstream.external.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.child import (
     ANSWERING,
@@ -48,7 +49,6 @@ from mcp_sessions.server.upstream.external.modern import (
     without_subscription,
 )
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED
-from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.external.unreadable import own_id
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 

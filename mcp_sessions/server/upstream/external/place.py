@@ -17,6 +17,7 @@ from mcp_sessions.core.listening import LEVELS, SET_LEVEL, level_of
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.external.child import (
     ANSWERING,
@@ -27,7 +28,6 @@ from mcp_sessions.server.upstream.external.child import (
     Sender,
     raised_anew,
 )
-from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.external.telling import Telling, Way
 from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (

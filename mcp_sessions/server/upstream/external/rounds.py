@@ -10,35 +10,32 @@ Rules:
 4. A client that is away keeps neither room nor questions from others. Outside of sessions the calls
    of one principal that wait are fewer than the children that it may keep busy (``sharing.py``).
    The oldest is given up if somebody needs its room and it waited for :data:`AWAY` seconds.
+5. What waits is bounded in bytes, of one session or principal and in all. The oldest goes first,
+   and the newest stays.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from opentelemetry.trace import Span
-
 from mcp_sessions.background import Background
-from mcp_sessions.core.messages import RequestId, encode, error_body, members_of, wire_error
+from mcp_sessions.core.messages import encode, members_of, wire_error
 from mcp_sessions.core.unheard import Unheard
 from mcp_sessions.errors import (
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
     OutcomeUnknown,
-    StoreUnavailable,
 )
-from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.upstream.external.asks import Asks
+from mcp_sessions.server.upstream.external.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.modern import NAMED
-from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest, UpstreamError
+from mcp_sessions.server.upstream.port import Call, UpstreamError
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +52,11 @@ _KEPT: Final = 65_536
 AWAY: Final = 60.0
 """Seconds in which a client that was asked comes back, whoever needs the room of its call."""
 
+_SHARE: Final = 4
+"""One session or principal has that part of the bytes that may wait."""
+
 _CANCELLING: Final = 5.0
 """Seconds that the cancellation of a call has."""
-
-_NEEDS: Final = {
-    "elicitation/create": "elicitation",
-    "sampling/createMessage": "sampling",
-    "roots/list": "roots",
-}
-"""What a client can be asked in a result → what it has to declare for that."""
 
 
 def waiting_call(params: Mapping[str, Any] | None) -> str | None:
@@ -90,161 +83,6 @@ def put_back(params: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 @dataclass(eq=False)
-class CallInRounds:
-    """A :class:`~mcp_sessions.server.upstream.port.Call` that several requests belong to, one after
-    the other: its way back is the newest one's.
-    """
-
-    _call: Call
-    _asks: Asks
-    _questions: dict[str, tuple[PeerRequest, asyncio.Future[dict[str, Any]]]] = field(
-        init=False,
-        default_factory=dict[str, tuple[PeerRequest, "asyncio.Future[dict[str, Any]]"]],
-    )
-    _count: int = field(init=False, default=0)
-    _is_over: bool = field(init=False, default=False)
-
-    def __post_init__(self) -> None:
-        self.request_id: RequestId | None = self._call.request_id
-        """See :class:`Call`."""
-
-        self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    # --- for those who serve its rounds -------------------------------------------------------
-
-    def carry_on(self, call: Call, answers: Mapping[str, Any]) -> None:
-        """Another request brings answers, and has the way back from now on.
-
-        Raises:
-            UpstreamError: They are malformed. Nothing is answered.
-        """
-        for answer in answers.values():
-            if not isinstance(answer, dict):
-                raise UpstreamError(error_body(INVALID_PARAMS, "inputResponses: no result"))
-        self._call, self.request_id = call, call.request_id
-        self._turn = asyncio.get_running_loop().create_future()
-        for name, answer in answers.items():
-            _, future = self._questions.pop(name, (None, None))
-            if future is not None and not future.done():
-                future.set_result(answer)
-
-    async def turn(self) -> dict[str, Any] | None:
-        """Wait until it is over, or its server asks; what it asks."""
-        if not self._is_over and not self._questions:
-            await self._turn
-        if self._is_over:
-            return None
-        return {
-            name: {"method": asked.method}
-            | ({"params": dict(asked.params)} if asked.params is not None else {})
-            for name, (asked, _) in self._questions.items()
-        }
-
-    def end(self) -> None:
-        """Nothing is asked on its behalf any more."""
-        self._is_over = True
-        for _, future in self._questions.values():
-            if not future.done():
-                future.set_exception(_over())
-        self._questions.clear()
-        self._news()
-
-    def _news(self) -> None:
-        if not self._turn.done():
-            self._turn.set_result(None)
-
-    # --- for its server -----------------------------------------------------------------------
-
-    async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        """See :class:`Outbound`. Of its progress a client does not report in a result."""
-        if self._is_over:
-            raise _over()
-        if _NEEDS.get(asked.method) not in self._asks:
-            raise PeerError(METHOD_NOT_FOUND, "Method not found", asked.method)
-        self._count += 1
-        name = str(self._count)
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._questions[name] = asked, future
-        self._news()
-        try:
-            async with asyncio.timeout(asked.timeout):
-                return await future
-        except TimeoutError:
-            raise PeerError(INVALID_REQUEST, "no answer in time") from None
-        finally:
-            self._questions.pop(name, None)
-
-    @property
-    def can_send_request(self) -> bool:
-        """See :class:`Call`."""
-        return not self._is_over
-
-    @property
-    def context(self) -> Any:
-        """See :class:`Call`."""
-        return self._call.context
-
-    @property
-    def transport(self) -> str:
-        """See :class:`Call`."""
-        return self._call.transport
-
-    @property
-    def close_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """See :class:`Call`."""
-        return self._call.close_stream
-
-    @property
-    def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """See :class:`Call`."""
-        return self._call.close_standalone_stream
-
-    @property
-    def session(self) -> str | None:
-        """See :class:`Call`."""
-        return self._call.session
-
-    @property
-    def conversation(self) -> str | None:
-        """See :class:`Call`."""
-        return self._call.conversation
-
-    @property
-    def principal(self) -> Principal:
-        """See :class:`Call`."""
-        return self._call.principal
-
-    @property
-    def bound_session(self) -> SessionId | None:
-        """See :class:`Call`."""
-        return self._call.bound_session
-
-    @property
-    def store_failure(self) -> StoreUnavailable | None:
-        """See :class:`~mcp_sessions.server.upstream.port.Call`: no handler of it is here."""
-        return None
-
-    def store_failed(self, failed: StoreUnavailable) -> None:
-        """See :class:`~mcp_sessions.server.upstream.port.Call`."""
-
-    def is_traced(self, span: Span) -> None:
-        """See :class:`Call`."""
-        self._call.is_traced(span)
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Call`."""
-        await self._call.notify(method, params)
-
-    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """See :class:`Call`."""
-        await self._call.progress(progress, total, message)
-
-    async def report(self, params: Mapping[str, Any]) -> None:
-        """See :class:`Call`."""
-        await self._call.report(params)
-
-
-@dataclass(eq=False)
 class _Held:
     """A call in rounds, and what becomes of it."""
 
@@ -257,6 +95,8 @@ class _Held:
 
     task: asyncio.Task[None]
     outcome: asyncio.Future[dict[str, Any]]
+    size: int = 0
+    """Bytes of its request and of what it asks."""
 
 
 class Rounds:
@@ -274,6 +114,7 @@ class Rounds:
         self._waiting: dict[str, tuple[_Held, asyncio.TimerHandle]] = {}
         """Between two rounds, by what names them."""
 
+        self._most_bytes = policy.max_unread_bytes
         self._bound = Unheard[str](
             most=policy.max_detached_requests,
             most_of_one=min(policy.max_detached_requests_per_session, max(1, room // 2 - 1)),
@@ -321,6 +162,7 @@ class Rounds:
         if questions is None:
             return await held.outcome
         name = mint_request_id(self._process)
+        held.size = max(held.size, len(encode(params or {}))) + len(encode(questions))
         self._wait(held, name)
         return {
             "resultType": "input_required",
@@ -384,7 +226,23 @@ class Rounds:
         given_up = self._bound.add(name, held.call.principal, held.whose)
         if given_up is not None:
             self._give_up(given_up)
+        while (loser := self._has_too_many_bytes(held.whose)) is not None:
+            self._give_up(loser)
         held.outcome.add_done_callback(lambda outcome: self._ended(name, outcome))
+
+    def _has_too_many_bytes(self, newest: Hashable) -> str | None:
+        """What has to go; None: nothing."""
+        sizes = Counter[Hashable]()
+        for held, _ in self._waiting.values():
+            sizes[held.whose] += held.size
+        if sizes[newest] > self._most_bytes // _SHARE:
+            whose = newest
+        elif sizes.total() > self._most_bytes:
+            whose = max(sizes, key=sizes.__getitem__)
+        else:
+            return None
+        *older, _ = self._waiting.items()
+        return next((name for name, (held, _) in older if held.whose == whose), None)
 
     def _ended(self, name: str, outcome: asyncio.Future[dict[str, Any]]) -> None:
         """Its server did not wait for the answers."""
@@ -415,7 +273,3 @@ async def _make(
         if not outcome.done():
             outcome.set_exception(UpstreamError(wire_error(OutcomeUnknown())))
         call.end()
-
-
-def _over() -> PeerError:
-    return PeerError(INVALID_REQUEST, "the request that asks is over")

@@ -26,10 +26,11 @@ from typing import Any
 
 from mcp_sessions.errors import LIMIT_REACHED
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.child import Child, NotStarted, Sender
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.place import Place
-from mcp_sessions.server.upstream.external.rounds import CallInRounds, Rounds
+from mcp_sessions.server.upstream.external.rounds import Rounds
 from mcp_sessions.server.upstream.port import Call
 
 

@@ -13,9 +13,9 @@ import pytest
 from mcp.client import Client
 
 from mcp_sessions import Conversations, HTTPServer, SessionLayer
+from mcp_sessions.server.upstream.external.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.place import Place
-from mcp_sessions.server.upstream.external.rounds import CallInRounds
 from mcp_sessions.server.upstream.external.telling import Telling
 from mcp_sessions.server.upstream.port import Call, PeerError
 from tests.server.upstream.external.test_upstream import calls, user
@@ -191,6 +191,20 @@ async def test_where_too_many_wait_the_oldest_goes() -> None:
         assert error["code"] == UNKNOWN
         result = await client.send("tools/call", again(new, TWO), session=second).result()
         assert json.loads(text_of(result)) == TWO
+
+
+async def test_where_too_many_bytes_wait_the_oldest_goes() -> None:
+    async with child_world(max_unread_bytes=400_000) as w:
+        client = asking(w)
+        asked: list[Json] = []
+        for _ in range(3):
+            sent = client.send("tools/call", QUESTION, meta={"x.y/z": "m" * 40_000})
+            asked.append(await sent.result())
+        error = await client.send("tools/call", again(asked[0], TWO)).error()
+        assert error["code"] == UNKNOWN
+        for each in asked[1:]:
+            result = await client.send("tools/call", again(each, TWO)).result()
+            assert json.loads(text_of(result)) == TWO
 
 
 @pytest.mark.parametrize("size", [10, 100_000])

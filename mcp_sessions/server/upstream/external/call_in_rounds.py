@@ -1,0 +1,188 @@
+"""One call of a modern-era client, over the requests that bring what its server asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from opentelemetry.trace import Span
+
+from mcp_sessions.core.messages import RequestId, error_body
+from mcp_sessions.errors import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    StoreUnavailable,
+)
+from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.asks import Asks
+from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest, UpstreamError
+
+_NEEDS: Final = {
+    "elicitation/create": "elicitation",
+    "sampling/createMessage": "sampling",
+    "roots/list": "roots",
+}
+"""What a client can be asked in a result → what it has to declare for that."""
+
+
+@dataclass(eq=False)
+class CallInRounds:
+    """A :class:`~mcp_sessions.server.upstream.port.Call` that several requests belong to, one after
+    the other: its way back is the newest one's.
+    """
+
+    _call: Call
+    _asks: Asks
+    _questions: dict[str, tuple[PeerRequest, asyncio.Future[dict[str, Any]]]] = field(
+        init=False,
+        default_factory=dict[str, tuple[PeerRequest, "asyncio.Future[dict[str, Any]]"]],
+    )
+    _count: int = field(init=False, default=0)
+    _is_over: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.request_id: RequestId | None = self._call.request_id
+        """See :class:`Call`."""
+
+        self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # --- for those who serve its rounds -------------------------------------------------------
+
+    def carry_on(self, call: Call, answers: Mapping[str, Any]) -> None:
+        """Another request brings answers, and has the way back from now on.
+
+        Raises:
+            UpstreamError: They are malformed. Nothing is answered.
+        """
+        for answer in answers.values():
+            if not isinstance(answer, dict):
+                raise UpstreamError(error_body(INVALID_PARAMS, "inputResponses: no result"))
+        self._call, self.request_id = call, call.request_id
+        self._turn = asyncio.get_running_loop().create_future()
+        for name, answer in answers.items():
+            _, future = self._questions.pop(name, (None, None))
+            if future is not None and not future.done():
+                future.set_result(answer)
+
+    async def turn(self) -> dict[str, Any] | None:
+        """Wait until it is over, or its server asks; what it asks."""
+        if not self._is_over and not self._questions:
+            await self._turn
+        if self._is_over:
+            return None
+        return {
+            name: {"method": asked.method}
+            | ({"params": dict(asked.params)} if asked.params is not None else {})
+            for name, (asked, _) in self._questions.items()
+        }
+
+    def end(self) -> None:
+        """Nothing is asked on its behalf any more."""
+        self._is_over = True
+        for _, future in self._questions.values():
+            if not future.done():
+                future.set_exception(_over())
+        self._questions.clear()
+        self._news()
+
+    def _news(self) -> None:
+        if not self._turn.done():
+            self._turn.set_result(None)
+
+    # --- for its server -----------------------------------------------------------------------
+
+    async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
+        """See :class:`Outbound`. Of its progress a client does not report in a result."""
+        if self._is_over:
+            raise _over()
+        if _NEEDS.get(asked.method) not in self._asks:
+            raise PeerError(METHOD_NOT_FOUND, "Method not found", asked.method)
+        self._count += 1
+        name = str(self._count)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._questions[name] = asked, future
+        self._news()
+        try:
+            async with asyncio.timeout(asked.timeout):
+                return await future
+        except TimeoutError:
+            raise PeerError(INVALID_REQUEST, "no answer in time") from None
+        finally:
+            self._questions.pop(name, None)
+
+    @property
+    def can_send_request(self) -> bool:
+        """See :class:`Call`."""
+        return not self._is_over
+
+    @property
+    def context(self) -> Any:
+        """See :class:`Call`."""
+        return self._call.context
+
+    @property
+    def transport(self) -> str:
+        """See :class:`Call`."""
+        return self._call.transport
+
+    @property
+    def close_stream(self) -> Callable[[], Awaitable[None]] | None:
+        """See :class:`Call`."""
+        return self._call.close_stream
+
+    @property
+    def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
+        """See :class:`Call`."""
+        return self._call.close_standalone_stream
+
+    @property
+    def session(self) -> str | None:
+        """See :class:`Call`."""
+        return self._call.session
+
+    @property
+    def conversation(self) -> str | None:
+        """See :class:`Call`."""
+        return self._call.conversation
+
+    @property
+    def principal(self) -> Principal:
+        """See :class:`Call`."""
+        return self._call.principal
+
+    @property
+    def bound_session(self) -> SessionId | None:
+        """See :class:`Call`."""
+        return self._call.bound_session
+
+    @property
+    def store_failure(self) -> StoreUnavailable | None:
+        """See :class:`~mcp_sessions.server.upstream.port.Call`: no handler of it is here."""
+        return None
+
+    def store_failed(self, failed: StoreUnavailable) -> None:
+        """See :class:`~mcp_sessions.server.upstream.port.Call`."""
+
+    def is_traced(self, span: Span) -> None:
+        """See :class:`Call`."""
+        self._call.is_traced(span)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """See :class:`Call`."""
+        await self._call.notify(method, params)
+
+    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
+        """See :class:`Call`."""
+        await self._call.progress(progress, total, message)
+
+    async def report(self, params: Mapping[str, Any]) -> None:
+        """See :class:`Call`."""
+        await self._call.report(params)
+
+
+def _over() -> PeerError:
+    return PeerError(INVALID_REQUEST, "the request that asks is over")
