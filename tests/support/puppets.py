@@ -19,13 +19,20 @@ from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
-from mcp_sessions.server.upstream.port import Outbound, PeerError, PeerRequest, UpstreamError
+from mcp_sessions.server.upstream.port import (
+    Outbound,
+    PeerError,
+    PeerRequest,
+    UpstreamError,
+    UpstreamPeer,
+)
 from mcp_sessions.server.upstream.stdio.child import StdioChild
 from mcp_sessions.server.upstream.stdio.output import Output
 from mcp_sessions.stores.records import Peer
 
 Json = dict[str, Any]
 QUESTION = "elicitation/create"
+INFO = {"name": "client", "version": "1"}
 
 
 class Puppet:
@@ -38,6 +45,9 @@ class Puppet:
         self.unanswered: dict[int, Json] = {}
         self.answers: dict[str, Json] = {}
         """By the id of its question."""
+
+        self.told: list[Json] = []
+        """Notifications."""
 
         self.is_full = False
         self.untaken = 0
@@ -85,6 +95,8 @@ class Puppet:
             self.unanswered[message["id"]] = message
         elif "id" in message:
             self.answers[message["id"]] = message
+        else:
+            self.told.append(message)
 
     async def room(self) -> None:
         """See `ChildProcess`."""
@@ -200,27 +212,25 @@ class PuppetWorld:
         level: str | None = None,
         session: str | None = None,
         handshake: bool = False,
+        token: object = None,
     ) -> asyncio.Task[Json]:
-        """A request of a client, which runs from now on."""
+        """A request of a client, which runs from now on.
+
+        Args:
+            token: Of its progress, any JSON value; None: its owner.
+        """
         call = PuppetCall(owner, can_send_request=handshake)
         self.calls.append(call)
-        meta: Json = {"progressToken": owner}
+        meta: Json = {"progressToken": owner if token is None else token}
         if level is not None:
             meta["io.modelcontextprotocol/logLevel"] = level
         params = {**params, "owner": owner, "_meta": meta}
         session_id = SessionId(session) if session is not None else None
         way = cast(Outbound, call) if session is not None else None
-        info = {"name": "client", "version": "1"}
         if handshake:
-            known: Json = {"capabilities": capabilities or {}, "clientInfo": info}
-            peer = self.upstream.peer(
-                Peer("2025-11-25", {"protocolVersion": "2025-11-25", **known}),
-                cast(Outbound, call),
-                session_id,
-                is_alone=session is None,
-            )
+            peer = self._peer(call, session, capabilities or {})
         else:
-            route = SimpleNamespace(client_info=info, client_capabilities=capabilities or {})
+            route = SimpleNamespace(client_info=INFO, client_capabilities=capabilities or {})
             peer = self.upstream.modern_peer(route, way, session_id)
 
         async def run() -> Json:
@@ -232,6 +242,20 @@ class PuppetWorld:
         task = asyncio.create_task(run())
         self.tasks[task] = call
         return task
+
+    async def tell(self, session: str, method: str) -> None:
+        """A notification of a client with a handshake."""
+        call = PuppetCall(session)
+        await self._peer(call, session, {}).notify(cast(Any, call), method, None)
+
+    def _peer(self, call: PuppetCall, session: str | None, capabilities: Json) -> UpstreamPeer:
+        known: Json = {"capabilities": capabilities, "clientInfo": INFO}
+        return self.upstream.peer(
+            Peer("2025-11-25", {"protocolVersion": "2025-11-25", **known}),
+            cast(Outbound, call),
+            SessionId(session) if session is not None else None,
+            is_alone=session is None,
+        )
 
 
 @asynccontextmanager

@@ -20,10 +20,12 @@ Several clients may share a child: those of one principal outside of sessions, o
    lost: its request is not answered.
 6. If all who ask a child are one client (a session, or a connection outside of sessions), that
    client hears everything.
+7. Only such a child is told the notifications of its client. A child of several clients is told
+   none: what it says because of one would be taken for the work of another client's request.
 
 ``sharing.py`` has clients that can be asked share no child, so that rule 4 is rare. ``place.py``
-does what this says. The property is tested by ``test_cause.py`` and by ``test_crossing.py``, both
-in ``tests/server/upstream/external``.
+does what this says. The property is tested by
+``tests/server/upstream/external/test_cause.py``.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from mcp_sessions.core.messages import RequestId, members_of, meta_of
+from mcp_sessions.core.messages import RequestId, members_of, meta_of, progress_token
 from mcp_sessions.server.upstream.port import Call
 
 LATE: Final = 1.0
@@ -47,9 +49,27 @@ ever the only one again.
 _NAMES: Final = 64
 """Of one request: the elicitations of which its client is told that they are complete."""
 
+TOKEN: Final = "progressToken"
 _RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
 _TASK_STATUS: Final = "notifications/tasks/status"
 _ELICITED: Final = "notifications/elicitation/complete"
+
+
+def with_own_token(request_id: int, params: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """No token that a client wrote reaches a child. The child gives its token back, and several
+    clients may share the child: the token could be that of another client's request.
+
+    Returns:
+        The params with the layer's token in place of the client's. A token that is no string and
+        no integer is left out.
+    """
+    meta = meta_of(params)
+    if meta is None or TOKEN not in meta:
+        return params
+    own = {name: value for name, value in meta.items() if name != TOKEN}
+    if progress_token(params) is not None:
+        own[TOKEN] = request_id
+    return {**(params or {}), "_meta": own}
 
 
 class Cause(NamedTuple):
@@ -172,8 +192,13 @@ class Unanswered:
 def _name_of(method: str, params: Mapping[str, Any] | None) -> tuple[str, str] | None:
     """By which name a message of a child says what it is about; None: by none."""
     if method == _ELICITED:
-        return "elicitation", str((params or {}).get("elicitationId"))
+        return _name("elicitation", (params or {}).get("elicitationId"))
     if method == _TASK_STATUS:
-        return "task", str((params or {}).get("taskId"))
+        return _name("task", (params or {}).get("taskId"))
     related: object = (meta_of(params) or {}).get(_RELATED_TASK)
-    return ("task", str(members_of(related).get("taskId"))) if related is not None else None
+    return _name("task", members_of(related).get("taskId")) if related is not None else None
+
+
+def _name(kind: str, value: object) -> tuple[str, str]:
+    # A client may name anything in its request. It cannot name what is no text.
+    return (kind, value) if isinstance(value, str) else ("", "")

@@ -29,7 +29,6 @@ from mcp_sessions.core.messages import (
     error_message,
     id_of,
     members_of,
-    meta_of,
     notification_message,
     parse,
     progress_token,
@@ -43,7 +42,7 @@ from mcp_sessions.errors import (
     OUTCOME_UNKNOWN,
     OutcomeUnknown,
 )
-from mcp_sessions.server.upstream.external.cause import Cause, Unanswered
+from mcp_sessions.server.upstream.external.cause import TOKEN, Cause, Unanswered, with_own_token
 from mcp_sessions.server.upstream.external.client import Client
 from mcp_sessions.server.upstream.external.unreadable import (
     Unreadable,
@@ -67,7 +66,6 @@ ANSWERING = 10.0
 """Seconds that a child has to answer what the layer asks it on its way to a client's request, which
 goes on without that then."""
 
-_TOKEN = "progressToken"
 _UNCANCELLED = frozenset({"initialize", "server/discover"})
 
 
@@ -260,8 +258,7 @@ class Child(ABC):
             await room
         if self.is_over:
             raise Forgotten
-        if progress_token(params) is not None:
-            params = {**(params or {}), "_meta": {**(meta_of(params) or {}), _TOKEN: request_id}}
+        params = with_own_token(request_id, params)
         message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "method": method}
         if params is not None:
             message["params"] = params
@@ -436,7 +433,7 @@ class Child(ABC):
         match method:
             case "notifications/progress":
                 members = dict(params or {})
-                token = own_id(members.pop(_TOKEN, None))
+                token = own_id(members.pop(TOKEN, None))
                 waiting = self._open.get(token) if token is not None else None
                 if waiting is not None and waiting.call is not None:
                     await self._client.reported(waiting.call, members)
@@ -470,7 +467,7 @@ class Child(ABC):
         token = progress_token(request.params)
 
         async def report(progress: float, total: float | None, message: str | None) -> None:
-            told = {_TOKEN: token, "progress": progress, "total": total, "message": message}
+            told = {TOKEN: token, "progress": progress, "total": total, "message": message}
             params = {name: value for name, value in told.items() if value is not None}
             await self.notify("notifications/progress", params)
 

@@ -279,7 +279,9 @@ class ExternalPeer:
             self._wrapped.children.unheard(place, listen)
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
-        """See :class:`UpstreamPeer`. A child that is not there yet has nothing to be told."""
+        """See :class:`UpstreamPeer`. A child that is not there yet has nothing to be told. A child
+        of several clients is told nothing (rule 7 of ``cause.py``).
+        """
         if method in _ENDED_HERE:
             return
         key, elsewhere = self._key(call, self._who(call)), self._wrapped.elsewhere
@@ -287,7 +289,7 @@ class ExternalPeer:
             if await elsewhere.notify(SessionId(key), method, params):
                 return
         place = self.place(call)
-        if place.living is not None:
+        if place.living is not None and place.is_one_client:
             await place.notify(place.living, method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:

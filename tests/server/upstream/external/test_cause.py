@@ -260,6 +260,68 @@ def test_nothing_of_one_client_reaches_another_and_a_lone_one_can_be_asked(
     run()
 
 
+def tokens(own: int) -> dict[str, Any]:
+    """What a client may write as its token, so that a child gives another request's id back."""
+    return {
+        "integer": own,
+        "text": str(own),
+        "float": float(own),
+        "bool": True,
+        "list": [own],
+        "object": {"progressToken": own},
+        "huge": 10**40 + own,
+        "negative": -own,
+        "zero": 0,
+        "fraction": own + 0.5,
+        "empty": "",
+    }
+
+
+@pytest.mark.parametrize("kind", tokens(1))
+@pytest.mark.parametrize("per", ["principal", "shared"])
+@pytest.mark.parametrize("is_url", [False, True], ids=["command", "url"])
+def test_no_token_that_a_client_wrote_reaches_a_child(is_url: bool, per: str, kind: str) -> None:
+    """A child gives it back, and a token could be the id of another client's request."""
+
+    async def run() -> None:
+        async with puppet_world(is_url=is_url, per=per) as w:
+            w.send("A", "tools/call", TOOL, handshake=True)
+            await settled()
+            (puppet,) = w.puppets.all
+            (own,) = puppet.unanswered
+            token = tokens(own)[kind]
+            w.send("B", "tools/call", TOOL, handshake=True, token=token)
+            await settled()
+            sent = puppet.unanswered[max(puppet.unanswered)]
+            assert owner_of(sent) == "B"
+            is_valid = isinstance(token, (str, int)) and not isinstance(token, bool)
+            expected = {"progressToken": sent["id"]} if is_valid else {}
+            assert sent["params"]["_meta"] == expected
+            puppet.say(said("notifications/progress", sent))
+            await settled()
+            heard = {call.owner: len(call.heard) for call in w.calls}
+            assert heard == {"A": 0, "B": 1 if is_valid else 0}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("per", ["session", "principal", "shared"])
+def test_only_a_child_of_one_client_is_told_its_notifications(per: str) -> None:
+    """What a shared one says because of a notification would be another client's."""
+
+    async def run() -> None:
+        async with puppet_world(per=per) as w:
+            w.send("A", "tools/call", TOOL, session="a", handshake=True)
+            await settled()
+            (puppet,) = w.puppets.all
+            await w.tell("a" if per == "session" else "b", "notifications/roots/list_changed")
+            await settled()
+            told = [m["method"] for m in puppet.told if m["method"] != "notifications/initialized"]
+            assert told == (["notifications/roots/list_changed"] if per == "session" else [])
+
+    asyncio.run(run())
+
+
 # --- what is known of one child ------------------------------------------------------------------
 
 A, B = (cast(Call, PuppetCall(name)) for name in "AB")
@@ -312,6 +374,10 @@ async def test_a_task_is_about_the_request_that_names_it_and_no_other() -> None:
     assert unanswered.cause(QUESTION, about).known is B
     assert unanswered.cause("notifications/tasks/status", {"taskId": "t"}).known is B
     assert unanswered.cause("notifications/tasks/status", {"taskId": "u"}).known is None
+    unanswered.sent(3, B, {"taskId": "None"})
+    assert unanswered.cause("notifications/tasks/status", {}).known is None
+    unanswered.sent(4, B, {"taskId": ""})
+    assert unanswered.cause("notifications/tasks/status", {"taskId": [1]}).known is None
 
 
 @pytest.mark.anyio

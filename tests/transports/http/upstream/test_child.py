@@ -196,14 +196,14 @@ async def test_a_response_that_stays_open_after_its_answer_is_left(
 async def test_who_says_much_ends_nobodys_session() -> None:
     """A server that takes no messages for a while has all of them afterwards."""
     server = UrlServer()
-    async with url_world(server, options={"per": "shared"}, max_running_requests=400) as w:
-        talker, other = await w.connected(), await w.connected()
-        assert await other.text("count") == "1"
+    async with url_world(server, max_running_requests=400) as w:
+        talker = await w.connected()
+        assert await talker.text("count") == "1"
         server.takes.clear()
         changed = "notifications/roots/list_changed"
         for _ in range(300):
             await talker.notify(changed)
-        waiting = other.call("count")
+        waiting = talker.call("count")
         server.takes.set()
         await waiting.result()
 
