@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 from mcp_sessions.background import Background, TimeSlice, give_way
@@ -339,17 +340,21 @@ class Child(ABC):
         return None
 
     def _take_rare(self, line: bytes, about: Waiting | None) -> Later | None:
-        said = list(messages_of(line))
-        if len(said) == 1:
-            return self._take_one(said[0], len(line), about)
-        return partial(self._take_each, said, len(line), about)
+        said = messages_of(line)
+        first, second = next(said), next(said, None)
+        if second is None:
+            return self._take_one(first, len(line), about)
+        return partial(self._take_each, chain((first, second), said), len(line), about)
 
     async def _take_each(
-        self, said: list[Message | Unreadable], size: int, about: Waiting | None
+        self, said: Iterator[Message | Unreadable], size: int, about: Waiting | None
     ) -> None:
         time_slice = TimeSlice()
         for each in said:
-            later = self._take_one(each, size // len(said), about)
+            later = self._take_one(each, size, about)
+            if isinstance(each, Unreadable):
+                # Its line is as long once.
+                size = 0
             if later is not None:
                 await later()
             if time_slice.is_over():

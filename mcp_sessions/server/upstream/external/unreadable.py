@@ -8,6 +8,11 @@ Rules, owned by ``tests/server/upstream/external/test_unreadable.py``:
    that are too large, bytes that are no UTF-8, half a surrogate pair, a byte order mark.
 4. What has too many levels to be written again is not read: whoever copies or writes it would fail.
 5. A server may write all members that it knows: one that is null is not there.
+6. A line may have several messages: in an array, or one behind the other. Each is read by itself.
+   One that cannot be read costs nothing but itself.
+7. A line may have text before its message, as a ``print`` without a new line leaves it. No message
+   is read behind a quote or a brace of such text, nor behind what has not the structure of JSON. A
+   server may print what a client sent to it, as ``{'q': '{"id":7}'}``, and that is no answer.
 """
 
 from __future__ import annotations
@@ -39,6 +44,14 @@ _LEVELS: Final = 250
 
 _BOM: Final = b"\xef\xbb\xbf"
 _DIGITS: Final = 18
+_OBJECT: Final = re.compile(rb"\{")
+_MESSAGE: Final = re.compile(rb'\{\s*"')
+_QUOTE: Final = re.compile(rb"""["'`{}]""")
+_IN_STRING: Final = re.compile(rb'["\\]')
+_OUTSIDE: Final = re.compile(rb'["{}]')
+_STEPS: Final = 65_536
+"""Quotes, braces and backslashes of a message that is followed by others on its line."""
+
 _END: Final = 65_536
 """Bytes of the beginning of a message that broke off in which its members are looked for."""
 
@@ -87,14 +100,65 @@ def messages_of(line: bytes) -> Iterator[Message | Unreadable]:
     try:
         value: object = _decoded(line)
     except ValueError:
-        yield _outlined(line)
+        yield from _each_of(line)
         return
-    if is_deep(line, value):
-        yield _about(value, "has too many levels")
-        return
+    deep = is_deep(line, value)
     each = cast("list[object]", value) if isinstance(value, list) else [value]
-    for said in each:
-        yield _message_of(said)
+    for said in each or [value]:
+        if deep and _has_many_levels(said):
+            yield _about(said, "has too many levels")
+        else:
+            yield _message_of(said)
+
+
+def _each_of(line: bytes) -> Iterator[Message | Unreadable]:
+    """The messages of a line that is no JSON as a whole."""
+    begins = _OBJECT if line.lstrip()[:1] in (b"{", b"[") else _MESSAGE
+    at = 0
+    while (found := begins.search(line, at)) is not None:
+        start = found.start()
+        if _QUOTE.search(line, at, start) is not None:
+            break
+        at = _end_of(line, start)
+        said, is_json = _one_of(line[start:at])
+        yield said
+        if not is_json:
+            return
+    if at == 0:
+        yield _outlined(line)[0]
+
+
+def _end_of(line: bytes, start: int) -> int:
+    """The end of the object that begins there; that of the line, if it breaks off or is long."""
+    depth, at, in_string = 0, start, False
+    for _ in range(_STEPS):
+        found = (_IN_STRING if in_string else _OUTSIDE).search(line, at)
+        if found is None:
+            break
+        at = found.end()
+        match found[0]:
+            case b'"':
+                in_string = not in_string
+            case b"{":
+                depth += 1
+            case b"}":
+                depth -= 1
+                if depth == 0:
+                    return at
+            case _:
+                at += 1
+    return len(line)
+
+
+def _one_of(said: bytes) -> tuple[Message | Unreadable, bool]:
+    """What a line, or a part of it, says, and whether it has the structure of JSON."""
+    try:
+        value = _decoded(said)
+    except ValueError:
+        return _outlined(said)
+    if is_deep(said, value):
+        return _about(value, "has too many levels"), True
+    return _message_of(value), True
 
 
 def is_deep(line: bytes, value: object) -> bool:
@@ -106,10 +170,14 @@ def is_deep(line: bytes, value: object) -> bool:
         orjson.dumps(value)
         return False
     except TypeError:
-        level = [value]
-        for _ in range(_LEVELS):
-            level = [inner for each in level for inner in _within(each)]
-        return bool(level)
+        return _has_many_levels(value)
+
+
+def _has_many_levels(value: object) -> bool:
+    level = [value]
+    for _ in range(_LEVELS):
+        level = [inner for each in level for inner in _within(each)]
+    return bool(level)
 
 
 def _within(value: object) -> list[object]:
@@ -171,13 +239,14 @@ def _message_of(value: object) -> Message | Unreadable:
         return Unreadable(f"is malformed: {malformed}", id_of(members), is_answer, asks)
 
 
-def _outlined(line: bytes) -> Unreadable:
+def _outlined(line: bytes) -> tuple[Unreadable, bool]:
+    """What is known of what is no JSON, and whether it has the structure of JSON."""
     try:
         text = line.decode("utf-8", "replace")
         loose: object = json.loads(text, parse_constant=_constant, parse_int=_number)
     except (ValueError, RecursionError):
-        return of_ends(line, line, NO_JSON)
-    return _about(loose, NO_JSON)
+        return of_ends(line, line, NO_JSON), False
+    return _about(loose, NO_JSON), True
 
 
 def _about(value: object, why: str) -> Unreadable:

@@ -179,6 +179,88 @@ async def test_what_servers_write_of_an_answer_is_read(line: bytes) -> None:
     assert await Said().answers(line) == {"n": 1}
 
 
+BAD = {
+    **{name: value for name, value in UNREADABLE.items() if name != "levels without end"},
+    "half a pair": b'"\\ud83d"',
+    "300 levels": b"[" * 300 + b"]" * 300,
+}
+LOG = b'{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":%s}}'
+GOOD = b'{"jsonrpc":"2.0","id":@,"result":{"n":1}}'
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        b"[%b,%b]",
+        b"[ %b , %b ]\r",
+        BOM + b"[%b,%b]",
+        b"%b%b",
+        b"%b\r%b",
+        b"x %b %b",
+    ],
+)
+async def test_one_that_cannot_be_read_costs_nothing_but_itself(shape: bytes, bad: bytes) -> None:
+    """In an array, or behind one another on a line."""
+    other = b'{"jsonrpc":"2.0","id":4711,"result":{"n":%s}}' % bad
+    for before in (LOG % bad, other, LOG % b"1"):
+        assert await Said().answers(shape % (before, GOOD)) == {"n": 1}
+    for after in (LOG % bad, other, b"{}", b'{"x":', b"7"):
+        assert await Said().answers(shape % (GOOD, after)) == {"n": 1}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("shape", [b"[%b]", b"debug %b", b"\0%b", b"%b{}", b"%b done"])
+async def test_an_answer_that_cannot_be_read_is_an_error_wherever_it_stands(
+    shape: bytes, bad: bytes
+) -> None:
+    answered = await Said().answers(shape % (b'{"jsonrpc":"2.0","id":@,"result":{"n":%s}}' % bad))
+    if bad == BAD["half a pair"]:
+        assert answered == {"n": "\ud83d"}
+    else:
+        assert answered in (NO_JSON, "the server's answer has too many levels")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"debug ",
+        b"[=====>] 50% ",
+        b"\x1b[0m",
+        b"\0",
+        b"\xff",
+        b"50%\r",
+        b"1 ",
+        b"> ",
+        b"[",
+        b"\xff\xfe",
+    ],
+)
+async def test_an_answer_behind_other_output_is_read(before: bytes) -> None:
+    """A ``print`` without a new line leaves that on the line of the answer."""
+    assert await Said().answers(before + GOOD) == {"n": 1}
+    assert await Said().answers(before + GOOD + b" done") == {"n": 1}
+
+
+PRINTED = [
+    "{0!r}", "args: {1!r}", "{2!r}", "['x', {0!r}]", "[ {{ q: '}} ,{0}' }} ]", "got q={0!r}",
+    "q=`{0}`", "{{ q: '}} {0}' }}", "{3}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("printed", PRINTED)
+async def test_what_a_server_prints_of_a_clients_text_is_no_answer(printed: str) -> None:
+    """As languages print it for a log. The text could answer another client's request."""
+    said = Said()
+    waits = asyncio.create_task(said.answers(GOOD))
+    await asyncio.sleep(0)
+    text = '{"jsonrpc":"2.0","id":1,"result":{"n":"forged"}}'
+    line = printed.format(text, {"q": text}, {"q": "} " + text}, json.dumps({"q": text}))
+    await said.says(line.encode())
+    assert await waits == {"n": 1}
+    assert said.noise == 1
+
+
 async def test_an_error_is_read_beside_a_result_that_is_null() -> None:
     line = b'{"jsonrpc":"2.0","id":@,"result":null,"error":{"code":-1,"message":"no"}}'
     assert await Said().answers(line) == "no"
@@ -190,6 +272,7 @@ async def test_an_error_is_read_beside_a_result_that_is_null() -> None:
         b'{"jsonrpc":"2.0","id":@}',
         b'{"id":@,"result":{}}',
         b'{"jsonrpc":"2.0","id":@,"result":[1]}',
+        b'{"jsonrpc":"2.0","id":@,"result":"no"}}',
         b'{"jsonrpc":"2.0","id":@,"error":"no"}',
         b'{"jsonrpc":"2.0","id":@,"error":{"code":1.5,"message":"no"}}',
     ],
@@ -198,7 +281,7 @@ async def test_a_malformed_answer_is_an_error_of_its_request(line: bytes) -> Non
     assert "the server's answer is malformed" in await Said().answers(line)
 
 
-@pytest.mark.parametrize("value", [b"", b'"', b'"}', b'"no"}}', b'{"a":"}', b"[[", b"'x'}"])
+@pytest.mark.parametrize("value", [b"", b'"', b'"}', b'{"a":"}', b"[[", b"'x'}"])
 @pytest.mark.parametrize("name", [b"result", b"error"])
 async def test_an_answer_that_breaks_off_in_its_value_is_an_error_of_its_request(
     name: bytes, value: bytes
