@@ -39,6 +39,12 @@ _LEAST = 1.5
 _GROWTH = 80.0
 """The bound is this part of the outage, once that is more."""
 
+_SOON = 4.0
+"""A bound below `_STEADY` is this part of the outage: a short base is for short outages only."""
+
+_STEADY = 0.75
+"""Seconds: the bound of most of an outage."""
+
 _FOLLOW = 0.2
 """Seconds: each of the others follows at a random moment up to this after its turn."""
 
@@ -97,8 +103,9 @@ class Place:
             return
         if not self.is_away:
             self.is_away, self._away_since, self._next_try = True, now, now
-        least = _LEAST * policy.backoff_base
-        bound = min(policy.backoff_cap, max(least, (now - self._away_since) / _GROWTH))
+        least, outage = _LEAST * policy.backoff_base, now - self._away_since
+        soon = min(_STEADY, outage / _SOON)
+        bound = min(policy.backoff_cap, max(least, soon, outage / _GROWTH))
         self._next_try = now + max(spread(bound, random), rest)
         self._call_first()
 

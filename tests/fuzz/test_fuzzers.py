@@ -47,7 +47,7 @@ def test_a_door_withstands_what_is_sent_for_some_seconds(each: Fuzzer) -> None:
 @pytest.mark.timeout(180)
 @on_every_door
 def test_a_door_withstands_what_is_sent_for_longer_and_nothing_grows(each: Fuzzer) -> None:
-    expect_nothing(each, seconds=40, rounds=1_000_000)
+    expect_nothing(each, seconds=15, rounds=1_000_000)
 
 
 # --- the rules, each broken ------------------------------------------------------------------

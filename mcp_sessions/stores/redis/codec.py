@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -94,6 +95,10 @@ def fields_of(
     if peer is not None:
         fields["peer"] = packed([peer.protocol_version, peer.initialize_params, peer.modern])
     return fields
+
+
+_NAME = re.compile(rb"[!-~]+")
+"""What a session's id is: it is sent in headers."""
 
 
 class Unreadable(ValueError):
@@ -267,6 +272,8 @@ def record_of(
         opened, lists, waits, state_version, change, level,
     ) = fields  # fmt: skip
     epoch = FencingEpoch(int(fence))
+    if _NAME.fullmatch(session_id) is None:
+        raise ValueError("a session's id goes into headers")
     session_id = SessionId(session_id.decode())
     record = SessionRecord(
         session_id,
