@@ -113,6 +113,8 @@ class CallInRounds:
             raise PeerError(INVALID_REQUEST, "no answer in time") from None
         finally:
             self._questions.pop(name, None)
+            # Its error has this frame: a cycle, which would keep the request for a while.
+            del future
 
     @property
     def can_send_request(self) -> bool:

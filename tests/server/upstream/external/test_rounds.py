@@ -1,9 +1,11 @@
 """A server with a handshake asks clients of the era of 2026-07-28: by results that need input."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +19,7 @@ from mcp_sessions.server.upstream.external.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.telling import Telling
-from mcp_sessions.server.upstream.port import Call, PeerError
+from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest
 from tests.server.upstream.external.test_upstream import calls, user
 from tests.support.children import child, child_world, is_alive, until
 from tests.support.duplex import listening
@@ -271,6 +273,23 @@ async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_
     with pytest.raises(PeerError):
         await asking
     assert await calls[0].turn() is None
+
+
+async def test_a_call_that_is_given_up_leaves_nothing_of_its_request_in_memory() -> None:
+    """Also before the collector of cycles runs: what it holds may be large."""
+    call = CallInRounds(cast(Call, SimpleNamespace(request_id=1)), ELICITS)
+    held = weakref.ref(call)
+    asking = asyncio.create_task(call.send_request(PeerRequest("elicitation/create", {})))
+    gc.disable()
+    try:
+        await call.turn()
+        call.end()
+        await asyncio.wait({asking})
+        assert isinstance(asking.exception(), PeerError)
+        del asking, call
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_layer_behind_a_layer_has_its_own_calls_back() -> None:
