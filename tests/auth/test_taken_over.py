@@ -266,7 +266,11 @@ def said(reply: Reply) -> tuple[Any, ...]:
     headers = sorted((n, v) for n, v in reply.headers if n not in (*unsteady, "allow"))
     # Starlette keeps the methods of a route in a set.
     headers += [(n, ", ".join(sorted(v.split(", ")))) for n, v in reply.headers if n == "allow"]
-    return reply.status, headers, bytes(reply.body)
+    # Our 404 also names the path that is served.
+    body, _, more = bytes(reply.body).partition(b". This server speaks MCP at ")
+    if more:
+        headers = [(n, str(len(body)) if n == "content-length" else v) for n, v in headers]
+    return reply.status, headers, body
 
 
 @pytest.mark.parametrize("way", [wrapped, mounted], ids=lambda way: way.__name__)

@@ -6,12 +6,11 @@ import httpx2
 import pytest
 from starlette.applications import Starlette
 
-from mcp_sessions import SessionLayer, SessionSecurity
+from mcp_sessions import SessionLayer
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.records import SessionRecord
-from tests.support.redis_server import redis_server
 from tests.support.world import Toolbox
 
 pytestmark = pytest.mark.anyio
@@ -72,25 +71,6 @@ async def test_it_is_not_ready_while_its_store_is_away_or_says_nothing() -> None
     async with asking(layer) as client, layer.lifespan():
         store.is_mute = True
         assert await said(client, "/readyz") == (503, "the session store is away")
-
-
-@pytest.mark.redis
-async def test_it_is_not_ready_while_its_store_refuses_writes() -> None:
-    """A store that can be read only is none. A full one is not away."""
-    with redis_server() as server:
-        layer = SessionLayer(
-            Toolbox().server, store=server.url, security=SessionSecurity(["k" * 32])
-        )
-        async with asking(layer) as client, layer.lifespan():
-            assert await said(client, "/readyz") == (200, "ready")
-            server.ask("CONFIG SET maxmemory 1")
-            refused = (503, "the session store refuses requests: see the log")
-            async with asyncio.timeout(10):
-                # Its answer is good for a moment.
-                while await said(client, "/readyz") != refused:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-            assert await said(client, "/healthz") == (200, "alive")
-            server.ask("CONFIG SET maxmemory 0")
 
 
 async def test_however_many_ask_the_store_is_asked_once() -> None:

@@ -5,9 +5,10 @@ gone with the process. Another process could serve a new file at the same path m
 places are looked at before a call is served, at most every ``FRESH`` seconds, and twice a second by
 the way.
 
-A file that is emptied, or overwritten by an older copy, has the same inode. So the file may not
-become shorter than this process and other programs made it, and the change counter in its header
-may not go back. The header is read only if the file was modified since the last look.
+A file that is emptied or cut has the same inode. So the file may not become shorter than this
+process and other programs made it. The file is never opened here: a process that closes any
+descriptor of a file loses all its locks on the file (POSIX), SQLite's included, and another program
+that reads the file would then delete its log.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ class Watch:
         self._length = 0
         """Bytes that the file has at least."""
 
-        self._counter = 0
-        self._modified_at: int | None = None
         self._looked_at = 0.0
         self._lost: Path | None = None
 
@@ -54,7 +53,7 @@ class Watch:
         """
         found = ((place, _identity(place)) for place in self._places)
         self._known = {place: identity for place, identity in found if identity is not None}
-        self._lost, self._counter, self._modified_at = None, 0, None
+        self._lost = None
         self.note(length)
 
     def note(self, length: int) -> None:
@@ -116,22 +115,12 @@ class Watch:
         self._lost = lost
 
     def _is_whole(self) -> bool:
-        """Whether the file is neither emptied nor overwritten by an older copy."""
+        """Whether the file is neither emptied nor cut."""
         try:
-            found = os.stat(self._places[0])
-            if not found.st_size or found.st_size < self._length:
-                return False
-            if found.st_mtime_ns == self._modified_at:
-                return True
-            with open(self._places[0], "rb") as file:
-                header = file.read(28)
+            size = os.stat(self._places[0]).st_size
         except OSError:
             return False
-        counter = int.from_bytes(header[24:])
-        if not header.startswith(b"SQLite format 3\0") or counter < self._counter:
-            return False
-        self._counter, self._modified_at = counter, found.st_mtime_ns
-        return True
+        return 0 < size >= self._length
 
 
 def _identity(place: Path) -> tuple[int, int] | None:

@@ -58,8 +58,7 @@ async def test_what_connects_while_the_link_is_closed_is_closed_too() -> None:
     assert not connection.is_connected
 
 
-@pytest.mark.fails_in_background("reading what Redis answers")
-async def test_a_defect_in_the_reader_is_told_at_once_to_who_waits() -> None:
+async def test_what_the_client_library_raises_is_told_at_once_to_who_waits() -> None:
     link, connection = linked()
     connection.may_connect.set()
     calling = asyncio.create_task(link.call("PING"))

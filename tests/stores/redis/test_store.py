@@ -190,12 +190,11 @@ def server_that_says(version: str) -> Generator[int]:
                     parts = [
                         stream.read(int(stream.readline()[1:]) + 2) for _ in range(int(line[1:]))
                     ]
-                    said = (
-                        b"$%d\r\n%s\r\n" % (len(info), info)
-                        if parts[0] == b"INFO\r\n"
-                        else b"+OK\r\n"
-                    )
-                    stream.write(said)
+                    said = {
+                        b"INFO\r\n": b"$%d\r\n%s\r\n" % (len(info), info),
+                        b"TIME\r\n": b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n",
+                    }
+                    stream.write(said.get(parts[0], b"+OK\r\n"))
                     stream.flush()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
