@@ -38,7 +38,7 @@ async def replaced(w: World, pid: int) -> None:
 async def test_a_session_has_one_directory_until_it_is_over(tmp_path: Path, template: str) -> None:
     """Whichever process runs there, and whatever that leaves."""
     (tmp_path / "of").mkdir()
-    async with child_world(options={"cwd": f"{tmp_path}/{template}"}) as w:
+    async with child_world(options={"cwd": f"{tmp_path}/{template}"}, store="memory://") as w:
         client = await w.connected()
         found = await place(client)
         (found / "file").write_text("kept")
