@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.serving import INITIALIZE, read_lines
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="has no limit of file descriptors")
 
 BODY = json.dumps(INITIALIZE).encode()
+OLD_WEBSOCKETS = int(version("websockets").partition(".")[0]) < 17
 DESCRIPTORS = 64
 MANY = 80
 
@@ -211,11 +213,15 @@ def test_a_header_without_an_end_is_refused(what: str, tmp_path: Path) -> None:
 
 
 def test_an_upgrade_with_a_header_that_is_too_large_is_answered(tmp_path: Path) -> None:
-    """The library that serves WebSockets takes 128 fields; nothing is left open after that."""
+    """The library that serves WebSockets takes 128 fields; nothing is left open after that. Before
+    its release 17 it closes the connection without an answer.
+    """
     with hostile(tmp_path) as place:
         sock = place.connect()
         sock.sendall(place.upgrade(*[f"X-{n}: y" for n in range(200)]))
-        assert closed_by_peer(sock).startswith(b"HTTP/1.1 431")
+        said = closed_by_peer(sock)
+        assert said.startswith(b"HTTP/1.1 431") or (not said and OLD_WEBSOCKETS)
+        place.health()
 
 
 def test_a_peer_that_takes_nothing_of_its_answer_is_cut(tmp_path: Path) -> None:

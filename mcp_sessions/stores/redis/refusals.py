@@ -62,6 +62,9 @@ def kind_of(refused: RedisError) -> str | None:
     if "can't run this command" in str(refused) or "ACL failure" in str(refused):
         # So it says that a script may not do something.
         return "NOPERM"
+    if str(refused).startswith("Authentication required"):
+        # Some releases of redis-py have one class for this and for a wrong password.
+        return "NOAUTH"
     named = _BY_CLASS.get(type(refused).__name__)
     if named is not None or not isinstance(refused, ResponseError):
         return named

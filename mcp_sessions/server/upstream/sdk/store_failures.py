@@ -29,7 +29,11 @@ _CRASHES = (
 )
 """How the SDK and FastMCP begin the text of a crash. A handler's own error has its own text."""
 
-_LOGGERS = ("mcp.server.mcpserver.server", "fastmcp.server.server")
+_LOGGERS = (
+    "mcp.server.mcpserver.server",
+    "fastmcp.server.server",
+    "fastmcp.prompts.function_prompt",
+)
 """They log a crash with its traceback."""
 
 

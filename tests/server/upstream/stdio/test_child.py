@@ -186,7 +186,12 @@ async def test_an_answer_that_is_no_json_is_an_error_of_its_request_alone(
     async with child_world() as w:
         client = await w.connected()
         error = await client.call("no_json", given=given, id=position).error()
-        assert error == {"code": -32603, "message": "the server's answer is no JSON"}
+        assert error["code"] == -32603
+        # How many levels JSON may have differs between releases of Python.
+        assert error["message"] in (
+            "the server's answer is no JSON",
+            *["the server's answer has too many levels"] * ("[[" in given),
+        )
         assert await client.text("count") == "2"
 
 

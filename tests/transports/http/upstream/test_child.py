@@ -486,7 +486,12 @@ async def test_an_answer_that_is_no_json_is_an_error_of_its_request(how: str, gi
         client = await w.connected()
         await client.get().started()
         error = await client.call("given", how=how, given=given).error()
-        assert error == {"code": -32603, "message": "the server's answer is no JSON"}
+        assert error["code"] == -32603
+        # How many levels JSON may have differs between releases of Python.
+        assert error["message"] in (
+            "the server's answer is no JSON",
+            *["the server's answer has too many levels"] * ("[[" in given),
+        )
         assert await client.text("count") == "2"
 
 
