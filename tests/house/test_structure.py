@@ -36,7 +36,7 @@ FOREIGN = {
     "connection.client_params": "the SDK's connection, which learns it from initialize only",
     "connection.outbound": "the SDK's connection, which has one that its transport made",
     "connection.session_id": "the SDK's connection, which has its transport's",
-    "self._runner.connection.session_id": "the SDK's connection, which has its transport's",
+    "self._connection.session_id": "the SDK's connection, which has its transport's",
     "holder.session_manager": "the SDK's application of a server, which is served by the layer",
     "route.methods": "the SDK's route",
     "route.app": "a Starlette route, into whose application the middleware goes",

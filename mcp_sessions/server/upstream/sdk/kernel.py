@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
-import anyio
 from mcp.server import MCPServer
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
@@ -24,42 +23,38 @@ from mcp.server.subscriptions import (
     ListenHandler,
     SubscriptionBus,
 )
-from mcp.shared.dispatcher import CallOptions
-from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.inbound import InboundModernRoute
 from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
-from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.subscriptions import ServerEvent, event_from_wire, event_to_notification
-from mcp.shared.transport_context import TransportContext
 from mcp_types import InitializeRequestParams, methods
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, is_version_at_least
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from mcp_sessions.core.client_description import described
-from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.server.upstream.port import (
     CALL,
     NOTHING_WANTED,
     Call,
     Outbound,
-    PeerError,
-    PeerRequest,
     StoreFailedHandler,
     UpstreamError,
     UpstreamPeer,
     Wanted,
-    told_handler,
 )
 from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
-from mcp_sessions.server.upstream.sdk.spans import is_tracing, traced
+from mcp_sessions.server.upstream.sdk.spans import is_in_no_trace, is_tracing, traced, untraced
 from mcp_sessions.server.upstream.sdk.store_failures import crashed_with, failed_with, told_once
+from mcp_sessions.server.upstream.sdk.ways_back import CallContext, SdkOutbound
 from mcp_sessions.stores.records import Peer
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_VERSIONS = frozenset(HANDSHAKE_PROTOCOL_VERSIONS)
+
+Runner = ServerRunner[Any]
 
 _LISTS = ("tools", "prompts", "resources")
 
@@ -135,6 +130,7 @@ class SdkUpstream:
         self._bus = _bus_of(cast(object, server), self.lowlevel)
         self._lifespan_state: Any = None
         self._is_tracing = False
+        self._untraced = untraced(self.lowlevel)
         self._envelopes = Envelopes()
         told_once()
         self._adds_subscriptions = adds_subscriptions
@@ -173,7 +169,7 @@ class SdkUpstream:
     ) -> SdkPeer:
         """A client that did its handshake, here or in another process; or a lone POST's."""
         connection = Connection(
-            _SdkOutbound(outbound),
+            SdkOutbound(outbound),
             protocol_version=peer.protocol_version,
             session_id=name_for_handlers(session_id) if session_id is not None else None,
         )
@@ -183,7 +179,7 @@ class SdkUpstream:
             )
         if ready:
             connection.initialized.set()
-        return SdkPeer(self._runner(connection))
+        return SdkPeer(self.runner, connection)
 
     def modern_peer(
         self,
@@ -204,10 +200,10 @@ class SdkUpstream:
         """
         connection = self._envelopes.connection(route)
         if outbound is not None:
-            connection.outbound = _SdkOutbound(outbound)
+            connection.outbound = SdkOutbound(outbound)
         if session_id is not None:
             connection.session_id = name_for_handlers(session_id)
-        return SdkPeer(self._runner(connection), modern=True)
+        return SdkPeer(self.runner, connection, modern=True)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
         """Check a spec method's params as the kernel would.
@@ -224,8 +220,8 @@ class SdkUpstream:
         self, call: Call, params: dict[str, Any] | None, outbound: Outbound
     ) -> tuple[dict[str, Any], Peer, SdkPeer]:
         """See :class:`Upstream`."""
-        connection = Connection.for_loop(_SdkOutbound(outbound))
-        peer = SdkPeer(self._runner(connection))
+        connection = Connection.for_loop(SdkOutbound(outbound))
+        peer = SdkPeer(self.runner, connection)
         result = await peer.request(call, "initialize", params)
         agreed = Peer(connection.protocol_version, described(params))
         capabilities: dict[str, Any] = result.setdefault("capabilities", {})
@@ -319,8 +315,23 @@ class SdkUpstream:
         """What the server's lifespan yielded."""
         return self._lifespan_state
 
-    def _runner(self, connection: Connection) -> ServerRunner[Any]:
-        server = traced(self.lowlevel, connection) if self._is_tracing else self.lowlevel
+    def runner(
+        self, connection: Connection, params: Mapping[str, Any] | None, known: Runner | None
+    ) -> Runner:
+        """The SDK's runner for a request or notification of a connection.
+
+        Args:
+            params: The message's.
+            known: The connection's last one; None: this is its first.
+        """
+        if self._is_tracing:
+            if known is not None:
+                return known
+            server = traced(self.lowlevel, connection)
+        else:
+            server = self._untraced if is_in_no_trace(params) else self.lowlevel
+            if known is not None and known.server is server:
+                return known
         return ServerRunner(server, connection, self._lifespan_state)
 
 
@@ -328,8 +339,10 @@ class SdkUpstream:
 class SdkPeer:
     """One client as the SDK's kernel sees it."""
 
-    _runner: ServerRunner[Any]
+    _runner_of: Callable[[Connection, Mapping[str, Any] | None, Runner | None], Runner]
+    _connection: Connection
     modern: bool = False
+    _runner: Runner | None = None
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
@@ -337,7 +350,8 @@ class SdkPeer:
         """See :class:`UpstreamPeer`. The SDK's exceptions become its wire errors here."""
         CALL.set(call)
         try:
-            result = await self._runner.on_request(_CallContext(call), method, params)
+            self._runner = runner = self._runner_of(self._connection, params, self._runner)
+            result = await runner.on_request(CallContext(call), method, params)
             if method in methods.SPEC_CLIENT_METHODS:
                 if call.store_failure is None or method != "tools/call":
                     return result
@@ -360,15 +374,16 @@ class SdkPeer:
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         """See :class:`UpstreamPeer`."""
         CALL.set(call)
-        await self._runner.on_notify(_CallContext(call), method, params)
+        self._runner = runner = self._runner_of(self._connection, params, self._runner)
+        await runner.on_notify(CallContext(call), method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:
         """See :class:`NewPeer`."""
-        self._runner.connection.session_id = name_for_handlers(session_id)
+        self._connection.session_id = name_for_handlers(session_id)
 
     async def close(self) -> None:
         """See :class:`UpstreamPeer`."""
-        connection = self._runner.connection
+        connection = self._connection
         if isinstance(connection, RequestConnection):
             await connection.close()
         else:
@@ -382,111 +397,6 @@ def _error_of(failed: Exception, *, modern: bool) -> dict[str, Any]:
         logger.exception("a request handler raised")
         return {"code": 0, "message": str(failed)}
     return error.model_dump(by_alias=True, mode="json", exclude_none=True)
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class _CallContext:
-    """The SDK's ``DispatchContext`` over a :class:`Call`."""
-
-    _call: Call
-    _cancel_requested: anyio.Event | None = None
-
-    @property
-    def transport(self) -> TransportContext:
-        headers = getattr(self._call.context, "headers", None)
-        return TransportContext(
-            kind=_TRANSPORT_KINDS.get(self._call.transport, self._call.transport),
-            can_send_request=self._call.can_send_request,
-            headers=headers,
-        )
-
-    @property
-    def can_send_request(self) -> bool:
-        return self._call.can_send_request
-
-    @property
-    def request_id(self) -> str | int | None:
-        return self._call.request_id
-
-    @property
-    def message_metadata(self) -> ServerMessageMetadata:
-        call = self._call
-        return ServerMessageMetadata(
-            request_context=call.context,
-            close_sse_stream=call.close_stream,
-            close_standalone_sse_stream=call.close_standalone_stream,
-        )
-
-    @property
-    def cancel_requested(self) -> anyio.Event:
-        # Cancellation interrupts the handler; the event is there for who asks for it.
-        if self._cancel_requested is None:
-            self._cancel_requested = anyio.Event()
-        return self._cancel_requested
-
-    async def send_raw_request(
-        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
-    ) -> dict[str, Any]:
-        if not self._call.can_send_request:
-            raise NoBackChannelError(method)
-        return await _ask(self._call, method, params, opts)
-
-    async def notify(
-        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
-    ) -> None:
-        try:
-            await self._call.notify(method, params)
-        except StoreUnavailable as failed:
-            told_handler(failed)
-            raise
-
-    async def progress(
-        self, progress: float, total: float | None = None, message: str | None = None
-    ) -> None:
-        try:
-            await self._call.progress(progress, total, message)
-        except StoreUnavailable as failed:
-            told_handler(failed)
-            raise
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class _SdkOutbound:
-    """The SDK's ``Outbound`` over ours: a connection's standalone channel."""
-
-    _outbound: Outbound
-
-    async def send_raw_request(
-        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
-    ) -> dict[str, Any]:
-        return await _ask(self._outbound, method, params, opts)
-
-    async def notify(
-        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
-    ) -> None:
-        try:
-            await self._outbound.notify(method, params)
-        except StoreUnavailable as failed:
-            told_handler(failed)
-            raise
-
-
-async def _ask(
-    outbound: Outbound, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None
-) -> dict[str, Any]:
-    options = opts or {}
-    try:
-        return await outbound.send_request(
-            PeerRequest(method, params, options.get("timeout"), options.get("on_progress"))
-        )
-    except StoreUnavailable as failed:
-        told_handler(failed)
-        raise
-    except PeerError as failed:
-        raise MCPError(failed.code, failed.message, failed.data) from failed
-
-
-_TRANSPORT_KINDS = {"http": "streamable-http"}
 
 
 def _bus_of(server: object, lowlevel: Server[Any]) -> SubscriptionBus | None:

@@ -1,0 +1,130 @@
+"""The ways back to a client, as the SDK's kernel has them: of one request, and of a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.shared.message import ServerMessageMetadata
+from mcp.shared.transport_context import TransportContext
+
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, PeerRequest, told_handler
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class CallContext:
+    """The SDK's ``DispatchContext`` over a :class:`Call`."""
+
+    _call: Call
+    _cancel_requested: anyio.Event | None = None
+
+    @property
+    def transport(self) -> TransportContext:
+        """How its request came."""
+        headers = getattr(self._call.context, "headers", None)
+        return TransportContext(
+            kind=_TRANSPORT_KINDS.get(self._call.transport, self._call.transport),
+            can_send_request=self._call.can_send_request,
+            headers=headers,
+        )
+
+    @property
+    def can_send_request(self) -> bool:
+        """Whether its client can be asked something."""
+        return self._call.can_send_request
+
+    @property
+    def request_id(self) -> str | int | None:
+        """Its id; None: a notification."""
+        return self._call.request_id
+
+    @property
+    def message_metadata(self) -> ServerMessageMetadata:
+        """What its transport says of it."""
+        call = self._call
+        return ServerMessageMetadata(
+            request_context=call.context,
+            close_sse_stream=call.close_stream,
+            close_standalone_sse_stream=call.close_standalone_stream,
+        )
+
+    @property
+    def cancel_requested(self) -> anyio.Event:
+        """Cancellation interrupts the handler; the event is there for who asks for it."""
+        if self._cancel_requested is None:
+            self._cancel_requested = anyio.Event()
+        return self._cancel_requested
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        """Ask the client."""
+        if not self._call.can_send_request:
+            raise NoBackChannelError(method)
+        return await _ask(self._call, method, params, opts)
+
+    async def notify(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> None:
+        """Send the client a notification."""
+        try:
+            await self._call.notify(method, params)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
+
+    async def progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
+        """Report how far the handler is."""
+        try:
+            await self._call.progress(progress, total, message)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class SdkOutbound:
+    """The SDK's ``Outbound`` over ours: a connection's standalone channel."""
+
+    _outbound: Outbound
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        """Ask the client."""
+        return await _ask(self._outbound, method, params, opts)
+
+    async def notify(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> None:
+        """Send the client a notification."""
+        try:
+            await self._outbound.notify(method, params)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
+
+
+async def _ask(
+    outbound: Outbound, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None
+) -> dict[str, Any]:
+    options = opts or {}
+    try:
+        return await outbound.send_request(
+            PeerRequest(method, params, options.get("timeout"), options.get("on_progress"))
+        )
+    except StoreUnavailable as failed:
+        told_handler(failed)
+        raise
+    except PeerError as failed:
+        raise MCPError(failed.code, failed.message, failed.data) from failed
+
+
+_TRANSPORT_KINDS = {"http": "streamable-http"}
