@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mcp_sessions.core.messages import RequestId, id_of
 
@@ -24,14 +24,29 @@ _DIGITS: Final = 18
 
 _BOM: Final = b"\xef\xbb\xbf"
 _IN_STRING = re.compile(rb'["\\]')
-_OUTSIDE = re.compile(rb'["{}\[\]]')
+_OUTSIDE = re.compile(rb"""["'`{}\[\]]""")
+_BETWEEN = re.compile(rb"""["'`{}]""")
 _TOKEN = re.compile(rb'\s*("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s"{}\[\],:]+)', re.DOTALL)
 
 
-class Outline:
-    """One message: its outermost members, with whatever they hold left out."""
+_MOST: Final = 1_000
+"""Messages behind one another whose outlines are kept."""
 
-    __slots__ = ("_depth", "_escaped", "_in_string", "_kept", "size")
+
+class Known(NamedTuple):
+    """What an outline says."""
+
+    id: RequestId | None
+    is_answer: bool
+    has_method: bool
+
+
+class Outline:
+    """One message: its outermost members, with whatever they hold left out. What comes behind its
+    end is not looked at.
+    """
+
+    __slots__ = ("_depth", "_escaped", "_in_string", "_kept", "is_odd", "is_whole", "size")
 
     def __init__(self) -> None:
         self.size = 0
@@ -40,11 +55,20 @@ class Outline:
         self._kept = bytearray()
         self._depth = 0
         self._in_string = self._escaped = False
+        self.is_whole = False
+        """Its end is known."""
+
+        self.is_odd = False
+        """It has quotes of another language: where its end is, nobody knows."""
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the message."""
         self.size += len(data)
-        at = 0
+        if not self.is_whole:
+            self.take(data, 0)
+
+    def take(self, data: bytes, at: int) -> int:
+        """Take the next bytes from there on, up to the end of the message; where that is."""
         while at < len(data):
             if self._escaped:
                 self._escaped = False
@@ -54,7 +78,7 @@ class Outline:
             found = (_IN_STRING if self._in_string else _OUTSIDE).search(data, at)
             if found is None:
                 self._keep(data, at, len(data))
-                return
+                break
             place = found.start()
             self._keep(data, at, place)
             at = place + 1
@@ -67,9 +91,15 @@ class Outline:
                     self._keep(data, place, at)
                     self._depth += 1
                     continue
-                case _:
+                case b"}" | b"]":
                     self._depth -= 1
+                case _:
+                    self.is_odd = True
             self._keep(data, place, at)
+            if self._depth <= 0 and data[place:at] in (b"}", b"]"):
+                self.is_whole = True
+                return at
+        return len(data)
 
     def _keep(self, data: bytes, start: int, end: int) -> None:
         if self._depth <= 1 and len(self._kept) <= KEPT:
@@ -111,6 +141,53 @@ class Outline:
     def is_answer(self) -> bool:
         """It answers something; False: it asks or tells, or that could not be found out."""
         return _answers(self._members())
+
+
+class Outlines:
+    """Messages behind one another, in an array or not: what is known of each, as the bytes go by.
+    Nothing is read behind a quote that is in none of them, nor behind a message that is odd: a
+    server may print what a client sent to it.
+    """
+
+    def __init__(self) -> None:
+        self._last: Outline | None = None
+        self._known: list[Known] = []
+        self.is_lost = False
+        """There may be more of them."""
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        at = 0
+        while at < len(data) and not self.is_lost:
+            if self._last is None:
+                found = _BETWEEN.search(data, at)
+                if found is None:
+                    return
+                at = found.start()
+                if found[0] != b"{" or len(self._known) >= _MOST:
+                    self.is_lost = True
+                    return
+                self._last = Outline()
+            outline = self._last
+            at = outline.take(data, at)
+            if outline.is_whole:
+                self._known.append(_known(outline))
+                self._last = None
+            self.is_lost = outline.is_odd
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the last one goes on."""
+        return self._last is not None
+
+    @property
+    def known(self) -> list[Known]:
+        """Of each; of the last one although it broke off."""
+        return [*self._known, *([_known(self._last)] if self._last is not None else [])]
+
+
+def _known(outline: Outline) -> Known:
+    return Known(outline.id, outline.is_answer, outline.has_method)
 
 
 def _answers(members: dict[str, Any]) -> bool:

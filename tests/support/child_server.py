@@ -197,6 +197,11 @@ def tool(request: Json) -> Json | None:
             sys.stdout.buffer.write(line.encode("latin-1") + b"\n")
             sys.stdout.flush()
             return None
+        case "prints":
+            given = arguments["given"].replace("@", json.dumps(request["id"]))
+            sys.stdout.write(given.replace("$", "x" * arguments.get("size", 0)) + "\n")
+            sys.stdout.flush()
+            return None
         case "no_id":
             say({"id": json.loads(arguments["id"]), "result": text("whose?")})
             return text("later")

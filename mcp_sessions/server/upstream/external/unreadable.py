@@ -11,8 +11,10 @@ Rules, owned by ``tests/server/upstream/external/test_unreadable.py``:
 6. A line may have several messages: in an array, or one behind the other. Each is read by itself.
    One that cannot be read costs nothing but itself.
 7. A line may have text before its message, as a ``print`` without a new line leaves it. No message
-   is read behind a quote or a brace of such text, nor behind what has not the structure of JSON. A
-   server may print what a client sent to it, as ``{'q': '{"id":7}'}``, and that is no answer.
+   is read behind a quote or a brace of such text, nor behind quotes of another language. A server
+   may print what a client sent to it, as ``{'q': '{"id":7}'}``, and that is no answer.
+8. An answer behind such text that ends its line is an error of its request. A quoted text would
+   have its own end behind it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, cast
 
 import orjson
@@ -35,7 +38,7 @@ from mcp_sessions.core.messages import (
     members_of,
     parse,
 )
-from mcp_sessions.core.outline import Outline
+from mcp_sessions.core.outline import Known, Outline
 
 NO_JSON: Final = "is no JSON"
 
@@ -46,11 +49,20 @@ _BOM: Final = b"\xef\xbb\xbf"
 _DIGITS: Final = 18
 _OBJECT: Final = re.compile(rb"\{")
 _MESSAGE: Final = re.compile(rb'\{\s*"')
+_ANSWER: Final = re.compile(rb'\{\s*"(?:jsonrpc|id|result|error)"')
 _QUOTE: Final = re.compile(rb"""["'`{}]""")
-_IN_STRING: Final = re.compile(rb'["\\]')
-_OUTSIDE: Final = re.compile(rb'["{}]')
-_STEPS: Final = 65_536
-"""Quotes, braces and backslashes of a message that is followed by others on its line."""
+_STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
+_GAP: Final = re.compile(
+    rb"[\s\[\],]*+(?:(?:[\w+\-.]++|%b)\s*+[,\]][\s\[\],]*+)*+" % _STRING, re.DOTALL
+)
+"""What may be between two objects of an array: its other elements."""
+
+_WITHIN: Final = re.compile(rb"""(?:[^"'`{}]++|%b)*+""" % _STRING, re.DOTALL)
+_BRACES: Final = 500_000
+"""Of a message that is no JSON and is followed by others on its line."""
+
+_TRIES: Final = 8
+"""Places at which an answer may begin that stands behind other text."""
 
 _END: Final = 65_536
 """Bytes of the beginning of a message that broke off in which its members are looked for."""
@@ -74,6 +86,11 @@ class Unreadable:
     is_answer: bool
     has_method: bool
     """It asks or tells. Neither this nor an answer: nobody knows what it is."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what it is."""
+        return self.is_answer or self.has_method
 
 
 def more_than(longest: int) -> str:
@@ -103,62 +120,100 @@ def messages_of(line: bytes) -> Iterator[Message | Unreadable]:
         yield from _each_of(line)
         return
     deep = is_deep(line, value)
-    each = cast("list[object]", value) if isinstance(value, list) else [value]
-    for said in each or [value]:
+    for said in _elements(value):
         if deep and _has_many_levels(said):
             yield _about(said, "has too many levels")
         else:
             yield _message_of(said)
 
 
+def _elements(value: object) -> Iterator[object]:
+    """Those of an array, and of arrays in it; else the value itself."""
+    left = [value]
+    while left:
+        said = left.pop()
+        if isinstance(said, list) and said:
+            left += reversed(cast("list[object]", said))
+        else:
+            yield said
+
+
 def _each_of(line: bytes) -> Iterator[Message | Unreadable]:
     """The messages of a line that is no JSON as a whole."""
-    begins = _OBJECT if line.lstrip()[:1] in (b"{", b"[") else _MESSAGE
+    first = line.lstrip()[:1]
     at = 0
-    while (found := begins.search(line, at)) is not None:
-        start = found.start()
-        if _QUOTE.search(line, at, start) is not None:
+    while (start := _next(line, at, first)) is not None:
+        end, has_ended = _end_of(line, start)
+        said = _one_of(line[start:end])
+        if not has_ended and isinstance(said, Unreadable) and not said.is_known:
             break
-        at = _end_of(line, start)
-        said, is_json = _one_of(line[start:at])
         yield said
-        if not is_json:
+        at = end
+        if not has_ended:
             return
-    if at == 0:
-        yield _outlined(line)[0]
+    last = _last_of(line, at)
+    if last is not None:
+        yield last
+    elif at == 0:
+        yield _outlined(line)
 
 
-def _end_of(line: bytes, start: int) -> int:
-    """The end of the object that begins there; that of the line, if it breaks off or is long."""
-    depth, at, in_string = 0, start, False
-    for _ in range(_STEPS):
-        found = (_IN_STRING if in_string else _OUTSIDE).search(line, at)
-        if found is None:
-            break
-        at = found.end()
-        match found[0]:
-            case b'"':
-                in_string = not in_string
+def _next(line: bytes, at: int, first: bytes) -> int | None:
+    """Where the next message begins; None: nowhere, or nobody knows where.
+
+    Args:
+        first: The line begins with it.
+    """
+    if first == b"[":
+        gap = _GAP.match(line, at)
+        if gap is not None and line[gap.end() : gap.end() + 1] == b"{":
+            return gap.end()
+    found = (_OBJECT if first in (b"{", b"[") else _MESSAGE).search(line, at)
+    if found is None or _QUOTE.search(line, at, found.start()) is not None:
+        return None
+    return found.start()
+
+
+def _last_of(line: bytes, at: int) -> Unreadable | None:
+    """An answer behind other text, up to the end of the line."""
+    for found in islice(_ANSWER.finditer(line, at), _TRIES):
+        try:
+            value = _decoded(line[found.start() :])
+        except ValueError:
+            continue
+        said = _about(value, "stands behind other output on its line")
+        return said if said.is_answer and said.id is not None else None
+    return None
+
+
+def _end_of(line: bytes, start: int) -> tuple[int, bool]:
+    """The end of the object that begins there, and whether it is known: not if the object breaks
+    off, is long, or has quotes of another language.
+    """
+    depth, at = 0, start
+    for _ in range(_BRACES):
+        within = _WITHIN.match(line, at)
+        at = within.end() if within is not None else at
+        match line[at : at + 1]:
             case b"{":
                 depth += 1
             case b"}":
                 depth -= 1
-                if depth == 0:
-                    return at
             case _:
-                at += 1
-    return len(line)
+                break
+        at += 1
+        if depth == 0:
+            return at, True
+    return len(line), False
 
 
-def _one_of(said: bytes) -> tuple[Message | Unreadable, bool]:
-    """What a line, or a part of it, says, and whether it has the structure of JSON."""
+def _one_of(said: bytes) -> Message | Unreadable:
+    """What a line, or a part of it, says."""
     try:
         value = _decoded(said)
     except ValueError:
         return _outlined(said)
-    if is_deep(said, value):
-        return _about(value, "has too many levels"), True
-    return _message_of(value), True
+    return _about(value, "has too many levels") if is_deep(said, value) else _message_of(value)
 
 
 def is_deep(line: bytes, value: object) -> bool:
@@ -186,7 +241,7 @@ def _within(value: object) -> list[object]:
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
-def outlined(outline: Outline, why: str) -> Unreadable:
+def outlined(outline: Outline | Known, why: str) -> Unreadable:
     """What is known of a message that was not kept."""
     return Unreadable(why, outline.id, outline.is_answer, outline.has_method)
 
@@ -239,14 +294,14 @@ def _message_of(value: object) -> Message | Unreadable:
         return Unreadable(f"is malformed: {malformed}", id_of(members), is_answer, asks)
 
 
-def _outlined(line: bytes) -> tuple[Unreadable, bool]:
-    """What is known of what is no JSON, and whether it has the structure of JSON."""
+def _outlined(line: bytes) -> Unreadable:
+    """What is known of what is no JSON."""
     try:
         text = line.decode("utf-8", "replace")
         loose: object = json.loads(text, parse_constant=_constant, parse_int=_number)
     except (ValueError, RecursionError):
-        return of_ends(line, line, NO_JSON), False
-    return _about(loose, NO_JSON), True
+        return of_ends(line, line, NO_JSON)
+    return _about(loose, NO_JSON)
 
 
 def _about(value: object, why: str) -> Unreadable:

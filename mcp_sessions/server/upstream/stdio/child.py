@@ -1,7 +1,8 @@
 """A child that is a process: a message a line.
 
-What it says wrong costs the request that it answers. What is no message is skipped, and is noise:
-too much of that between two messages ends the process.
+What it says wrong costs the request that it answers, also if that is on several lines, as a program
+writes JSON for people. What is no message is skipped, and is noise: too much of that between two
+messages ends the process.
 
 In the modern era, too, all of it comes on one pipe: a listen is a request whose answer is its end.
 """
@@ -17,7 +18,8 @@ from secrets import token_hex
 from typing import Any, Final
 
 from mcp_sessions.core.listening import LISTEN
-from mcp_sessions.core.messages import encode
+from mcp_sessions.core.messages import Malformed, decode, encode, parse
+from mcp_sessions.core.outline import Outlines
 from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child, Forgotten, Later
@@ -25,7 +27,7 @@ from mcp_sessions.server.upstream.external.client import Client
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
 from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.place import Place
-from mcp_sessions.server.upstream.external.unreadable import more_than, of_ends
+from mcp_sessions.server.upstream.external.unreadable import more_than, of_ends, outlined
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.stdio.directories import Directories
 from mcp_sessions.server.upstream.stdio.output import Line, TooLong
@@ -42,6 +44,7 @@ _UNREAD: Final = 4
 """Of the longest messages, as many bytes as a child may leave unread that is told something which
 waits for nobody: what answers its pings, above all."""
 
+_SPREAD: Final = "is written on several lines"
 _DIGITS: Final = 32
 """Hexadecimal ones, that name a principal or a session to its process."""
 
@@ -112,6 +115,14 @@ class StdioChildren:
         await self._directories.close()
 
 
+def _is_message(line: bytes) -> bool:
+    try:
+        parse(decode(line))
+    except (ValueError, Malformed):
+        return False
+    return True
+
+
 class StdioChild(EitherEraChild):
     """One process that speaks MCP."""
 
@@ -133,6 +144,9 @@ class StdioChild(EitherEraChild):
         self._ended = ended
         self._longest = longest
         self._junk = 0
+        self._spread: Outlines | None = None
+        """A message on several lines that is not complete."""
+
         self._is_over = False
         self._is_stopping = False
         self._dying: asyncio.Task[None] | None = None
@@ -204,11 +218,29 @@ class StdioChild(EitherEraChild):
         if isinstance(line, TooLong):
             self._too_long(line)
             return None
-        noise = self._junk
+        if self._spread is not None and not _is_message(line):
+            self._noise(len(line), _SPREAD)
+            self._goes_on(line, self._spread)
+            return None
+        noise, self._spread = self._junk, None
         later = self._take(line)
         if self._junk == noise:
             self._junk = 0
+        elif line.lstrip()[:1] in (b"{", b"["):
+            self._goes_on(line, Outlines())
         return later
+
+    def _goes_on(self, line: bytes, messages: Outlines) -> None:
+        """That is a line of a message which has several."""
+        messages.feed(line + b"\n")
+        self._spread = messages if messages.is_open and not messages.is_lost else None
+        if self._spread is not None:
+            return
+        for each in messages.known:
+            said = outlined(each, _SPREAD)
+            if said.is_known:
+                self._cannot_read(said, 0)
+                self._junk = 0
 
     def _stream(self) -> Hear | None:
         return self._listen if self._modern is not None else None
@@ -231,6 +263,12 @@ class StdioChild(EitherEraChild):
 
     def _too_long(self, line: TooLong) -> None:
         why = f"has {more_than(self._longest)}"
-        if not self._dropped(of_ends(line.head, line.tail, why), self._longest):
+        if line.messages is None:
+            is_known = self._dropped(of_ends(line.head, line.tail, why), self._longest)
+        else:
+            is_known = not line.messages.is_lost
+            for each in line.messages.known:
+                is_known = self._dropped(outlined(each, why), self._longest) and is_known
+        if not is_known:
             # Somebody may wait for it.
             self._break(f"a message of {more_than(self._longest)}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mcp_sessions.background import Background, give_way, report
+from mcp_sessions.core.outline import Outlines
 from mcp_sessions.server.upstream.external.child import Later
 
 CHUNK: Final = 65_536
@@ -21,17 +22,18 @@ CHUNK: Final = 65_536
 _AT_ONCE: Final = 100
 """Lines that are taken before others have their turn."""
 
+_BOM: Final = b"\xef\xbb\xbf"
 _READING: Final = "reading from a child process"
 
 
+@dataclass(frozen=True, slots=True)
 class TooLong:
     """A line of more bytes than may be; its beginning and its end."""
 
-    __slots__ = ("head", "tail")
-
-    def __init__(self, head: bytes, tail: bytes) -> None:
-        self.head = head
-        self.tail = tail
+    head: bytes
+    tail: bytes
+    messages: Outlines | None = None
+    """Those in it, if it is an array."""
 
 
 Line = bytes | TooLong
@@ -53,27 +55,39 @@ class Lines:
         self._held: list[bytes] = []
         self._size = 0
         self._head: bytes | None = None
+        self._array: Outlines | None = None
 
     def of(self, chunk: bytes) -> Iterator[Line]:
         """The lines that end in a chunk. All have to be taken, before the next chunk comes."""
         *ends, rest = chunk.split(b"\n")
         for end in ends:
             line = end
-            if self._held:
-                self._held.append(end)
+            is_long = len(end) + self._size > self._longest or self._head is not None
+            if self._held or is_long:
+                self._hold(end)
                 line, self._held, self._size = b"".join(self._held), [], 0
-            if self._head is not None or len(line) > self._longest:
-                yield TooLong(line[:CHUNK] if self._head is None else self._head, line[-CHUNK:])
+            messages, self._array = self._array, None
+            if is_long:
+                head = line[:CHUNK] if self._head is None else self._head
+                yield TooLong(head, line[-CHUNK:], messages)
                 self._head = None
             elif line and not line.isspace():
                 yield line
         if rest:
-            self._held.append(rest)
-            self._size += len(rest)
+            self._hold(rest)
         if self._size > self._longest or self._head is not None:
             line = b"".join(self._held)
             self._head = line[:CHUNK] if self._head is None else self._head
             self._held, self._size = [line[-CHUNK:]], 0
+
+    def _hold(self, piece: bytes) -> None:
+        if not self._held and piece.removeprefix(_BOM).lstrip()[:1] == b"[":
+            # Of an array that gets too long each of its messages is known then.
+            self._array = Outlines()
+        self._held.append(piece)
+        self._size += len(piece)
+        if self._array is not None:
+            self._array.feed(piece.removeprefix(_BOM))
 
 
 class Output:

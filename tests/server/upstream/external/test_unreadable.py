@@ -242,6 +242,35 @@ async def test_an_answer_behind_other_output_is_read(before: bytes) -> None:
     assert await Said().answers(before + GOOD + b" done") == {"n": 1}
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[undefined,%b]",
+        b'[undefined, 1, "x", [], "}", [null,"\'"], %b]',
+        b'[{"jsonrpc":"2.0","id":4711,"result":undefined},%b]',
+        b'[{"jsonrpc":"2.0","id":4711,"result":{"a":.5,"b":+1,"c":/x/}} , "\'", NaN,%b]',
+        b"[[%b]]",
+        b"[[],[[%b]]]",
+        b"[[undefined],[%b],undefined]",
+        b'{"x":' + b'{"n":[NaN,""]},"x":' * 70_000 + b"1}%b",
+    ],
+)
+async def test_an_element_that_is_no_json_costs_no_other(line: bytes) -> None:
+    """Nor does an array in an array."""
+    assert await Said().answers(line % GOOD) == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [b'got "x" ', b"query='x' ", b"{'a': 1} ", b"{ q: '} ' } ", b"`x` ", b'"', b"[it's, 'x'] "],
+)
+async def test_an_answer_behind_quotes_is_an_error_of_its_request(before: bytes) -> None:
+    """A client may have written what is printed there. It waited for an answer without an end."""
+    expected = "the server's answer stands behind other output on its line"
+    assert await Said().answers(before + GOOD) == expected
+    assert await Said().answers(before + GOOD + b" \r") == expected
+
+
 PRINTED = [
     "{0!r}", "args: {1!r}", "{2!r}", "['x', {0!r}]", "[ {{ q: '}} ,{0}' }} ]", "got q={0!r}",
     "q=`{0}`", "{{ q: '}} {0}' }}", "{3}",

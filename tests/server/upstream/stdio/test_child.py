@@ -228,6 +228,60 @@ async def test_a_large_answer_passes_and_one_of_nobody_ends_the_process() -> Non
         await expect_served(client)
 
 
+LARGE = '{"jsonrpc":"2.0","id":4711,"result":{"x":"$"}}'
+OWN = '{"jsonrpc":"2.0","id":@,"result":{"n":1}}'
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        '[{"jsonrpc":"2.0","id":@,"result":{"x":"$"}}]',
+        f"[{LARGE},{OWN}]",
+        f"[[{OWN}], {LARGE}]",
+        f'[{LARGE[:-1]},"jsonrpc":"2.0"}},{OWN}',
+    ],
+)
+async def test_a_batch_that_is_too_large_costs_what_it_answers_and_no_other(given: str) -> None:
+    """It ended the process, and with it what others had asked."""
+    async with child_world() as w:
+        client = await w.connected()
+        client.call("hold")
+        error = await client.call("prints", given=given, size=5_000_000).error()
+        assert error["code"] == -32603
+        assert "has more than 4194304 bytes" in error["message"]
+        assert await client.text("count") == "3"
+
+
+SPREAD = json.dumps({"jsonrpc": "2.0", "id": "@", "result": {"n": ["a", {"b": 1}]}}, indent=2)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        SPREAD,
+        f"[\n{SPREAD}\n]",
+        f"debug\n{SPREAD}",
+        json.dumps({"result": {"id": 1, "n": "'"}, "id": "@", "jsonrpc": "2.0"}, indent=0),
+        '{"jsonrpc":"2.0",\r\n"id":@,\r\n"result":{}\r\n}',
+    ],
+)
+async def test_an_answer_on_several_lines_is_an_error_of_its_request(given: str) -> None:
+    """As a program writes JSON for people. Whoever waited for it waited without an end."""
+    async with child_world() as w:
+        client = await w.connected()
+        error = await client.call("prints", given=given.replace('"@"', "@")).error()
+        assert error["message"] == "the server's answer is written on several lines"
+        assert await client.text("count") == "2"
+
+
+@pytest.mark.parametrize("given", ["{", "[", '{"a":', '{"x": [', "{'", '{"a": 1}', "[\n{\n{"])
+async def test_lines_that_look_like_a_message_cost_no_message_behind_them(given: str) -> None:
+    async with child_world() as w:
+        client = await w.connected()
+        assert (await client.call("prints", given=f"{given}\n{OWN}").result())["n"] == 1
+        assert await client.text("count") == "2"
+
+
 async def test_noise_between_messages_is_bounded() -> None:
     async with child_world() as w:
         client = await w.connected()
