@@ -51,7 +51,7 @@ from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Outcomes
 from mcp_sessions.server.requests.visibility import check_patterns
-from mcp_sessions.server.upstream.external.children import Starter
+from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
 from mcp_sessions.server.upstream.handle_argument import HandleArgument

@@ -23,6 +23,7 @@ class ExternalServer:
         child_idle: Seconds after its last request in which a child ends.
         start_timeout: Seconds that one has to answer ``initialize``.
         title: What it is called in the log.
+        try_at_start: Start one child when the layer starts, and log why if that fails.
 
     Raises:
         ConfigurationError: An argument is none.
@@ -44,6 +45,7 @@ class ExternalServer:
         child_idle: float,
         start_timeout: float,
         title: str,
+        try_at_start: bool,
     ) -> None:
         if per not in ("session", "principal", "shared"):
             raise ConfigurationError(f"per: 'session', 'principal' or 'shared', not {per!r}")
@@ -68,6 +70,7 @@ class ExternalServer:
         self.child_idle = child_idle
         self.start_timeout = start_timeout
         self.title = title
+        self.try_at_start = try_at_start
 
     @property
     def room_of_one(self) -> int:

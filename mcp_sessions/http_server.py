@@ -41,6 +41,7 @@ class HTTPServer(ExternalServer):
         start_timeout: float = 30,
         silence: float = 300,
         title: str = THE_SERVER,
+        try_at_start: bool = False,
     ) -> None:
         """Name a URL; nothing is sent there before it is needed.
 
@@ -58,6 +59,8 @@ class HTTPServer(ExternalServer):
             silence: Seconds without a byte of its answer, or of a sign of life before that, after
                 which a request is given up.
             title: What it is called in the log.
+            try_at_start: Begin one session there when the layer starts, and log why if that fails.
+                No client waits for it. It is ended again, unless all clients share it.
 
         Raises:
             ConfigurationError: It is no http or https URL, or an argument is none.
@@ -77,6 +80,7 @@ class HTTPServer(ExternalServer):
             child_idle=child_idle,
             start_timeout=start_timeout,
             title=title,
+            try_at_start=try_at_start,
         )
         self.check_seconds("silence", silence)
         check_headers(headers)

@@ -42,6 +42,7 @@ class StdioServer(ExternalServer):
         start_timeout: float = 30,
         warm: int = 0,
         title: str = THE_SERVER,
+        try_at_start: bool = False,
     ) -> None:
         """Name a command; nothing is started before it is needed.
 
@@ -69,6 +70,8 @@ class StdioServer(ExternalServer):
                 wait for that. They count as ``max_children`` do, and end when nobody needed one
                 for ``child_idle``, until somebody does. Not with ``{principal}`` or ``{session}``.
             title: What it is called in the log, where what its processes write on stderr is.
+            try_at_start: Start one process when the layer starts, and log why if that fails. No
+                client waits for it. It is stopped again, unless all clients share it.
 
         Raises:
             ConfigurationError: The command is not there or not executable, or an argument is none.
@@ -84,6 +87,7 @@ class StdioServer(ExternalServer):
             child_idle=child_idle,
             start_timeout=start_timeout,
             title=title,
+            try_at_start=try_at_start,
         )
         self.command = command
         self.args = args

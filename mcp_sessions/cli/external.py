@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from mcp_sessions.cli.serve_options import EXTERNAL_OPTIONS
+from mcp_sessions.cli.workers import is_first_worker
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.stdio_server import StdioServer
@@ -14,7 +15,18 @@ from mcp_sessions.stdio_server import StdioServer
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
     """What was said of any such server, as ``StdioServer`` and ``HTTPServer`` call it."""
     given = {name: getattr(options, name) for name in EXTERNAL_OPTIONS}
+    given["try_at_start"] = _tries(options)
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _tries(options: argparse.Namespace) -> bool:
+    """Whether each is started once before a client needs it."""
+    if options.lazy:
+        return False
+    if options.worker is not None:
+        return is_first_worker(options.worker)
+    # At standard input and output there is a client at once.
+    return not options.stdio or options.port is not None
 
 
 def external_server(options: argparse.Namespace) -> ExternalServer | None:

@@ -128,7 +128,7 @@ def _check(options: argparse.Namespace) -> None:
     for names, fits, what in (
         (COMMAND_OPTIONS, bool(options.command), "-- COMMAND"),
         (URL_OPTIONS, bool(options.url), "a URL"),
-        ((*EXTERNAL_OPTIONS, "max_answer"), is_external, "-- COMMAND, a URL or --config"),
+        ((*EXTERNAL_OPTIONS, "lazy", "max_answer"), is_external, "-- COMMAND, a URL or --config"),
     ):
         given = [name for name in names if getattr(options, name) is not None]
         if given and not fits:
@@ -368,6 +368,13 @@ def _add_external_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=types.count,
         help="of these, those of one principal; default: all",
+    )
+    external.add_argument(
+        "--lazy",
+        action="store_true",
+        default=None,
+        help="start no server before a client needs it; default: each is started once when serve "
+        "starts, and a warning says why one fails",
     )
     external.add_argument(
         "--child-idle",

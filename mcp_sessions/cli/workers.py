@@ -3,7 +3,7 @@
 Rules, owned by ``tests/cli/test_workers.py``:
 
 1. The first worker is started alone. What is wrong with the target or the store it says, and
-   then nothing more is started.
+   then nothing more is started. Only that one tries the servers outside of it.
 2. A worker that ends is started again, after a back-off: who dies at once is not started as
    fast as it dies. The others serve meanwhile, from the same socket.
 3. SIGTERM and SIGINT are passed on, and end when every worker has drained. The socket is closed
@@ -66,7 +66,7 @@ class Workers:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
-        first, is_ready = await self._start()
+        first, is_ready = await self._start(is_first=True)
         if not await is_ready:
             status = await first.wait()
             return self._status() if self._stopping.is_set() else abs(status) or 1
@@ -110,7 +110,9 @@ class Workers:
             except TimeoutError:
                 continue
 
-    async def _start(self) -> tuple[asyncio.subprocess.Process, asyncio.Future[bytes]]:
+    async def _start(
+        self, *, is_first: bool = False
+    ) -> tuple[asyncio.subprocess.Process, asyncio.Future[bytes]]:
         """A worker, and what it says when it takes connections; nothing, if it ends before."""
         listener = self._listener.fileno()
         says_from, says_to = os.pipe()
@@ -118,7 +120,7 @@ class Workers:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 "--worker",
-                f"{listener},{says_to},{self._alive}",
+                f"{listener},{says_to},{self._alive},{int(is_first)}",
                 *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(listener, says_to, self._alive),
@@ -142,6 +144,15 @@ def _said(descriptor: int) -> bytes:
         os.close(descriptor)
 
 
+def is_first_worker(descriptors: str) -> bool:
+    """Whether it is the one that is started alone.
+
+    Args:
+        descriptors: The value of ``--worker``.
+    """
+    return descriptors.endswith(",1")
+
+
 class Worker:
     """What a worker was given by its keeper.
 
@@ -150,7 +161,7 @@ class Worker:
     """
 
     def __init__(self, descriptors: str) -> None:
-        listener, self._says_to, self._alive = map(int, descriptors.split(","))
+        listener, self._says_to, self._alive, _ = map(int, descriptors.split(","))
         self.listener = socket.socket(fileno=listener)
 
     def begin(self) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from mcp_sessions.cli import logs
+from mcp_sessions.cli.external import given_options
 from mcp_sessions.cli.main import main
+from mcp_sessions.cli.serve_options import parsed
 from tests.support.children import CHILD, MODERN_CHILD, children_of, is_alive
 from tests.support.processes import wait_until_it_listens
 from tests.support.raw import RawClient, SocketCarrier
@@ -38,7 +40,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_command_is_served_and_nothing_of_it_is_left(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with serving(tmp_path, "--per", "session", *COMMAND, "stubborn") as process:
+    with serving(tmp_path, "--lazy", *COMMAND, "stubborn") as process:
         said = read_lines(process, 5)
         found = re.search(r"^  at +(http://127\.0\.0\.1:\d+/mcp)$", said, re.M)
         assert found is not None, said
@@ -83,7 +85,7 @@ def test_a_command_that_refuses_a_handshake_is_served_to_clients_that_shake_hand
 
 
 def test_processes_wait_as_many_as_are_said_and_none_is_left(tmp_path: Path) -> None:
-    with serving(tmp_path, "--warm", "2", *COMMAND) as process:
+    with serving(tmp_path, "--warm", "2", "--lazy", *COMMAND) as process:
         read_lines(process, 5)
         until = time.monotonic() + 20
         while len(children := children_of(process.pid)) < 3 and time.monotonic() < until:
@@ -96,9 +98,36 @@ def test_processes_wait_as_many_as_are_said_and_none_is_left(tmp_path: Path) -> 
         assert not any(is_alive(pid) for pid in children)
 
 
+def test_a_command_is_started_once_before_a_client_needs_it(tmp_path: Path) -> None:
+    with serving(tmp_path, *COMMAND, "dies", "key") as process:
+        said = read_lines(process, 7)
+    assert (
+        "WARNING" in said and "failed its first start: it ended with status 1: the key is" in said
+    )
+
+
+def test_a_lazy_server_starts_nothing_before_a_client_needs_it(tmp_path: Path) -> None:
+    with serving(tmp_path, "--lazy", *COMMAND, "dies", "key") as process:
+        read_lines(process, 5)
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        assert "key" not in process.stderr.read()
+
+
+def test_of_several_workers_the_first_tries() -> None:
+    def tries(*more: str) -> bool:
+        options = parsed([*more, "--store", "redis://localhost", *COMMAND])
+        return bool(given_options(options)["try_at_start"])
+
+    assert tries() and tries("--worker", "1,2,3,1")
+    assert not tries("--worker", "1,2,3,0")
+    assert not tries("--stdio") and tries("--stdio", "--port", "0") and not tries("--lazy")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--lazy", "app.py"], "--lazy goes with -- COMMAND"),
         (["--", "no-such-command", "x"], "command not found: no-such-command"),
         (["--warm", "0", "--", "no-such-command"], "command not found: no-such-command"),
         (["--", "no-such -y x"], "its arguments stand by themselves: 'no-such', ..."),

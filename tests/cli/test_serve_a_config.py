@@ -58,7 +58,7 @@ def test_each_server_of_the_file_is_served_and_stopped_with_the_others(
 ) -> None:
     dies = {**ENTRY, "args": [*ENTRY["args"], "dies", "key"]}
     file = written(tmp_path, {"one": ENTRY, "two": {**ENTRY, "per": "shared"}, "broken": dies})
-    given = ("--config", file, "--store", store, "--health", "/")
+    given = ("--config", file, "--store", store, "--health", "/", "--lazy")
     with serving(tmp_path, *given) as process:
         # On a disk each says first that its keys do not last.
         said = read_lines(process, 7 if store == "memory://" else 10)
@@ -81,6 +81,22 @@ def test_each_server_of_the_file_is_served_and_stopped_with_the_others(
         assert not any(is_alive(pid) for pid in children)
     if store != "memory://":
         assert {path.name for path in tmp_path.glob("*.db")} == {"one.db", "two.db", "broken.db"}
+
+
+def test_each_server_of_a_file_is_tried_and_the_one_that_fails_is_named(tmp_path: Path) -> None:
+    dies = {**ENTRY, "args": [*ENTRY["args"], "dies", "key"]}
+    file = written(tmp_path, {"good": ENTRY, "broken": dies, "away": {"url": "http://localhost:1"}})
+    with serving(tmp_path, "--config", file) as process:
+        said = read_lines(process, 7)
+        assert "WARNING" not in said, "it serves before that is known"
+        said = read_lines(process, 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        warnings = [each for each in (said + process.stderr.read()).splitlines() if "WARN" in each]
+    assert len(warnings) == 2
+    for name, why in (("broken", "status 1: the key is missing"), ("away", "connection refused")):
+        (warning,) = [each for each in warnings if f"the server {name}" in each]
+        assert why in warning
 
 
 @pytest.mark.redis

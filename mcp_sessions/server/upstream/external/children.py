@@ -19,16 +19,21 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from mcp_sessions import metrics
 from mcp_sessions.background import Background, report, stopped
-from mcp_sessions.core.messages import error_body, wire_error
-from mcp_sessions.errors import INTERNAL_ERROR, LimitReached, OutcomeUnknown
+from mcp_sessions.core.messages import wire_error
+from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
-from mcp_sessions.ids import SessionId
-from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.beginning import tell_what_was_told
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.upstream.external.beginning import (
+    Ended,
+    Starter,
+    begin,
+    made,
+    not_started,
+)
 from mcp_sessions.server.upstream.external.child import Child, Refused
 from mcp_sessions.server.upstream.external.failures import Failures
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
@@ -47,44 +52,8 @@ _SAID_AGAIN = 60.0
 _CLOSING = 10.0
 """Seconds that what is done for children has when the layer stops."""
 
-_REASON = 300
-"""Characters of a server's own error that are in that of its start."""
-
 _LEAVING = "the layer stops"
 _OVER = "whose it is asks nothing more"
-
-
-class _Ended(UpstreamError):
-    """One that was being started is over."""
-
-
-class Starter(Protocol):
-    """Knows what a child is."""
-
-    async def start(self, place: Place, principal: Principal) -> Child:
-        """A child that was told nothing yet.
-
-        Raises:
-            OSError: It cannot be started.
-            UpstreamError: See there.
-        """
-        ...
-
-    def run(self, room: Callable[[], int]) -> None:
-        """Start some before they are needed, if that is wanted, until it is closed.
-
-        Args:
-            room: How many there may be beside those that are somebody's.
-        """
-        ...
-
-    def session_over(self, session_id: SessionId) -> None:
-        """Nobody comes back for a session: what was kept for its children is not needed."""
-        ...
-
-    async def close(self) -> None:
-        """All of them are over."""
-        ...
 
 
 @dataclass(eq=False)
@@ -256,16 +225,16 @@ class Children:
         if refusal is not None:
             raise refusal
         if self._is_leaving:
-            raise _not_started(_LEAVING)
+            raise not_started(_LEAVING)
         if place.is_over:
             # Nobody would end that child: its place is no longer known.
-            raise _not_started(_OVER)
+            raise not_started(_OVER)
         await self._make_room(principal)
         try:
             child = await self._start_in_an_era(place, principal)
         except asyncio.CancelledError:
             # Who waits for it was not cancelled, and is answered.
-            raise _not_started(_LEAVING if self._is_leaving else _OVER) from None
+            raise not_started(_LEAVING if self._is_leaving else _OVER) from None
         except UpstreamError as failed:
             if isinstance(failed, Refused):
                 # What it says is its client's: it may be long, or quote what it was given.
@@ -323,7 +292,7 @@ class Children:
             return await self._start(place, principal, older)
         try:
             child = await self._start(place, principal, client)
-        except _Ended:
+        except Ended:
             # Some end at what comes before a handshake.
             child = await self._start(place, principal, older)
         self._is_of_the_era_before = not child.is_modern
@@ -333,9 +302,7 @@ class Children:
         self._starts[principal] += 1
         try:
             await self._vacate(place)
-            child = await self.starter.start(place, principal)
-        except OSError as failed:
-            raise _not_started(str(failed.strerror)) from failed
+            child = await made(self.starter, place, principal)
         finally:
             self._starts[principal] -= 1
             if not self._starts[principal]:
@@ -343,21 +310,7 @@ class Children:
         self._living[child] = principal
         metrics.child_runs()
         try:
-            async with asyncio.timeout(self.server.start_timeout):
-                await child.shake_hands(client, self.versions, list(place.subscribers))
-            await tell_what_was_told(place, child)
-        except TimeoutError:
-            why = f"it did not answer initialize in {self.server.start_timeout:g} seconds"
-            raise await self._gave_up(child, why) from None
-        except UpstreamError as failed:
-            if isinstance(failed, Refused) and not child.is_over and not child.failure:
-                # It lives, and has told its client why.
-                await self._stop(child)
-                raise
-            said = str(failed.error.get("message")).removeprefix(f"{OutcomeUnknown.message}: ")
-            why = child.failure or said[:_REASON]
-            kind = _Ended if child.is_over else UpstreamError
-            raise kind((await self._gave_up(child, why)).error) from failed
+            await begin(self.server, child, place, client, self.versions)
         except BaseException:
             await self._stop(child)
             raise
@@ -367,11 +320,21 @@ class Children:
             self._background.run("telling clients to read again", self._tell_again(place, child))
         return child
 
-    async def _gave_up(self, child: Child, why: str) -> UpstreamError:
-        if child.is_over and not child.failure:
-            why = await child.last_words()
-        await self._stop(child)
-        return _not_started(why)
+    def keep(self, place: Place, child: Child) -> bool:
+        """Give a place a child that began already, if it has none and there is room for it."""
+        if place.living or place.starting or place.is_over or self._is_leaving:
+            return False
+        # A place that was idle for long is known no more.
+        is_known = self.place(place.key, lambda: place) is place
+        if not is_known or self._limit(ANONYMOUS) is not None:
+            return False
+        self._living[child] = ANONYMOUS
+        metrics.child_begun("started")
+        metrics.child_runs()
+        place.occupy(child)
+        place.serves()
+        self.capabilities = child.capabilities
+        return True
 
     async def _tell_again(self, place: Place, child: Child) -> None:
         for name in LISTS:
@@ -488,8 +451,3 @@ class Children:
             if place.child is not None and not place.calls
             if of is None or self._living.get(place.child) == of
         ]
-
-
-def _not_started(why: str) -> UpstreamError:
-    data = {"reason": "not_started", "started": False}
-    return UpstreamError(error_body(INTERNAL_ERROR, f"the server did not start: {why}", data))

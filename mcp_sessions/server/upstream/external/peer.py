@@ -411,6 +411,8 @@ class ExternalPeer:
         return self if self._outbound is not None else call.principal
 
     def _new_place(self, key: Hashable, is_one_client: bool, inherited: Wanted | None) -> Place:
+        if self._wrapped.server.per == "shared":
+            return shared_place(self._wrapped)
         wanted = self._wanted if inherited is None else inherited
         was_served = self._was_served or inherited is not None
         client = self._client if is_one_client else OURS
@@ -427,9 +429,16 @@ class ExternalPeer:
             client,
             is_one_client,
             isinstance(key, Sessionless),
-            self._wrapped.server.per == "shared",
+            False,
             was_served and is_one_client,
             self._wrapped.server.title,
             subscribers={uri: {key} for uri in wanted.subscriptions} if is_one_client else {},
             level=wanted.log_level if is_one_client else None,
         )
+
+
+def shared_place(wrapped: Wrapped) -> Place:
+    """The one place of a server that all clients share."""
+    children = wrapped.children
+    of = (children.start, wrapped.shell.publish, children.telling, None, OURS)
+    return Place(*of, False, False, True, False, wrapped.server.title)

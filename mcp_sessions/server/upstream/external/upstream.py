@@ -13,21 +13,28 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, cast
 
+from mcp_sessions.background import Background
 from mcp_sessions.core.client_description import described
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.upstream.external.asks import Asks, asks_of
-from mcp_sessions.server.upstream.external.children import Children, Starter
+from mcp_sessions.server.upstream.external.beginning import Starter
+from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.elsewhere import Elsewhere
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
-from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped
-from mcp_sessions.server.upstream.external.place import LISTS
+from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped, shared_place
+from mcp_sessions.server.upstream.external.place import LISTS, Place
 from mcp_sessions.server.upstream.external.rounds import Rounds
 from mcp_sessions.server.upstream.external.sharing import Sharing
 from mcp_sessions.server.upstream.external.spans import Spans
+from mcp_sessions.server.upstream.external.trial import (
+    place_of_nobody,
+    tried,
+    warn_unless_it_starts,
+)
 from mcp_sessions.server.upstream.port import (
     NOTHING_WANTED,
     Call,
@@ -96,11 +103,30 @@ class ExternalUpstream:
         async with self._wrapped.shell.lifespan():
             self._wrapped.spans.look()
             self.children.run()
+            trial = Background()
+            if self._wrapped.server.try_at_start:
+                first = warn_unless_it_starts(self.children, self._place_to_try())
+                trial.run("the first start of a server", first)
             try:
                 yield
             finally:
+                await trial.close()
                 await self._wrapped.rounds.close()
                 await self.children.close()
+
+    async def try_once(self) -> Mapping[str, Any]:
+        """Start a child once, and stop it; what it answered to ``initialize``.
+
+        Raises:
+            UpstreamError: It cannot be started.
+        """
+        return await tried(self.children, place_of_nobody(self.children))
+
+    def _place_to_try(self) -> Place:
+        """If all clients share one place, they can have its child."""
+        if self._wrapped.server.per != "shared":
+            return place_of_nobody(self.children)
+        return self.children.place(None, lambda: shared_place(self._wrapped))
 
     def peer(
         self,

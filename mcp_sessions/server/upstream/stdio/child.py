@@ -50,7 +50,7 @@ _DIGITS: Final = 32
 
 
 class StdioChildren:
-    """Starts them; a :class:`~mcp_sessions.server.upstream.external.children.Starter`.
+    """Starts them; a :class:`~mcp_sessions.server.upstream.external.beginning.Starter`.
 
     Args:
         longest: Bytes of one message of theirs.
@@ -65,7 +65,7 @@ class StdioChildren:
         self._warm = WarmProcesses(server.warm, server.child_idle, self._start_warm)
 
     def run(self, room: Callable[[], int]) -> None:
-        """See :class:`~mcp_sessions.server.upstream.external.children.Starter`."""
+        """See :class:`~mcp_sessions.server.upstream.external.beginning.Starter`."""
         self._warm.run(room)
 
     async def start(self, place: Place, principal: Principal) -> Child:
@@ -101,7 +101,7 @@ class StdioChildren:
         return StdioChild(process, place, self._longest, leave)
 
     def session_over(self, session_id: SessionId) -> None:
-        """See :class:`~mcp_sessions.server.upstream.external.children.Starter`."""
+        """See :class:`~mcp_sessions.server.upstream.external.beginning.Starter`."""
         own = name_for_handlers(session_id)
         # Of one that did not run here since the layer started it is not known whose it was.
         by_name = None if self._server.names_principals else own[:_DIGITS]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class HttpChildren:
-    """A :class:`~mcp_sessions.server.upstream.external.children.Starter`.
+    """A :class:`~mcp_sessions.server.upstream.external.beginning.Starter`.
 
     Args:
         longest: Bytes of one message of theirs.

@@ -1,0 +1,79 @@
+"""One start of a server before a client needs it, which shows whether it can be served.
+
+Rules, owned by ``tests/server/upstream/external/test_trial.py``:
+
+1. No client notices it: it takes none of the room, and a failure refuses nobody.
+2. What was started is stopped. If all clients share one child and there is none yet, it stays.
+3. It is asked nothing but its handshake.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.server.upstream.external.beginning import NOT_STARTED_TEXT, begin, made
+from mcp_sessions.server.upstream.external.children import Children
+from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.port import UpstreamError
+
+logger = logging.getLogger(__name__)
+
+
+class _Nobodys(Place):
+    """The place of a child that is tried."""
+
+    def label(self) -> str:
+        """See :class:`Place`."""
+        return f"{self.title}, first start"
+
+
+def place_of_nobody(children: Children) -> Place:
+    """A place for a child that is only tried."""
+
+    async def announce(_: str, __: Mapping[str, Any] | None) -> None:
+        """Its changes are told nobody."""
+
+    of = (children.start, announce, children.telling, object(), children.ours)
+    return _Nobodys(*of, True, False, False, False, children.server.title)
+
+
+async def tried(children: Children, place: Place) -> Mapping[str, Any]:
+    """Start a child once; what it answered to ``initialize``.
+
+    Raises:
+        UpstreamError: It cannot be started.
+    """
+    child = await made(children.starter, place, ANONYMOUS)
+    is_kept = False
+    try:
+        await begin(children.server, child, place, children.ours, children.versions)
+        is_kept = place.is_shared and children.keep(place, child)
+        return child.result
+    finally:
+        if not is_kept:
+            await child.stop()
+
+
+async def warn_unless_it_starts(children: Children, place: Place) -> None:
+    """Try a server, and log why it cannot be served."""
+    try:
+        await tried(children, place)
+    except UpstreamError as failed:
+        server = children.server
+        name = (
+            f"{server.title} at {server.name}" if isinstance(server, HTTPServer) else server.title
+        )
+        logger.warning(
+            "%s failed its first start: %s. Its clients get this error until a start succeeds.",
+            name,
+            why_not(failed),
+        )
+
+
+def why_not(failed: UpstreamError) -> str:
+    """Why a child did not start."""
+    return str(failed.error.get("message")).removeprefix(NOT_STARTED_TEXT).rstrip(".")

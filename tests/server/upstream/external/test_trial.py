@@ -1,0 +1,128 @@
+"""One start of a server before a client needs it: what fails is said, and no client notices it."""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions import HTTPServer, StdioServer
+from mcp_sessions.server.upstream.external.children import Children
+from tests.server.upstream.external.test_children import starts
+from tests.support.children import CHILD, child, child_world, children_of, is_alive, until
+from tests.support.world import World, world
+
+pytestmark = pytest.mark.anyio
+
+
+def children(w: World) -> Children:
+    """Those of a layer."""
+    upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+    return upstream.children
+
+
+def scripted(first: str, marker: Path, **options: Any) -> StdioServer:
+    """The child server, if a line of shell, whose first argument is the marker, lets it start."""
+    script = f'{first}; exec "$@"'
+    command = ("-c", script, str(marker), sys.executable, "-S", CHILD)
+    return StdioServer("sh", *command, try_at_start=True, **options)
+
+
+async def test_a_first_start_that_fails_is_said_and_refuses_no_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that comes at once is served, if the cause is gone."""
+    marker = tmp_path / "key"
+    fails = 'test -e "$0" || { echo "the key is missing" >&2; exit 3; }'
+    server = scripted(fails, marker, per="shared", title="the server files")
+    async with world(server=server) as w:
+        await until(lambda: "failed its first start" in caplog.text, "the warning")
+        (said,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert said.getMessage() == (
+            "the server files failed its first start: it ended with status 3: the key is missing. "
+            "Its clients get this error until a start succeeds."
+        )
+        marker.touch()
+        assert await (await w.connected()).text("count") == "1"
+
+
+async def test_a_first_start_that_hangs_takes_no_room_and_ends_with_the_layer(
+    tmp_path: Path,
+) -> None:
+    others, marker = set(children_of(os.getpid())), tmp_path / "began"
+    hangs = 'if mkdir "$0" 2>/dev/null; then exec sleep 600; fi'
+    server = scripted(hangs, marker, max_children=1)
+    async with world(server=server) as w:
+        await until(marker.exists, "the first start began")
+        assert await (await w.connected()).text("count") == "1"
+        during = set(children_of(os.getpid())) - others
+        assert len(during) == 3, "the guard, the one that is tried, and the client's"
+    await until(lambda: not any(is_alive(pid) for pid in during), "all of them ended")
+
+
+@pytest.mark.parametrize(("per", "all_starts"), [("session", 2), ("principal", 2), ("shared", 1)])
+async def test_what_started_is_stopped_unless_all_clients_share_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, per: str, all_starts: int
+) -> None:
+    noted, others = tmp_path / "calls", set(children_of(os.getpid()))
+    options = {"env": {"CALLS": str(noted)}, "per": per, "try_at_start": True}
+    async with child_world(options=options) as w:
+        await until(lambda: starts(noted) == 1, "the first start")
+
+        def is_settled() -> bool:
+            living = [pid for pid in set(children_of(os.getpid())) - others if is_alive(pid)]
+            return len(living) == (2 if per == "shared" else 1)
+
+        await until(lambda: per != "shared" or children(w).known(None), "a place")
+        await until(is_settled, "the guard, and what is shared")
+        await until(lambda: per != "shared" or _has_child(w), "it has that child")
+        assert await (await w.connected()).text("count") == "1"
+        assert starts(noted) == all_starts
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def _has_child(w: World) -> bool:
+    place = children(w).known(None)
+    return place is not None and place.living is not None
+
+
+async def test_a_shared_process_that_a_client_started_meanwhile_is_the_only_one(
+    tmp_path: Path,
+) -> None:
+    slow, noted, others = tmp_path / "slow", tmp_path / "calls", set(children_of(os.getpid()))
+    options = {"env": {"CALLS": str(noted)}, "per": "shared", "try_at_start": True}
+    async with child_world("slow", str(slow), options=options) as w:
+        await until(lambda: starts(noted) == 1, "the first start")
+        connecting = asyncio.create_task(w.connected())
+        await until(lambda: starts(noted) == 2, "the client's")
+        slow.touch()
+        client = await connecting
+        await until(
+            lambda: len({p for p in children_of(os.getpid()) if is_alive(p)} - others) == 2,
+            "the guard, and one process",
+        )
+        assert await client.text("count") == "1"
+        assert children(w)._count() == 1  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_url_is_tried_too_and_named_without_its_query(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = HTTPServer(f"http://127.0.0.1:{port}/mcp?key=secret", try_at_start=True)
+    async with world(server=server):
+        await until(lambda: "failed its first start" in caplog.text, "the warning")
+    assert f"the server at http://127.0.0.1:{port}/mcp failed its first start: " in caplog.text
+    assert "connection refused" in caplog.text and "secret" not in caplog.text
+
+
+async def test_nothing_is_started_before_it_is_needed_unless_that_is_wanted(tmp_path: Path) -> None:
+    noted = tmp_path / "calls"
+    async with world(server=child(env={"CALLS": str(noted)})) as w:
+        assert await (await w.connected()).text("count") == "1"
+    assert starts(noted) == 1
