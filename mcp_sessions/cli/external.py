@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from mcp_sessions.cli.serve_options import EXTERNAL_OPTIONS
-from mcp_sessions.cli.workers import is_first_worker
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.stdio_server import StdioServer
@@ -24,6 +23,9 @@ def _tries(options: argparse.Namespace) -> bool:
     if options.lazy:
         return False
     if options.worker is not None:
+        # Few commands have workers.
+        from mcp_sessions.cli.workers import is_first_worker
+
         return is_first_worker(options.worker)
     # At standard input and output there is a client at once.
     return not options.stdio or options.port is not None
