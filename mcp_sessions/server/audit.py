@@ -19,7 +19,8 @@ from typing import Any
 from opentelemetry import propagate, trace
 
 from mcp_sessions.core.conversations import ConversationKey
-from mcp_sessions.core.messages import meta_of, well_named
+from mcp_sessions.core.message import Message
+from mcp_sessions.core.messages import NotNamed
 from mcp_sessions.errors import REQUEST_CANCELLED
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -49,8 +50,7 @@ class Audit:
 
     def begin(
         self,
-        method: str,
-        params: Mapping[str, Any] | None,
+        message: Message,
         *,
         principal: Principal,
         transport: str,
@@ -76,14 +76,15 @@ class Audit:
             whose = (principal.client_id, principal.issuer, principal.subject)
             members["enduser.pseudo.id"] = digest(self.security.pseudonym(*whose))
         members["service.instance.id"] = self._process
-        name = (params or {}).get("name")
+        method, params = message.method, message.params or {}
+        name = params.get("name")
         entry = AuditEntry(self, members, method, name if isinstance(name, str) else None)
-        named = (params or {}).get("sessionId") if method.startswith("session/") else None
-        named = named if isinstance(named, str) else well_named(params)
-        if named is not None:
+        named: Any = params.get("sessionId") if method.startswith("session/") else None
+        named = named if isinstance(named, str) else message.session
+        if not isinstance(named, NotNamed):
             # Before it is known whether there is one: whoever tries others' ids is seen.
             entry.serve_in(digest(named), "session")
-        entry.trace(_span_of(params))
+        entry.trace(_span_of(message.meta))
         return entry
 
 
@@ -210,10 +211,10 @@ def _outcome(error: Mapping[str, str], *, is_heard: bool) -> str:
             return "cancelled" if code == str(REQUEST_CANCELLED) else "error"
 
 
-def _span_of(params: Mapping[str, Any] | None) -> trace.Span:
+def _span_of(meta: Mapping[str, Any]) -> trace.Span:
     """What a request says that it is part of; else what was begun when it came."""
     try:
-        return trace.get_current_span(propagate.extract(meta_of(params) or {}))
+        return trace.get_current_span(propagate.extract(meta))
     except (TypeError, ValueError):
         # The carrier is its sender's.
         return trace.INVALID_SPAN

@@ -14,7 +14,8 @@ import asyncio
 from types import TracebackType
 from typing import Any, Protocol
 
-from mcp_sessions.core.messages import Request, RequestId
+from mcp_sessions.core.message import Message
+from mcp_sessions.core.messages import RequestId
 from mcp_sessions.errors import InvalidReason, InvalidRequest
 
 
@@ -132,7 +133,7 @@ class Arrival:
 
     is_open = True
 
-    def __init__(self, request: Request, inbound: object, connection: Connection | None) -> None:
+    def __init__(self, request: Message, inbound: object, connection: Connection | None) -> None:
         self.inbound = inbound
         self._id = request.id
         self._connection = connection

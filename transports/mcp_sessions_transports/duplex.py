@@ -14,20 +14,17 @@ from typing import Any
 
 from mcp_sessions.core.listening import LISTEN, Filter, acknowledgement
 from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (
     PROTOCOL_VERSION_META,
     Answer,
     Malformed,
-    Notification,
-    Request,
     RequestId,
     decode,
     encode,
     error_body,
     error_message,
     id_of,
-    meta_of,
-    names_session,
     parse,
     wire_error,
 )
@@ -231,7 +228,7 @@ class DuplexTransport:
         """Whether the request with that id is an open listen."""
         return any(request_id == listen.request_id for listen in self._listens.values())
 
-    def cancels(self, notification: Notification) -> bool:
+    def cancels(self, notification: Message) -> bool:
         """End the listen that a notification cancels; False if it cancels none."""
         request_id = (notification.params or {}).get("requestId")
         if notification.method != "notifications/cancelled" or not self.has_listen(request_id):
@@ -323,24 +320,26 @@ class DuplexConnection:
             self._refuse(None, error_body(PARSE_ERROR, "Parse error"))
             return
         try:
-            message = parse(value)
+            parsed = parse(value)
         except Malformed as malformed:
             # With its id, if it has one: whoever sent it may be waiting.
             error = error_body(INVALID_REQUEST, f"Invalid request: {malformed}")
             self._refuse(id_of(value), error)
             return
-        lasts = isinstance(message, Request) and message.method == LISTEN
+        message = parsed if isinstance(parsed, Answer) else read(parsed)
+        request = None if isinstance(message, Answer) or message.is_notification else message
+        lasts = request is not None and request.method == LISTEN
         channel = DuplexChannel(self.transport, lasts=lasts)
         size = len(body)
-        if isinstance(message, Request):
+        if request is not None:
             # Only what is owed an answer has a way back that can break.
             self.transport.channels[channel] = None
         try:
             await self._take(message, channel, size)
         except StoreUnavailable as failed:
             logger.error("the session store failed: %s", failed)
-            if isinstance(message, Request):
-                await channel.answer(error_message(message.id, store_error(failed)))
+            if request is not None:
+                await channel.answer(error_message(request.id, store_error(failed)))
 
     async def quiet(self, timeout: float) -> None:
         """Wait until nothing that came is at work, ``timeout`` seconds at the most."""
@@ -363,13 +362,11 @@ class DuplexConnection:
         finally:
             self.transport.over.set()
 
-    async def _take(
-        self, message: Request | Notification | Answer, channel: DuplexChannel, size: int
-    ) -> None:
+    async def _take(self, message: Message | Answer, channel: DuplexChannel, size: int) -> None:
         router = self._served.router
         if isinstance(message, Answer):
             await router.answer(message, self._inbound(channel))
-        elif isinstance(message, Notification):
+        elif message.is_notification:
             if self.transport.cancels(message):
                 return
             if self.client.peer.modern:
@@ -380,7 +377,7 @@ class DuplexConnection:
             await self._notified(message, channel, size)
         elif message.method == "initialize" and not self.client.peer.modern:
             await self._initialize(message, channel)
-        elif _has_envelope(message) or self._lacks_envelope(message):
+        elif PROTOCOL_VERSION_META in message.meta or self._lacks_envelope(message):
             await self._modern(message, channel, size)
         else:
             # Without an envelope it is of the handshake era (WSS10), in which a client that is
@@ -389,9 +386,7 @@ class DuplexConnection:
             inbound = Inbound(self.client.principal, peer, self.client, channel)
             await router.request(message, inbound)
 
-    async def _notified(
-        self, notification: Notification, channel: DuplexChannel, size: int
-    ) -> None:
+    async def _notified(self, notification: Message, channel: DuplexChannel, size: int) -> None:
         router, inbound = self._served.router, self._inbound(channel)
         reported = router.reported(notification, inbound)
         if reported is not None:
@@ -406,14 +401,14 @@ class DuplexConnection:
             limit=policy.receive_buffer, patience=policy.slow_timeout, spawn=runner.spawn
         )
 
-    def _lacks_envelope(self, request: Request) -> bool:
+    def _lacks_envelope(self, request: Message) -> bool:
         """A client of the modern era sends it with every request; the methods of ours and
         what names its session do without, in either era.
         """
-        ours = request.method in SESSION_METHODS or names_session(request.params)
+        ours = request.method in SESSION_METHODS or request.names_session
         return self.client.peer.modern and not ours
 
-    async def _initialize(self, request: Request, channel: DuplexChannel) -> None:
+    async def _initialize(self, request: Message, channel: DuplexChannel) -> None:
         async def register(peer: Peer) -> ClientConnection:
             self.client.identify(peer)
             return self.client
@@ -430,7 +425,7 @@ class DuplexConnection:
             # What was made before the handshake knows nothing of the client.
             del self.client.upstream_peers[stale]
 
-    async def _modern(self, request: Request, channel: DuplexChannel, size: int) -> None:
+    async def _modern(self, request: Message, channel: DuplexChannel, size: int) -> None:
         route = self._served.rules.route(request.method, request.params)
         if isinstance(route, tuple):
             code, text, data = route
@@ -455,14 +450,14 @@ class DuplexConnection:
                 InvalidReason.DUPLICATE_ID, "a request with this id is still open"
             )
             await inbound.answer(inbound.error(request.id, wire_error(refused)))
-        elif request.method == LISTEN and names_session(request.params):
+        elif request.method == LISTEN and request.names_session:
             await self._listen(request, inbound)
             # Its last message comes when it ends; nothing of it can break before.
             self.transport.channels.pop(channel, None)
         else:
             await self._served.router.request(request, inbound)
 
-    async def _listen(self, request: Request, inbound: Inbound) -> None:
+    async def _listen(self, request: Message, inbound: Inbound) -> None:
         """Events are pushed here anyway: a listen sets the filter and adds its id."""
         listening = self._served.listening
         try:
@@ -486,7 +481,3 @@ class DuplexConnection:
 
     def _refuse(self, request_id: RequestId | None, error: dict[str, Any]) -> None:
         self.transport.outbox.push(error_message(request_id, error))
-
-
-def _has_envelope(request: Request) -> bool:
-    return PROTOCOL_VERSION_META in (meta_of(request.params) or ())

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from mcp_sessions.core.messages import NotNamed, Request, named_session, request_key
+from mcp_sessions.core.message import Message
+from mcp_sessions.core.messages import NotNamed
 from mcp_sessions.core.readings import folded, is_one_of
 from mcp_sessions.core.request_keys import Begun, KeyUse, content_digest
 from mcp_sessions.core.states import Mode
@@ -87,19 +87,18 @@ class Associations:
 
     async def of(
         self,
-        params: dict[str, Any] | None,
+        message: Message,
         inbound: Inbound,
-        request: Request | None,
         *,
+        is_request: bool = True,
         keyed: bool = True,
         instead_of: str = "",
     ) -> Association:
         """Rules 1 to 3; by rule 3 only what is not gated, or is of a conversation.
 
         Args:
-            params: The message's.
-            inbound: Where it came from.
-            request: Record its key, if it has one; None: a notification, which has none.
+            inbound: Where the message came from.
+            is_request: Its key is recorded, if it has one; False: a notification, which has none.
             keyed: False: a request key is ignored, and a conversation's as well.
             instead_of: See :class:`~mcp_sessions.core.request_keys.KeyUse`.
 
@@ -108,11 +107,12 @@ class Associations:
                 SessionRequiredByServer
             UnknownHandle: See :meth:`BoundSessions.of`.
         """
-        key = request_key(params) if request is not None and keyed else None
-        named = named_session(params)
+        key = message.keyed() if is_request and keyed else None
+        named = message.named()
+        request = message if is_request else None
         connection = inbound.connection
         if not isinstance(named, NotNamed):
-            opened = await self._sealed.check_token(params, named, inbound)
+            opened = await self._sealed.check_token(message, named, inbound)
             if not self._store.remembers:
                 key = None
             admitted = await self.admit(named, inbound, request, key, instead_of=instead_of)
@@ -150,7 +150,7 @@ class Associations:
         return Association(admitted, False, key)
 
     async def _outside(
-        self, request: Request | None, inbound: Inbound, named: NotNamed, keyed: bool
+        self, request: Message | None, inbound: Inbound, named: NotNamed, keyed: bool
     ) -> Association:
         declined = named is NotNamed.NULL
         if self._conversations is not None and request is not None and keyed and not declined:
@@ -173,7 +173,7 @@ class Associations:
         self,
         session_id: SessionId,
         inbound: Inbound,
-        request: Request | None,
+        request: Message | None,
         key: RequestKey | None,
         fencing_epoch: FencingEpoch | None = None,
         *,
@@ -212,13 +212,13 @@ class Associations:
             raise SessionNotFound(session_id)
         return admitted
 
-    async def session_of(self, params: dict[str, Any] | None, inbound: Inbound) -> SessionId | None:
+    async def session_of(self, request: Message, inbound: Inbound) -> SessionId | None:
         """The session that :meth:`of` would let a request into; None: none.
 
         Raises:
             InvalidParams: What names it is malformed.
         """
-        named = named_session(params)
+        named = request.named()
         if not isinstance(named, NotNamed):
             return named
         if inbound.connection is None or inbound.modern or named is NotNamed.NULL:
@@ -260,6 +260,6 @@ class Associations:
             await inbound.set_current(CurrentSession(record.session_id, attached.fencing_epoch))
 
 
-def _tool(request: Request) -> str | None:
+def _tool(request: Message) -> str | None:
     name = (request.params or {}).get("name")
     return name if isinstance(name, str) else None

@@ -20,7 +20,7 @@ from mcp_sessions.core.conversations import (
     conversation_key,
 )
 from mcp_sessions.core.handles import HANDLE, carried_in
-from mcp_sessions.core.messages import Request, meta_of
+from mcp_sessions.core.message import Message
 from mcp_sessions.core.nearness import is_near
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import TOOLS, Visibility
@@ -82,7 +82,7 @@ class BoundSessions:
             return None
         return argument
 
-    async def of(self, request: Request, inbound: Inbound) -> Bound | None:
+    async def of(self, request: Message, inbound: Inbound) -> Bound | None:
         """The session of a request's conversation, its idle time begun anew; None: it is of none,
         or there are too many sessions for one more.
 
@@ -162,12 +162,12 @@ class BoundSessions:
         )
         return admitted.record if admitted is not None else None
 
-    def _key(self, request: Request, inbound: Inbound) -> ConversationKey | None:
+    def _key(self, request: Message, inbound: Inbound) -> ConversationKey | None:
         settings, rules = self._settings, self._rules
         if settings.platform_ids and inbound.connection is None:
             # Else the server gave it to the client.
             rules = (*rules, PLATFORM)
-        meta, headers = meta_of(request.params) or {}, inbound.headers
+        meta, headers = request.meta, inbound.headers
         try:
             key = self._own_key(meta, headers) or conversation_key(rules, meta, headers)
         except ValueError as malformed:

@@ -8,13 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mcp_sessions.core.messages import (
-    Message,
-    NotNamed,
-    Request,
-    named_session,
-    request_key,
-)
+from mcp_sessions.core.message import Message
+from mcp_sessions.core.messages import NotNamed
 from mcp_sessions.core.request_keys import KeyUse, content_digest
 from mcp_sessions.errors import WireError
 from mcp_sessions.ids import ConnectionId
@@ -46,7 +41,7 @@ class JointAdmissions:
         on the way.
         """
         connection = self._connections.local(ConnectionId(session_header))
-        if not isinstance(message, Request) or not isinstance(connection, StoredConnection):
+        if message.is_notification or not isinstance(connection, StoredConnection):
             return None
         session_id = connection.last_current
         runner = self._runner
@@ -61,9 +56,9 @@ class JointAdmissions:
         ):
             return None
         try:
-            if named_session(message.params) is not NotNamed.ABSENT:
+            if message.named() is not NotNamed.ABSENT:
                 return None
-            key, use, lock = request_key(message.params), None, None
+            key, use, lock = message.keyed(), None, None
             if key is not None:
                 # Whatever refuses it after this leaves a run that never began: sent again, it is
                 # begun then (Runs).

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from mcp_sessions.core.listening import LISTEN, Filter
-from mcp_sessions.core.messages import Request, instance_of
+from mcp_sessions.core.message import Message
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import SessionNotFound
 from mcp_sessions.server.connection import ClientConnection, Inbound
@@ -42,7 +42,7 @@ class Listening:
     _upstream: Upstream
     _visibility: Visibility
 
-    async def admit(self, request: Request, inbound: Inbound) -> tuple[SessionRecord, Filter]:
+    async def admit(self, request: Message, inbound: Inbound) -> tuple[SessionRecord, Filter]:
         """The session that a listen names, with the listen's filter set.
 
         Raises:
@@ -68,7 +68,7 @@ class Listening:
         return record, Filter(request.params or {})
 
     async def _tell_server(
-        self, request: Request, inbound: Inbound, record: SessionRecord, heard: Filter
+        self, request: Message, inbound: Inbound, record: SessionRecord, heard: Filter
     ) -> None:
         waiter = Waiter(request, inbound, named=True)
         call = self._runner.call(waiter, record, partial(self._peers.standalone, inbound, record))
@@ -80,7 +80,7 @@ class Listening:
             await peer.close()
 
     async def attach(
-        self, request: Request, record: SessionRecord, connection: ClientConnection
+        self, request: Message, record: SessionRecord, connection: ClientConnection
     ) -> None:
         """Attach the session of a listen to where it is heard.
 
@@ -90,7 +90,7 @@ class Listening:
         attached = await self._attachments.attach(
             record.session_id,
             connection,
-            instance=instance_of(request.params),
+            instance=request.instance,
             had=record.attachment,
         )
         if attached is None:

@@ -9,13 +9,14 @@ from typing import cast
 
 from mcp_sessions.core.client_description import ENVELOPE, size_of
 from mcp_sessions.core.listening import LISTEN
-from mcp_sessions.core.messages import Request, members_of, meta_of
+from mcp_sessions.core.message import Message
+from mcp_sessions.core.messages import members_of
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.limits import check_subscriptions
 
 
-def check_modern(request: Request, size: int, policy: SessionPolicy) -> None:
+def check_modern(request: Message, size: int, policy: SessionPolicy) -> None:
     """Whether a request of the modern era may say that much of its client, and listen to that many
     resources. Each request describes its client anew, and what serves the client keeps the
     description longer than the request. A listen outside of a session is in no store.
@@ -29,7 +30,7 @@ def check_modern(request: Request, size: int, policy: SessionPolicy) -> None:
             :func:`~mcp_sessions.stores.limits.check_subscriptions`.
     """
     if size > policy.max_client_bytes:
-        meta = meta_of(request.params) or {}
+        meta = request.meta
         said = {name: meta[name] for name in ENVELOPE if name in meta}
         if size_of(said) > policy.max_client_bytes:
             raise LimitReached("max_client_bytes")

@@ -7,7 +7,7 @@ message belongs to; answers and cancellations go to the requests that they name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,17 +15,13 @@ from typing import Any
 
 from mcp_sessions.core.handles import not_a_handle
 from mcp_sessions.core.load import load_of
+from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import (
     Answer,
-    Notification,
     NotNamed,
-    Request,
     error_body,
-    named_session,
-    request_key,
     result_message,
     wire_error,
-    without_session,
 )
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.core.visibility import Visibility, restored
@@ -99,7 +95,7 @@ class Router:
     # --- what bindings call ------------------------------------------------------------------
 
     async def initialize(
-        self, request: Request, inbound: Inbound, register: Register, *, is_there: bool = False
+        self, request: Message, inbound: Inbound, register: Register, *, is_there: bool = False
     ) -> tuple[bytes, ClientConnection | None]:
         """Shake hands: the encoded answer, and the new connection if it succeeded.
 
@@ -119,7 +115,7 @@ class Router:
             return answer, connection
 
     async def _initialize(
-        self, request: Request, inbound: Inbound, register: Register, is_there: bool
+        self, request: Message, inbound: Inbound, register: Register, is_there: bool
     ) -> tuple[bytes, ClientConnection | None]:
         outbound = LateOutbound()
         waiter = Waiter(request, inbound, named=False)
@@ -150,7 +146,7 @@ class Router:
         self._connections.add(connection)
         return result_message(request.id, result), connection
 
-    async def request(self, request: Request, inbound: Inbound) -> None:
+    async def request(self, request: Message, inbound: Inbound) -> None:
         """Serve a request; its answer goes to ``inbound.channel``, now or later."""
         if not self._audit.logger.level:
             await self._request(request, inbound)
@@ -159,7 +155,7 @@ class Router:
             await self._request(request, inbound)
 
     @contextmanager
-    def audited(self, request: Request, inbound: Inbound) -> Generator[None]:
+    def audited(self, request: Message, inbound: Inbound) -> Generator[None]:
         """Write down what becomes of a request, if that is wanted: here, that it is not answered;
         else whoever answers does.
         """
@@ -168,8 +164,7 @@ class Router:
             return
         entry = inbound.audited(
             self._audit.begin(
-                request.method,
-                request.params,
+                request,
                 principal=inbound.principal,
                 transport=inbound.transport,
                 version=inbound.peer.protocol_version,
@@ -186,14 +181,14 @@ class Router:
                 entry.failed(failed)
             raise
 
-    async def _request(self, request: Request, inbound: Inbound) -> None:
+    async def _request(self, request: Message, inbound: Inbound) -> None:
         if self._runner.draining and not self._is_served_still(inbound):
             await _refuse_at_the_end(request, inbound)
             return
         is_ours = request.method in SESSION_METHODS
         try:
             # ASC20: a malformed key is refused before anything else.
-            key = None if is_ours else request_key(request.params)
+            key = None if is_ours else request.keyed()
             async with Arrival(request, inbound, inbound.connection):
                 if is_ours:
                     result = await self._methods.serve(request, inbound)
@@ -214,9 +209,7 @@ class Router:
         is_leaving = inbound.connection is not None and inbound.connection.transport.is_leaving
         return is_leaving or (inbound.is_let_in and not self._runner.is_over)
 
-    def reported(
-        self, notification: Notification, inbound: Inbound
-    ) -> Coroutine[Any, Any, None] | None:
+    def reported(self, notification: Message, inbound: Inbound) -> Coroutine[Any, Any, None] | None:
         """What whoever asked the client something does with its report of progress, which may
         wait for the client; None: the notification is none. Beside :meth:`notification`.
         """
@@ -231,7 +224,7 @@ class Router:
         return report()
 
     async def notification(
-        self, notification: Notification, inbound: Inbound
+        self, notification: Message, inbound: Inbound
     ) -> Coroutine[Any, Any, None] | None:
         """Take a notification. What is wrong with it is logged: it is owed no answer.
 
@@ -239,22 +232,22 @@ class Router:
             What the wrapped server does with it, which may wait for the client; None:
             nothing. Everything else that it changes is changed by then.
         """
-        method, params = notification.method, notification.params
+        method = notification.method
         if method == "notifications/cancelled":
-            await self._cancel(params, inbound)
+            await self._cancel(notification, inbound)
         try:
-            association = await self._associations.of(params, inbound, None)
+            association = await self._associations.of(notification, inbound, is_request=False)
         except WireError as refused:
             logger.info("dropped %s: %s", loggable_method(method), refused)
             return None
         record = association.admitted.record if association.admitted is not None else None
         peer = self._peers.of(inbound, record)
-        waiter = Waiter(Request("", method, params), inbound, named=False)
+        waiter = Waiter(notification, inbound, named=False)
         standalone = partial(self._peers.standalone, inbound, record)
         call = self._runner.call(waiter, record, standalone, is_notification=True)
 
         async def notify() -> None:
-            await peer.notify(call, method, without_session(params))
+            await peer.notify(call, method, notification.forwarded)
             if inbound.connection is None or inbound.modern:
                 await peer.close()
 
@@ -266,27 +259,27 @@ class Router:
             return True
         return await forward_answer(self._bus, answer, inbound.principal)
 
-    async def cancel_keyed(self, notification: Notification, inbound: Inbound) -> None:
+    async def cancel_keyed(self, notification: Message, inbound: Inbound) -> None:
         """Take a modern-era notification: a cancellation that names session and key, or
         nothing that concerns us.
         """
         if notification.method == "notifications/cancelled":
-            await self._cancel(notification.params, inbound)
+            await self._cancel(notification, inbound)
 
-    async def admitted(self, request: Request, inbound: Inbound) -> SessionRecord | None:
+    async def admitted(self, request: Message, inbound: Inbound) -> SessionRecord | None:
         """The session that a listen request names, admitted; None: it names none (rule 1 only).
 
         Raises:
             WireError: As for any request.
         """
         # A key of it would never be finished: a listen ends with its connection.
-        association = await self._associations.of(request.params, inbound, request, keyed=False)
+        association = await self._associations.of(request, inbound, keyed=False)
         return association.admitted.record if association.admitted is not None else None
 
     # --- requests ----------------------------------------------------------------------------
 
-    async def _serve(self, request: Request, inbound: Inbound, key: RequestKey | None) -> None:
-        named = named_session(request.params)
+    async def _serve(self, request: Message, inbound: Inbound, key: RequestKey | None) -> None:
+        named = request.named()
         # Before anything is recorded: refused here, it never ran.
         whose = load_of(
             inbound.connection.id if inbound.connection is not None else None,
@@ -306,13 +299,13 @@ class Router:
             load.remove(whose)
 
     async def _let_in(
-        self, request: Request, inbound: Inbound, key: RequestKey, whose: Hashable
+        self, request: Message, inbound: Inbound, key: RequestKey, whose: Hashable
     ) -> None:
         session_id = None
         # If it is let in with its connection, the lock is held.
         is_let_in = inbound.joint is not None and inbound.joint.is_let_in
         if not is_let_in:
-            session_id = await self._associations.session_of(request.params, inbound)
+            session_id = await self._associations.session_of(request, inbound)
         if session_id is None:
             await self._serve_now(request, inbound, whose)
             return
@@ -327,8 +320,8 @@ class Router:
         """
         request, inbound = waiter.request, waiter.inbound
         try:
-            key = request_key(request.params)
-            session_id = await self._associations.session_of(request.params, inbound)
+            key = request.key
+            session_id = await self._associations.session_of(request, inbound)
             is_served = not self._runner.draining or self._is_served_still(inbound)
             if key is None or session_id != known_in or not is_served:
                 # Its connection went on to another session, or this process stops.
@@ -344,15 +337,13 @@ class Router:
             await _refuse(request, inbound, failed.error)
 
     async def _serve_now(
-        self, request: Request, inbound: Inbound, whose: Hashable, instead_of: str = ""
+        self, request: Message, inbound: Inbound, whose: Hashable, instead_of: str = ""
     ) -> None:
         argument = self._conversations.argument_for(inbound) if self._conversations else None
         if argument is not None and argument.is_unknown(argument.tool_of(request)):
             await self._learn(argument, request, inbound)
         try:
-            association = await self._associations.of(
-                request.params, inbound, request, instead_of=instead_of
-            )
+            association = await self._associations.of(request, inbound, instead_of=instead_of)
         except UnknownHandle:
             if argument is None:
                 raise AssertionError("a handle was found where none is looked for") from None
@@ -362,7 +353,7 @@ class Router:
         admitted = association.admitted
         if admitted is not None and self._idempotency.never_began(admitted):
             association = await self._associations.of(
-                request.params, inbound, request, instead_of=admitted.run or ""
+                request, inbound, instead_of=admitted.run or ""
             )
             admitted = association.admitted
         waiter = Waiter(request, inbound, association.named, whose)
@@ -418,13 +409,13 @@ class Router:
             run=admitted.run if admitted is not None and key is not None else None,
         )
 
-    async def _learn(self, argument: HandleArgument, request: Request, inbound: Inbound) -> None:
+    async def _learn(self, argument: HandleArgument, request: Message, inbound: Inbound) -> None:
         """Look up a tool that is to take a handle, where no list went by so far."""
         waiter = Waiter(request, inbound, named=False)
         call = self._runner.call(waiter, None, partial(self._peers.standalone, inbound, None))
         peer = self._peers.of(inbound, None)
         try:
-            await argument.learn(peer, call, request.params)
+            await argument.learn(peer, call, request)
         except UpstreamError:
             logger.warning("a tool is called that is to take a handle, and no list has it")
         finally:
@@ -432,10 +423,10 @@ class Router:
             if inbound.connection is None or inbound.modern:
                 await peer.close()
 
-    async def _cancel(self, params: Mapping[str, Any] | None, inbound: Inbound) -> None:
+    async def _cancel(self, notification: Message, inbound: Inbound) -> None:
         meant: list[OpenRequest] = []
         try:
-            named, key = named_session(params), request_key(params)
+            named, key = notification.named(), notification.keyed()
         except InvalidParams as malformed:
             logger.info("dropped a cancellation: %s", malformed)
             return
@@ -446,7 +437,8 @@ class Router:
             elif running.record is not None and running.record.principal == inbound.principal:
                 meant = [running]
         else:
-            request_id, connection = (params or {}).get("requestId"), inbound.connection
+            params, connection = notification.params or {}, inbound.connection
+            request_id: object = params.get("requestId")
             if connection is None or not isinstance(request_id, (str, int)):
                 return
             meant = connection.requests.meant(connection, request_id)
@@ -466,12 +458,12 @@ class Router:
             await self._bus.tell(CancelKeyed(session_id=session_id, key=key))
 
 
-async def _refuse_at_the_end(request: Request, inbound: Inbound) -> None:
+async def _refuse_at_the_end(request: Message, inbound: Inbound) -> None:
     """Refuse what is not begun any more; ERR15: its client may send it elsewhere."""
     data = {"reason": "draining", "started": False}
     await _refuse(request, inbound, error_body(INTERNAL_ERROR, "the server is shutting down", data))
 
 
-async def _refuse(request: Request, inbound: Inbound, error: dict[str, Any]) -> None:
+async def _refuse(request: Message, inbound: Inbound, error: dict[str, Any]) -> None:
     message = inbound.error(request.id, error)
     await inbound.answer(message, code=error.get("code"))

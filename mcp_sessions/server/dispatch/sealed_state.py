@@ -12,7 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mcp_sessions.core.messages import SESSION_META, members_of, meta_of
+from mcp_sessions.core.message import Message
+from mcp_sessions.core.messages import SESSION_META, meta_of
 from mcp_sessions.core.visibility import STATE_KEY
 from mcp_sessions.errors import InvalidState, SessionNotFound
 from mcp_sessions.ids import SessionId, digest
@@ -56,7 +57,7 @@ class SealedState:
         self._seal(record, state, record.state_version + 1)
 
     async def check_token(
-        self, params: Mapping[str, Any] | None, session_id: SessionId, inbound: Inbound
+        self, message: Message, session_id: SessionId, inbound: Inbound
     ) -> tuple[dict[str, Any], int] | None:
         """Look at the ``state`` that came with a session.
 
@@ -71,7 +72,7 @@ class SealedState:
             SessionNotFound: The session is not the caller's, whatever the token is.
             InvalidState: The token is not one of ours for this session and principal.
         """
-        token = members_of((meta_of(params) or {}).get(SESSION_META)).get("state")
+        token = message.state
         if token is None:
             return None
         if isinstance(token, str) and self._is_last(token, session_id):

@@ -11,14 +11,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, cast
 
+from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import (
     EVENT_ID_META,
     SESSION_META,
     NotNamed,
-    Request,
     error_body,
-    instance_of,
-    named_session,
     session_id_member,
 )
 from mcp_sessions.core.states import Mode
@@ -57,7 +55,7 @@ class SessionMethods:
     _sealed: SealedState
     _clock: Callable[[], float]
 
-    async def serve(self, request: Request, inbound: Inbound) -> dict[str, Any]:
+    async def serve(self, request: Message, inbound: Inbound) -> dict[str, Any]:
         """The result of a ``session/*`` request.
 
         Raises:
@@ -70,13 +68,13 @@ class SessionMethods:
             case "session/start":
                 return await self._start(inbound)
             case "session/resume":
-                return await self._resume(request.params, inbound)
+                return await self._resume(request, inbound)
             case "session/end":
                 return await self._end(request.params, inbound)
             case "sessions/create":
-                return await self._create(request.params, inbound)
+                return await self._create(request, inbound)
             case "sessions/delete":
-                return await self._delete(request.params, inbound)
+                return await self._delete(request, inbound)
             case _:
                 raise AssertionError(f"{request.method} is no session method")
 
@@ -93,8 +91,8 @@ class SessionMethods:
             "expiresAt": record.expires_text,
         }
 
-    async def _create(self, params: dict[str, Any] | None, inbound: Inbound) -> dict[str, Any]:
-        if not isinstance(named_session(params), NotNamed):
+    async def _create(self, request: Message, inbound: Inbound) -> dict[str, Any]:
+        if not isinstance(request.named(), NotNamed):
             raise InvalidParams("sessions/create takes no session in _meta")
         record = await self._lifecycle.create(Mode.PROTOCOL, inbound.principal, inbound.peer)
         if inbound.connection is not None:
@@ -115,7 +113,8 @@ class SessionMethods:
             await self._store.set_waits_from(record.session_id, head.event_id())
         return head.event_id()
 
-    async def _resume(self, params: dict[str, Any] | None, inbound: Inbound) -> dict[str, Any]:
+    async def _resume(self, request: Message, inbound: Inbound) -> dict[str, Any]:
+        params = request.params
         session_id = session_id_member(params, "params.sessionId")
         position = None
         if params is not None and "lastSessionEventId" in params:
@@ -144,7 +143,7 @@ class SessionMethods:
             session_id,
             connection,
             position=position,
-            instance=instance_of(params),
+            instance=request.instance,
             had=record.attachment,
         )
         if attached is None:
@@ -177,11 +176,11 @@ class SessionMethods:
     async def _end(self, params: dict[str, Any] | None, inbound: Inbound) -> dict[str, Any]:
         return await self._finish_owned(session_id_member(params, "params.sessionId"), inbound)
 
-    async def _delete(self, params: dict[str, Any] | None, inbound: Inbound) -> dict[str, Any]:
-        named = named_session(params)
+    async def _delete(self, request: Message, inbound: Inbound) -> dict[str, Any]:
+        named = request.named()
         if isinstance(named, NotNamed):
             raise InvalidParams(f"_meta[{SESSION_META!r}] is missing")
-        await self._sealed.check_token(params, named, inbound)
+        await self._sealed.check_token(request, named, inbound)
         return await self._finish_owned(named, inbound)
 
     async def _finish_owned(self, session_id: SessionId, inbound: Inbound) -> dict[str, Any]:

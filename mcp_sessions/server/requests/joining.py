@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.core.load import load_of
-from mcp_sessions.core.messages import Request, RequestId, progress_token, wire_error
+from mcp_sessions.core.message import Message
+from mcp_sessions.core.messages import RequestId, wire_error
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
 from mcp_sessions.ids import RequestKey, SessionId
@@ -339,7 +340,6 @@ class Joining:
                 return
             channel = RemoteChannel(self._bus, sender, name)
             self._channels[name] = channel
-            meta = {"progressToken": message.token} if message.token is not None else {}
             peer = Peer(message.version, message.params, modern=message.modern)
             # Who sent it is who owns the session: there the store let it in.
             principal = running.waiters[0].inbound.principal
@@ -352,7 +352,7 @@ class Joining:
                 kind=message.transport,
                 is_answerable=message.is_answerable,
             )
-            request = Request(name, running.request.method, {"_meta": meta})
+            request = Message(name, running.request.method, None, None, token=message.token)
             whose = load_of(None, session_id, principal)
             await self._runner.join(running, Waiter(request, inbound, False, whose))
 
@@ -390,7 +390,7 @@ def _asking(join: _Join, name: str) -> JoinRun:
         session_id=join.session_id,
         key=join.key,
         run=join.run,
-        token=progress_token(request.params),
+        token=request.token,
         version=inbound.peer.protocol_version,
         # Of a handshake only what it can be asked matters.
         params={"capabilities": params.get("capabilities")} if params is not None else None,

@@ -18,9 +18,7 @@ from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import (
     RequestId,
     error_body,
-    progress_token,
     wire_error,
-    without_session,
 )
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
@@ -190,7 +188,7 @@ class RunningRequest:
                 # Cancelled before it began.
                 return
             # A handler is not told the credential by which its client names the session.
-            result = await peer.request(self, request.method, without_session(request.params))
+            result = await peer.request(self, request.method, request.forwarded)
         except UpstreamError as failed:
             error = failed.error
             if isinstance(failed, port.StoreFailedHandler):
@@ -353,7 +351,7 @@ class RunningRequest:
         await self._tell(self.waiters[-1], params)
 
     async def _tell(self, waiter: Waiter, params: Mapping[str, Any]) -> None:
-        token = progress_token(waiter.request.params)
+        token = waiter.request.token
         if token is not None and not self.done:
             await self.notify("notifications/progress", {"progressToken": token, **params})
 

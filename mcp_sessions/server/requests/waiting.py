@@ -7,7 +7,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mcp_sessions.core.messages import Request, error_outcome, result_outcome
+from mcp_sessions.core.message import Message
+from mcp_sessions.core.messages import error_outcome, result_outcome
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.server.connection import Inbound
 
@@ -21,7 +22,7 @@ NOT_JSON = (TypeError, ValueError, RecursionError)
 class Waiter:
     """One sending of a request: where its answer is heard."""
 
-    request: Request
+    request: Message
     inbound: Inbound
     named: bool
     """It named its session by rule 1, so its result carries the session's ``_meta``."""

@@ -15,7 +15,7 @@ from mcp_sessions.core.handles import (
     with_handle,
     without_handle,
 )
-from mcp_sessions.core.messages import Request
+from mcp_sessions.core.message import Message
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.server.upstream.port import Call, UpstreamPeer
 from mcp_sessions.server.upstream.subscriptions import Around
@@ -48,7 +48,7 @@ class HandleArgument:
     _takes: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
     _tells: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
 
-    def tool_of(self, request: Request) -> str | None:
+    def tool_of(self, request: Message) -> str | None:
         """The tool that a request calls, if it is one of those."""
         tool = (request.params or {}).get("name") if request.method == CALL else None
         return tool if isinstance(tool, str) and tool in self.tools else None
@@ -61,7 +61,7 @@ class HandleArgument:
         """Whether a call of a tool may carry a handle. What was never listed is left alone."""
         return tool is not None and self._takes.get(tool, False)
 
-    def given_in(self, request: Request) -> object:
+    def given_in(self, request: Message) -> object:
         """What a call passes; None: nothing."""
         return handle_in(request.params, self.name)
 
@@ -78,13 +78,13 @@ class HandleArgument:
             if name not in self._takes:
                 logger.warning("there is no tool %s, which is to take a handle", name)
 
-    async def learn(self, peer: UpstreamPeer, call: Call, params: dict[str, Any] | None) -> None:
+    async def learn(self, peer: UpstreamPeer, call: Call, request: Message) -> None:
         """Look through the list that the sender of a call would see.
 
         Raises:
             UpstreamError: The server lists nothing to it.
         """
-        meta = {name: value for name, value in (params or {}).items() if name == "_meta"}
+        meta = request.only_meta
         cursor: object = None
         for _ in range(_PAGES):
             asked = meta if cursor is None else {**meta, "cursor": cursor}

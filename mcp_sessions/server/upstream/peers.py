@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypedDict
 
 from mcp_sessions.core.listening import SET_LEVEL
-from mcp_sessions.core.messages import Request
+from mcp_sessions.core.message import Message
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.ids import SessionId
@@ -80,7 +80,7 @@ class UpstreamPeers:
         connection.upstream_peers[None] = peer
 
     def serving(
-        self, request: Request, inbound: Inbound, record: SessionRecord | None
+        self, request: Message, inbound: Inbound, record: SessionRecord | None
     ) -> UpstreamPeer:
         """Who serves a request: :meth:`of`, with what the layer adds around it."""
         peer = self.of(inbound, record)

@@ -17,17 +17,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
 from mcp_sessions.background import Background
+from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (
     Answer,
     Malformed,
-    Message,
-    Notification,
-    Request,
     decode,
     error_message,
-    names_session,
     parse,
-    well_named,
     wire_error,
 )
 from mcp_sessions.core.states import Mode
@@ -137,27 +133,31 @@ class HandshakeHttp:
         message = await _parse(post.body, call.send) if post is not None else None
         if post is None or message is None:
             return
-        if draining and isinstance(message, Request):
+        if draining and not isinstance(message, Answer) and not message.is_notification:
             raise Draining
         joins, session_header = self._served.joint_admissions, call.session_header
         joint = None
-        if joins is not None and session_header is not None:
+        if joins is not None and session_header is not None and not isinstance(message, Answer):
             joint = joins.of(message, session_header, call.principal)
         if joint is None:
-            channel = await self._take(message, post, call, None)
+            channel = await self._take(message, post, call, session_header, None)
         else:
             async with joint:
-                channel = await self._take(message, post, call, joint)
+                channel = await self._take(message, post, call, session_header, joint)
         if channel is not None:
             call.arrived()
             await channel.respond(call)
 
     async def _take(
-        self, message: Message, post: Post, call: HttpCall, joint: JointAdmission | None
+        self,
+        message: Message | Answer,
+        post: Post,
+        call: HttpCall,
+        session_header: str | None,
+        joint: JointAdmission | None,
     ) -> PostChannel | None:
         """Take a message; where its answer comes from. None: it is answered."""
         scope, send, principal = call.scope, call.send, call.principal
-        session_header = call.session_header
         connection: StoredConnection | None = None
         record: SessionRecord | None = None
         if (
@@ -184,7 +184,7 @@ class HandshakeHttp:
         # SEC11. As this very message was admitted: by whom its connection was made.
         needed = record.principal.scopes if record is not None else principal.scopes
         channel = PostChannel(
-            message.id if isinstance(message, Request) else 0,
+            0 if isinstance(message, Answer) or message.is_notification else message.id,
             http_transport(connection).responses if connection is not None else None,
             self._served.policy,
             self._loop,
@@ -206,23 +206,25 @@ class HandshakeHttp:
             record=record,
             is_let_in=True,
         )
-        if isinstance(message, Request):
-            if message.method == "initialize":
-                await self._initialize(message, inbound, channel, call)
-            elif connection is None and not self._may_be_alone(message):
-                await _send_missing(send)
-            else:
-                try:
-                    await self._served.router.request(message, inbound)
-                except BaseException:
-                    # Also if it is the store's absence that is answered.
-                    channel.over()
-                    raise
-                return channel
-        elif isinstance(message, Notification):
-            if connection is None and not self._may_be_alone(message):
+        if isinstance(message, Answer):
+            if not await self._served.router.answer(message, inbound) and connection is None:
                 await _send_missing(send)
                 return None
+        elif message.method == "initialize" and not message.is_notification:
+            await self._initialize(message, inbound, channel, call)
+            return None
+        elif connection is None and not self._may_be_alone(message):
+            await _send_missing(send)
+            return None
+        elif not message.is_notification:
+            try:
+                await self._served.router.request(message, inbound)
+            except BaseException:
+                # Also if it is the store's absence that is answered.
+                channel.over()
+                raise
+            return channel
+        else:
             reported = self._served.router.reported(message, inbound)
             if reported is not None:
                 await reported
@@ -230,13 +232,8 @@ class HandshakeHttp:
             if handled is not None:
                 # In a task: a handler may wait for the client, and the client for this 202.
                 self._handle(connection.id if connection is not None else principal, handled)
-            session_id = connection.session_id if connection is not None else None
-            await send_text(send, 202, session_id=session_id)
-        elif await self._served.router.answer(message, inbound) or connection is not None:
-            session_id = connection.session_id if connection is not None else None
-            await send_text(send, 202, session_id=session_id)
-        else:
-            await _send_missing(send)
+        session_id = connection.session_id if connection is not None else None
+        await send_text(send, 202, session_id=session_id)
         return None
 
     def _handle(
@@ -259,7 +256,7 @@ class HandshakeHttp:
             del self._handled[sender]
 
     async def _initialize(
-        self, request: Request, inbound: Inbound, channel: PostChannel, call: HttpCall
+        self, request: Message, inbound: Inbound, channel: PostChannel, call: HttpCall
     ) -> None:
         served = self._served
         # A client that initializes has no connection yet, whatever header came along.
@@ -285,7 +282,7 @@ class HandshakeHttp:
         await channel.answer(answer)
         await channel.respond(call, opened=session_id)
 
-    def _may_be_alone(self, message: Request | Notification) -> bool:
+    def _may_be_alone(self, message: Message) -> bool:
         """Whether a message is served without ``initialize`` and ``Mcp-Session-Id``."""
         served = self._served
         if not served.remembers or message.method in SESSION_METHODS:
@@ -293,10 +290,8 @@ class HandshakeHttp:
         if served.conversations is not None:
             # Hosts that start no session have one all the same: no header shuts them out.
             return True
-        if isinstance(message, Request):
-            return names_session(message.params)
         # What is wrong with a notification's metadata is owed no answer.
-        return well_named(message.params) is not None
+        return message.names_session and not (message.is_notification and message.is_misnamed)
 
     async def _admitted(self, call: HttpCall) -> SessionRecord | None:
         """The transport session that a GET or DELETE names; None if it was refused here."""
@@ -311,7 +306,7 @@ class HandshakeHttp:
             return None
 
 
-async def _parse(body: bytes, send: Send) -> Message | None:
+async def _parse(body: bytes, send: Send) -> Message | Answer | None:
     """The message in a body; None if it was refused here."""
     try:
         value = decode(body)
@@ -319,7 +314,8 @@ async def _parse(body: bytes, send: Send) -> Message | None:
         await send_json(send, refusal("Parse error", PARSE_ERROR), status=400)
         return None
     try:
-        return parse(value)
+        message = parse(value)
+        return message if isinstance(message, Answer) else read(message)
     except Malformed as malformed:
         text = f"Validation error: {malformed}"
         await send_json(send, refusal(text, INVALID_PARAMS), status=400)
@@ -332,7 +328,7 @@ async def _send_missing(send: Send) -> None:
 
 
 async def _send_refused(
-    send: Send, message: Message | None, refused: SessionNotFound | InvalidRequest
+    send: Send, message: Message | Answer | None, refused: SessionNotFound | InvalidRequest
 ) -> None:
     """Answer what :meth:`TransportSessions.admit` raised.
 
@@ -342,17 +338,17 @@ async def _send_refused(
     if isinstance(refused, SessionNotFound):
         await send_not_found(send)
         return
-    request_id = message.id if isinstance(message, (Request, Answer)) else None
+    request_id = message.id if message is not None else None
+    if isinstance(message, Message) and message.is_notification:
+        request_id = None
     body = error_message(request_id, wire_error(refused))
     await send_json(send, body, status=refused.status)
 
 
-def _mirrors(message: Message, session_header: str) -> bool:
+def _mirrors(message: Message | Answer, session_header: str) -> bool:
     """Whether ``Mcp-Session-Id`` only repeats the session of the message's ``_meta``."""
-    if not isinstance(message, (Request, Notification)):
+    if isinstance(message, Answer):
         return False
-    members = message.params or {}
-    if message.method == "session/resume" and members.get("sessionId") == session_header:
-        # The elevation document: both transport headers and resume parameters for one attempt.
-        return False
-    return well_named(members) == session_header
+    resumed = (message.params or {}).get("sessionId") if message.method == "session/resume" else ""
+    # The elevation document: both transport headers and resume parameters for one attempt.
+    return message.session == session_header and resumed != session_header

@@ -14,12 +14,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
 from mcp_sessions.core.listening import LISTEN
+from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (
     Notification,
-    Request,
+    NotNamed,
     error_message,
-    names_session,
-    well_named,
     wire_error,
 )
 from mcp_sessions.errors import LimitReached, WireError
@@ -88,10 +87,10 @@ class ModernHttp:
             await _send_refused(send, checked)
         elif isinstance(checked, Notification):
             inbound = self._inbound(call, Peer("", None, modern=True), http_request)
-            await self._served.router.cancel_keyed(checked, inbound)
+            await self._served.router.cancel_keyed(read(checked), inbound)
             await send_text(send, 202)
         else:
-            request, route = checked
+            request, route = read(checked[0]), checked[1]
             if _header_mismatch(request, call):
                 await _send_refused(send, self._served.rules.header_mismatch(request.id))
                 return
@@ -107,9 +106,9 @@ class ModernHttp:
             inbound = self._inbound(call, peer, http_request, route)
             await self._serve(request, inbound, call)
 
-    async def _serve(self, request: Request, inbound: Inbound, call: HttpCall) -> None:
+    async def _serve(self, request: Message, inbound: Inbound, call: HttpCall) -> None:
         channel = cast(ModernChannel, inbound.channel)
-        if request.method == LISTEN and self._served.remembers and names_session(request.params):
+        if request.method == LISTEN and self._served.remembers and request.names_session:
             await self._listen(request, inbound, call)
             return
         try:
@@ -119,7 +118,7 @@ class ModernHttp:
         finally:
             channel.over()
 
-    async def _listen(self, request: Request, inbound: Inbound, call: HttpCall) -> None:
+    async def _listen(self, request: Message, inbound: Inbound, call: HttpCall) -> None:
         served = self._served
         try:
             with served.router.audited(request, inbound):
@@ -142,7 +141,7 @@ class ModernHttp:
         await channel.respond(call)
 
     async def _open(
-        self, request: Request, inbound: Inbound
+        self, request: Message, inbound: Inbound
     ) -> tuple[ClientConnection, ListenStream]:
         """Make the session's one listen stream; the one before it ends with its result."""
         served = self._served
@@ -192,12 +191,11 @@ class ModernHttp:
         )
 
 
-def _header_mismatch(request: Request, call: HttpCall) -> bool:
+def _header_mismatch(request: Message, call: HttpCall) -> bool:
     header = call.session_header
     if header is None:
         return False
-    named = well_named(request.params)
-    return named is not None and named != header
+    return not isinstance(request.session, NotNamed) and request.session != header
 
 
 async def _send_refused(send: Send, refused: Refused) -> None:

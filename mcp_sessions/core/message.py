@@ -1,0 +1,135 @@
+"""A message of a client, read once: at the door of each transport, by :func:`read`.
+
+Below that nobody opens ``_meta`` again (``tests/house/test_read_once.py``). A malformed member is
+refused only where it matters: a notification gets no answer, and for some requests the member has
+no meaning. So reading refuses nothing, and :meth:`Message.named` and :meth:`Message.keyed` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from mcp_sessions.core.messages import (
+    REQUEST_KEY_META,
+    SESSION_META,
+    Notification,
+    NotNamed,
+    Request,
+    RequestId,
+    instance_of,
+    members_of,
+    named_session,
+    progress_token,
+    request_key,
+    without_session,
+)
+from mcp_sessions.errors import InvalidParams
+from mcp_sessions.ids import RequestKey, SessionId
+
+_NO_META: Mapping[str, Any] = {}
+
+
+class Message(NamedTuple):
+    """A request or a notification, and what its ``_meta`` says."""
+
+    id: RequestId
+    """Of a notification empty."""
+
+    method: str
+    params: dict[str, Any] | None
+    """As the client sent them."""
+
+    forwarded: dict[str, Any] | None
+    """As the wrapped server gets them: without session, ``state`` and request key."""
+
+    meta: Mapping[str, Any] = _NO_META
+    """Empty: there is none, or it is no object."""
+
+    session: SessionId | NotNamed = NotNamed.ABSENT
+    """The session that it names (rule 1). Malformed metadata names none: see :meth:`named`."""
+
+    key: RequestKey | None = None
+    """Its request key. A malformed one is none: see :meth:`keyed`."""
+
+    token: RequestId | None = None
+    """Under which its sender hears of its progress."""
+
+    is_misnamed: bool = False
+    is_miskeyed: bool = False
+    is_notification: bool = False
+
+    def named(self) -> SessionId | NotNamed:
+        """The session that it names, or how it names none.
+
+        Raises:
+            InvalidParams: The metadata is there but is not ``{"sessionId": string, …}``.
+        """
+        return named_session(self.params) if self.is_misnamed else self.session
+
+    def keyed(self) -> RequestKey | None:
+        """Its request key, or None if it has none.
+
+        Raises:
+            InvalidParams: It is not a string of 1 to 256 characters.
+        """
+        return request_key(self.params) if self.is_miskeyed else self.key
+
+    @property
+    def names_session(self) -> bool:
+        """Whether it names a session, or means to: malformed metadata is answered as what it is."""
+        return self.is_misnamed or not isinstance(self.session, NotNamed)
+
+    @property
+    def only_meta(self) -> dict[str, Any]:
+        """Of what the wrapped server gets: ``_meta`` alone."""
+        return {name: it for name, it in (self.forwarded or {}).items() if name == "_meta"}
+
+    @property
+    def state(self) -> Any:
+        """The ``state`` that came with its session."""
+        return members_of(self.meta.get(SESSION_META)).get("state")
+
+    @property
+    def instance(self) -> str | None:
+        """See :func:`~mcp_sessions.core.messages.instance_of`."""
+        return instance_of(self.params)
+
+
+def read(message: Request | Notification) -> Message:
+    """What a client sent."""
+    is_notification = isinstance(message, Notification)
+    request_id = "" if is_notification else message.id
+    method, params = message.method, message.params
+    meta: Mapping[str, Any] | None = params.get("_meta") if params else None
+    if not meta or not isinstance(meta, dict):
+        return Message(request_id, method, params, params, is_notification=is_notification)
+    session: SessionId | NotNamed = NotNamed.ABSENT
+    key = token = None
+    is_misnamed = is_miskeyed = False
+    forwarded = params
+    if SESSION_META in meta or REQUEST_KEY_META in meta:
+        forwarded = without_session(params)
+        try:
+            session = named_session(params)
+        except InvalidParams:
+            is_misnamed = True
+        try:
+            key = request_key(params)
+        except InvalidParams:
+            is_miskeyed = True
+    if "progressToken" in meta:
+        token = progress_token(params)
+    return Message(
+        request_id,
+        method,
+        params,
+        forwarded,
+        meta,
+        session,
+        key,
+        token,
+        is_misnamed,
+        is_miskeyed,
+        is_notification,
+    )

@@ -1,0 +1,93 @@
+"""A message is read once, and says what is wrong with it where that matters."""
+
+from typing import Any
+
+import pytest
+
+from mcp_sessions.core.message import read
+from mcp_sessions.core.messages import (
+    INSTANCE_META,
+    REQUEST_KEY_META,
+    SESSION_META,
+    Notification,
+    NotNamed,
+    Request,
+)
+from mcp_sessions.errors import InvalidParams
+
+SESSION = {"sessionId": "s", "state": "sealed"}
+
+
+def request(meta: Any, **members: Any) -> Any:
+    """A request with that ``_meta``."""
+    return read(Request(1, "tools/call", {**members, "_meta": meta}))
+
+
+def test_what_stands_in_the_metadata_is_read() -> None:
+    """ASC1, KEY1, TKO12."""
+    meta = {
+        SESSION_META: SESSION,
+        REQUEST_KEY_META: "k",
+        INSTANCE_META: "laptop",
+        "progressToken": 7,
+        "own": 1,
+    }
+    message = request(meta, name="echo")
+
+    assert (message.id, message.method, message.is_notification) == (1, "tools/call", False)
+    assert (message.session, message.named(), message.names_session) == ("s", "s", True)
+    assert (message.key, message.keyed(), message.token) == ("k", "k", 7)
+    assert (message.state, message.instance) == ("sealed", "laptop")
+    assert message.meta == meta
+    kept = {INSTANCE_META: "laptop", "progressToken": 7, "own": 1}
+    assert message.forwarded == {"name": "echo", "_meta": kept}
+    assert message.only_meta == {"_meta": kept}
+
+
+@pytest.mark.parametrize("params", [None, {}, {"name": "echo"}, {"_meta": {}}, {"_meta": [1]}])
+def test_without_metadata_it_says_nothing(params: dict[str, Any] | None) -> None:
+    message = read(Request("", "ping", params))
+
+    assert message.session is message.named() is NotNamed.ABSENT
+    assert message.key is message.keyed() is message.token is message.state is None
+    assert message.meta == {}
+    assert message.forwarded is params
+    assert not message.names_session
+
+
+def test_it_may_say_that_it_belongs_to_no_session() -> None:
+    """ASC3."""
+    message = request({SESSION_META: None})
+
+    assert message.session is message.named() is NotNamed.NULL
+    assert not message.names_session
+
+
+@pytest.mark.parametrize("named", [1, [], {}, {"sessionId": 1}])
+def test_a_malformed_session_names_none_and_is_refused_where_it_is_asked_for(named: Any) -> None:
+    message = request({SESSION_META: named, REQUEST_KEY_META: "k"})
+
+    assert (message.session, message.key) == (NotNamed.ABSENT, "k")
+    assert message.names_session
+    for _ in range(2):
+        with pytest.raises(InvalidParams):
+            message.named()
+
+
+@pytest.mark.parametrize("key", [1, "", "k" * 257, None])
+def test_a_malformed_key_is_none_and_is_refused_where_it_is_asked_for(key: Any) -> None:
+    """ASC20."""
+    message = request({SESSION_META: SESSION, REQUEST_KEY_META: key})
+
+    assert (message.session, message.key) == ("s", None)
+    with pytest.raises(InvalidParams):
+        message.keyed()
+
+
+def test_a_notification_has_no_id_and_nothing_of_it_changes() -> None:
+    message = read(Notification("notifications/cancelled", {"requestId": 1}))
+
+    assert message.is_notification
+    assert message.id == ""
+    with pytest.raises(AttributeError):
+        message.key = "k"  # pyright: ignore[reportAttributeAccessIssue]
