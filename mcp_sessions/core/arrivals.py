@@ -33,7 +33,8 @@ class Arrivals:
             if is_inside:
                 is_inside = False
                 self.inside -= 1
-                self._tell()
+                if self._on_none is not None:
+                    self._tell()
 
         return arrived
 

@@ -30,7 +30,6 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.audit import AuditEntry
 from mcp_sessions.server.binding import ReadEvents, RequestChannel, Transport
 from mcp_sessions.server.joint_admission import JointAdmission
-from mcp_sessions.server.open_requests import OpenRequests
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
@@ -90,9 +89,6 @@ class ClientConnection:
     attached: dict[SessionId, FencingEpoch] = field(default_factory=dict[SessionId, FencingEpoch])
     """The protocol-mode sessions whose events go here. Over HTTP they are in the store
     (:attr:`SessionRecord.carried`), and this stays empty."""
-
-    requests: OpenRequests = field(default_factory=OpenRequests)
-    """Its requests that can still be answered in this process."""
 
     upstream_peers: dict[SessionId | None, UpstreamPeer] = field(
         default_factory=dict[SessionId | None, UpstreamPeer]
@@ -348,12 +344,14 @@ class Inbound:
         self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
     ) -> None:
         """Send the answer on its way back; see :class:`RequestChannel`."""
+        if self.audit is None:
+            await self.channel.answer(message, code=code, away=away)
+            return
         is_heard = self.channel.is_open
         try:
             await self.channel.answer(message, code=code, away=away)
         finally:
-            if self.audit is not None:
-                self.audit.write(is_heard=is_heard)
+            self.audit.write(is_heard=is_heard)
 
     def acknowledged(self) -> None:
         """What it asks for has begun, or is answered otherwise than by :meth:`answer`."""

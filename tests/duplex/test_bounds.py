@@ -39,7 +39,7 @@ async def test_running_calls_of_one_connection_are_bounded(kind: str) -> None:
             assert text_of((await peer.answer(call))["result"]) == "through g"
         # It was not recorded: now it runs.
         assert await peer.text("echo", text="y", meta=keyed("k", session)) == "y"
-        assert not len(w.layer._assembly.runner.load)  # pyright: ignore[reportPrivateUsage]
+        assert not len(w.layer._assembly.runner.calls.load)  # pyright: ignore[reportPrivateUsage]
 
 
 def answers_large(w: DuplexWorld, size: int) -> None:

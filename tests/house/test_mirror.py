@@ -11,6 +11,7 @@ from tests.house.source import PACKAGES, ROOT
 
 MIRRORS = {
     "tests/core": "mcp_sessions",
+    "tests/server/calls": "mcp_sessions",
     "tests/server/cluster": "mcp_sessions",
     "tests/server/delivery": "mcp_sessions",
     "tests/server/dispatch": "mcp_sessions",

@@ -78,6 +78,6 @@ async def test_a_call_leaves_nothing_to_the_collector(
             gc.garbage.clear()
             gc.enable()
         assert not left & {
-            "RunningRequest", "PostChannel", "ModernChannel", "DuplexChannel", "Waiter", "Inbound",
+            "RunningRequest", "PostChannel", "ModernChannel", "DuplexChannel", "Call", "Inbound",
             "Outbox", "SseStream", "LogFeed",
         }  # fmt: skip

@@ -213,9 +213,8 @@ class ClusterHandlers:
     # --- requests, and questions to clients ----------------------------------------------------
 
     async def _cancel(self, message: CancelRequest) -> None:
-        connection = self._connections.local(message.connection_id)
-        for request in connection.requests.meant(connection, message.id) if connection else ():
-            await request.abort(_CANCELLED)
+        for call in self._runner.calls.meant(message.connection_id, message.id):
+            await call.abort(_CANCELLED)
 
     async def _cancel_keyed(self, message: CancelKeyed) -> None:
         running = await self._joining.at_work(message.session_id, message.key)

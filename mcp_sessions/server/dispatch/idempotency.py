@@ -14,12 +14,12 @@ from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, OutcomeUnknown
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.locks import Locks
+from mcp_sessions.server.calls.call import Call
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.joining import BeginAnew, Joining
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.requests.waiting import Waiter
 from mcp_sessions.stores.records import Admitted
 
 
@@ -53,7 +53,7 @@ class Idempotency:
         return is_ours and self._runner.runs.never_began(admitted.run)
 
     async def again(
-        self, waiter: Waiter, key: RequestKey | None, admitted: Admitted, begin_anew: BeginAnew
+        self, waiter: Call, key: RequestKey | None, admitted: Admitted, begin_anew: BeginAnew
     ) -> None:
         """Serve a request whose key is known.
 
@@ -100,7 +100,7 @@ class Idempotency:
                 pass
         raise OutcomeUnknown
 
-    async def _answer_kept(self, waiter: Waiter, admitted: Admitted) -> None:
+    async def _answer_kept(self, waiter: Call, admitted: Admitted) -> None:
         inbound, request_id = waiter.inbound, waiter.request.id
         kept = decode_kept(admitted.outcome or b"")
         if "error" in kept:
@@ -112,9 +112,7 @@ class Idempotency:
             result = self._sealed.stamp(result, admitted.record)
         await inbound.answer(inbound.result(request_id, inbound.of_its_era(result)))
 
-    async def _admit_again(
-        self, waiter: Waiter, session_id: SessionId, key: RequestKey
-    ) -> Admitted:
+    async def _admit_again(self, waiter: Call, session_id: SessionId, key: RequestKey) -> Admitted:
         admitted = await self._associations.admit(session_id, waiter.inbound, waiter.request, key)
         if admitted.key is Begun.FIRST and admitted.run is not None:
             # Known before and forgotten since: what that run did, nobody knows.

@@ -51,8 +51,8 @@ class JointAdmissions:
             or connection.principal != principal
             # What is refused here is not recorded.
             or runner.draining
-            or runner.load.is_full(connection.id)
-            or message.id in connection.requests
+            or runner.calls.load.is_full(connection.id)
+            or runner.calls.has(connection.id, message.id)
         ):
             return None
         try:

@@ -247,7 +247,7 @@ class Lifecycle:
         for connection in self._connections.all():
             if (
                 isinstance(connection, StoredConnection)
-                and not (connection.is_streaming or connection.requests)
+                and not (connection.is_streaming or self._runner.calls.has(connection.id))
                 and connection.session_id not in self._runner.held
                 and self._connections.in_use_at(connection) <= now - self._policy.idle_timeout
             ):

@@ -14,12 +14,12 @@ from mcp_sessions.core.listening import LISTEN, Filter
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import SessionNotFound
+from mcp_sessions.server.calls.call import Call
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.requests.waiting import Waiter
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
@@ -70,7 +70,7 @@ class Listening:
     async def _tell_server(
         self, request: Message, inbound: Inbound, record: SessionRecord, heard: Filter
     ) -> None:
-        waiter = Waiter(request, inbound, named=True)
+        waiter = Call(request, inbound)
         call = self._runner.call(waiter, record, partial(self._peers.standalone, inbound, record))
         peer = self._peers.of(inbound, record)
         try:

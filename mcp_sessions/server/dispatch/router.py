@@ -7,14 +7,13 @@ message belongs to; answers and cancellations go to the requests that they name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from mcp_sessions.core.handles import not_a_handle
-from mcp_sessions.core.load import load_of
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import (
     Answer,
@@ -29,7 +28,6 @@ from mcp_sessions.errors import (
     INTERNAL_ERROR,
     REQUEST_CANCELLED,
     InvalidParams,
-    LimitReached,
     OutcomeUnknown,
     SessionRequiredByServer,
     WireError,
@@ -37,6 +35,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.audit import Audit
+from mcp_sessions.server.calls.call import Call, arriving
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
 from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
@@ -48,11 +47,10 @@ from mcp_sessions.server.dispatch.conversations import BoundSessions, UnknownHan
 from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.loggable import loggable_method
-from mcp_sessions.server.open_requests import Arrival, OpenRequest
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.requests.waiting import Waiter
+from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.handle_argument import HandleArgument, WithHandles
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream, UpstreamError
@@ -118,7 +116,7 @@ class Router:
         self, request: Message, inbound: Inbound, register: Register, is_there: bool
     ) -> tuple[bytes, ClientConnection | None]:
         outbound = LateOutbound()
-        waiter = Waiter(request, inbound, named=False)
+        waiter = Call(request, inbound)
         call = self._runner.call(waiter, None, partial(self._peers.standalone, inbound, None))
         try:
             result, peer, upstream_peer = await self._upstream.initialize(
@@ -189,14 +187,23 @@ class Router:
         try:
             # ASC20: a malformed key is refused before anything else.
             key = None if is_ours else request.keyed()
-            async with Arrival(request, inbound, inbound.connection):
+            call = arriving(request, inbound, is_ours=is_ours)
+            self._runner.calls.open(call, is_ours=is_ours)
+            try:
                 if is_ours:
                     result = await self._methods.serve(request, inbound)
                     if inbound.modern:
                         result["resultType"] = "complete"
                     await inbound.answer(inbound.result(request.id, result))
+                elif key is None:
+                    await self._serve(call)
                 else:
-                    await self._serve(request, inbound, key)
+                    await self._serve_keyed(call, key)
+            finally:
+                if call.work is None:
+                    self._runner.calls.close(call)
+                elif call.error is not None:
+                    await call.work.abort(call.error)
         except WireError as refused:
             await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
@@ -242,7 +249,7 @@ class Router:
             return None
         record = association.admitted.record if association.admitted is not None else None
         peer = self._peers.of(inbound, record)
-        waiter = Waiter(notification, inbound, named=False)
+        waiter = Call(notification, inbound)
         standalone = partial(self._peers.standalone, inbound, record)
         call = self._runner.call(waiter, record, standalone, is_notification=True)
 
@@ -278,41 +285,19 @@ class Router:
 
     # --- requests ----------------------------------------------------------------------------
 
-    async def _serve(self, request: Message, inbound: Inbound, key: RequestKey | None) -> None:
-        named = request.named()
-        # Before anything is recorded: refused here, it never ran.
-        whose = load_of(
-            inbound.connection.id if inbound.connection is not None else None,
-            named if not isinstance(named, NotNamed) else None,
-            inbound.principal,
-        )
-        load = self._runner.load
-        if load.is_full(whose):
-            raise LimitReached("max_running_requests")
-        load.add(whose)
-        try:
-            if key is None:
-                await self._serve_now(request, inbound, whose)
-            else:
-                await self._let_in(request, inbound, key, whose)
-        finally:
-            load.remove(whose)
-
-    async def _let_in(
-        self, request: Message, inbound: Inbound, key: RequestKey, whose: Hashable
-    ) -> None:
-        session_id = None
+    async def _serve_keyed(self, call: Call, key: RequestKey) -> None:
+        request, inbound, session_id = call.request, call.inbound, None
         # If it is let in with its connection, the lock is held.
         is_let_in = inbound.joint is not None and inbound.joint.is_let_in
         if not is_let_in:
             session_id = await self._associations.session_of(request, inbound)
         if session_id is None:
-            await self._serve_now(request, inbound, whose)
+            await self._serve(call)
             return
         async with self._idempotency.begin_of((session_id, key)):
-            await self._serve_now(request, inbound, whose)
+            await self._serve(call)
 
-    async def _begin_anew(self, waiter: Waiter, known_in: SessionId, instead_of: str) -> None:
+    async def _begin_anew(self, waiter: Call, known_in: SessionId, instead_of: str) -> None:
         """Serve a keyed request whose run in another process never began, and never will.
 
         Raises:
@@ -326,19 +311,17 @@ class Router:
             if key is None or session_id != known_in or not is_served:
                 # Its connection went on to another session, or this process stops.
                 raise OutcomeUnknown
-            async with (
-                Arrival(request, inbound, inbound.connection),
-                self._idempotency.begin_of((known_in, key)),
-            ):
-                await self._serve_now(request, inbound, waiter.load, instead_of)
+            async with self._idempotency.begin_of((known_in, key)):
+                await self._serve(waiter, instead_of)
+            if waiter.work is not None and waiter.error is not None:
+                await waiter.work.abort(waiter.error)
         except WireError as refused:
             await _refuse(request, inbound, wire_error(refused))
         except UpstreamError as failed:
             await _refuse(request, inbound, failed.error)
 
-    async def _serve_now(
-        self, request: Message, inbound: Inbound, whose: Hashable, instead_of: str = ""
-    ) -> None:
+    async def _serve(self, waiter: Call, instead_of: str = "") -> None:
+        request, inbound = waiter.request, waiter.inbound
         argument = self._conversations.argument_for(inbound) if self._conversations else None
         if argument is not None and argument.is_unknown(argument.tool_of(request)):
             await self._learn(argument, request, inbound)
@@ -356,7 +339,6 @@ class Router:
                 request, inbound, instead_of=admitted.run or ""
             )
             admitted = association.admitted
-        waiter = Waiter(request, inbound, association.named, whose)
         audit = inbound.audit
         if audit is not None and admitted is not None:
             audit.serve_in(digest(admitted.record.session_id), "session")
@@ -379,7 +361,8 @@ class Router:
         if audit is not None and handle is not None:
             audit.serve_in(handle.digest, handle.source, inbound.conversation)
         sees = handle.visibility if handle is not None else self._visibility
-        put = {} if sees.is_plain else sees.names_hidden(request.method, request.params)
+        is_plain = sees.is_plain
+        put = {} if is_plain else sees.names_hidden(request.method, request.params)
         if association.gated and not put:
             raise SessionRequiredByServer
         if self._runner.is_over:
@@ -391,7 +374,7 @@ class Router:
             tool = argument.tool_of(request)
             taken = tool if argument.takes(tool) and not put else None
             peer = WithHandles(peer, argument, taken, association.started)
-        if not sees.is_plain:
+        if not is_plain:
             peer = Visible(peer, sees)
         running = self._runner.call(
             waiter,
@@ -411,7 +394,7 @@ class Router:
 
     async def _learn(self, argument: HandleArgument, request: Message, inbound: Inbound) -> None:
         """Look up a tool that is to take a handle, where no list went by so far."""
-        waiter = Waiter(request, inbound, named=False)
+        waiter = Call(request, inbound)
         call = self._runner.call(waiter, None, partial(self._peers.standalone, inbound, None))
         peer = self._peers.of(inbound, None)
         try:
@@ -424,7 +407,7 @@ class Router:
                 await peer.close()
 
     async def _cancel(self, notification: Message, inbound: Inbound) -> None:
-        meant: list[OpenRequest] = []
+        meant: Sequence[Call | RunningRequest] = ()
         try:
             named, key = notification.named(), notification.keyed()
         except InvalidParams as malformed:
@@ -441,7 +424,7 @@ class Router:
             request_id: object = params.get("requestId")
             if connection is None or not isinstance(request_id, (str, int)):
                 return
-            meant = connection.requests.meant(connection, request_id)
+            meant = self._runner.calls.meant(connection.id, request_id)
             if inbound.record is not None:
                 # Over HTTP such a request may have come to any replica.
                 await self._bus.tell(CancelRequest(connection_id=connection.id, id=request_id))

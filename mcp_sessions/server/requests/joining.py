@@ -16,11 +16,12 @@ from typing import Any
 
 from mcp_sessions.core.load import load_of
 from mcp_sessions.core.message import Message
-from mcp_sessions.core.messages import RequestId, wire_error
+from mcp_sessions.core.messages import wire_error
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
+from mcp_sessions.server.calls.call import Call
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import (
     CancelKeyed,
@@ -32,7 +33,6 @@ from mcp_sessions.server.cluster.messages import (
 from mcp_sessions.server.connection import Inbound, WatchedChannel
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest
-from mcp_sessions.server.requests.waiting import Waiter
 from mcp_sessions.stores.records import Admitted, Peer
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ _ASK_EVERY = 2.0
 _MOST = 1_000
 """Messages of a handler that wait for one client; then notifications are left out."""
 
-Admit = Callable[[Waiter, SessionId, RequestKey], Awaitable[Admitted]]
-Answer = Callable[[Waiter, Admitted], Awaitable[None]]
-BeginAnew = Callable[[Waiter, SessionId, str], Awaitable[None]]
+Admit = Callable[[Call, SessionId, RequestKey], Awaitable[Admitted]]
+Answer = Callable[[Call, Admitted], Awaitable[None]]
+BeginAnew = Callable[[Call, SessionId, str], Awaitable[None]]
 
 
 class RemoteChannel(WatchedChannel):
@@ -85,12 +85,12 @@ class RemoteChannel(WatchedChannel):
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Join:
-    """One sending of a request that runs elsewhere. An
-    :class:`~mcp_sessions.server.open_requests.OpenRequest`.
+    """One sending of a request that runs elsewhere. A
+    :class:`~mcp_sessions.server.calls.call.Work`.
     """
 
     bus: ClusterBus
-    waiter: Waiter
+    waiter: Call
     session_id: SessionId
     key: RequestKey
     runner: str
@@ -112,16 +112,9 @@ class _Join:
     error: dict[str, Any] | None = None
     """It was cancelled: if it never began it does not begin here either."""
 
-    @property
-    def is_open(self) -> bool:
-        """See :class:`~mcp_sessions.server.open_requests.OpenRequest`."""
-        return self.task is not None
-
-    def is_awaited_at(self, connection: object, request_id: RequestId) -> bool:
-        """See :class:`~mcp_sessions.server.open_requests.OpenRequest`."""
-        inbound = self.waiter.inbound
-        is_its = inbound.connection is connection and self.waiter.request.id == request_id
-        return is_its and inbound.channel.is_open
+    def is_awaited_by(self, call: Call) -> bool:
+        """See :class:`~mcp_sessions.server.calls.call.Work`."""
+        return call.inbound.channel.is_open
 
     async def abort(self, error: dict[str, Any]) -> None:
         """End it where it runs; its waiters hear it from there."""
@@ -173,7 +166,7 @@ class Joining:
 
     def begin(
         self,
-        waiter: Waiter,
+        waiter: Call,
         session_id: SessionId,
         key: RequestKey,
         runner: str,
@@ -186,14 +179,11 @@ class Joining:
             begin_anew: Serves the request here if that run never began.
         """
         join = _Join(self._bus, waiter, session_id, key, runner, run, begin_anew)
-        connection = waiter.inbound.connection
-        if connection is not None:
-            connection.requests.begin(waiter.request.id, waiter.inbound, join)
+        waiter.begins(join)
         join.waits(self._runner.spawn(self._wait(join)))
 
     async def _wait(self, join: _Join) -> None:
         waiter = join.waiter
-        self._runner.load.add(waiter.load)
         try:
             await self._until_over(join)
             if join.never_began and join.error is not None:
@@ -210,7 +200,8 @@ class Joining:
         except WireError as refused:
             await self._fail(waiter, refused)
         finally:
-            self._runner.load.remove(waiter.load)
+            if waiter.work is None:
+                self._runner.calls.close(waiter)
 
     async def _begin_here(self, join: _Join) -> None:
         while True:
@@ -224,7 +215,6 @@ class Joining:
 
     async def _until_over(self, join: _Join) -> None:
         waiter = join.waiter
-        connection, request_id = waiter.inbound.connection, waiter.request.id
         name = mint_request_id()
         self._joins[name] = join
         channel = waiter.inbound.channel
@@ -238,8 +228,7 @@ class Joining:
                 continue
         finally:
             self._joins.pop(name).waits(None)
-            if connection is not None:
-                connection.requests.remove(request_id, join)
+            waiter.begins(None)
             channel.watch()
 
     async def _ask_to_join(self, join: _Join, name: str) -> None:
@@ -289,7 +278,7 @@ class Joining:
             return False
         return True
 
-    async def _fail(self, waiter: Waiter, refused: WireError, *, started: bool = False) -> None:
+    async def _fail(self, waiter: Call, refused: WireError, *, started: bool = False) -> None:
         error, inbound = wire_error(refused), waiter.inbound
         if started:
             error["data"] = {**error["data"], "started": True}
@@ -354,7 +343,9 @@ class Joining:
             )
             request = Message(name, running.request.method, None, None, token=message.token)
             whose = load_of(None, session_id, principal)
-            await self._runner.join(running, Waiter(request, inbound, False, whose))
+            waiter = Call(request, inbound, whose)
+            self._runner.calls.count(waiter)
+            await self._runner.join(running, waiter)
 
     def heard(self, sender: str, message: JoinerListening) -> None:
         """Where a request that runs here was sent again, its client left or came back."""

@@ -12,8 +12,7 @@ from collections.abc import Collection, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from mcp_sessions.background import watched
-from mcp_sessions.core.load import Load
+from mcp_sessions.background import report
 from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.core.unheard import Unheard
 from mcp_sessions.errors import (
@@ -23,11 +22,12 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.calls.call import Call
+from mcp_sessions.server.calls.table import Calls
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.running import Outcomes, RunningRequest
 from mcp_sessions.server.requests.runs import Runs
-from mcp_sessions.server.requests.waiting import Waiter
 from mcp_sessions.server.upstream.port import UpstreamPeer
 
 logger = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ class RequestRunner:
     ) -> None:
         self.process = process
         self.runs = Runs()
-        self.load = Load(policy.max_running_requests)
-        """What is being let in, runs, or waits for one that runs."""
+        self.calls = Calls(policy.max_running_requests)
+        """What came in and is not answered."""
 
         self.draining = False
         """No request is begun any more, but on a connection that is served until it is quiet, and
@@ -110,27 +110,24 @@ class RequestRunner:
             self._by_session.setdefault(session_id, {})[running] = None
         if running.session_id is not None and running.key is not None:
             self._by_key[running.session_id, running.key] = running
-        connection = waiter.inbound.connection
-        is_cancelled = False
-        if connection is not None:
-            is_cancelled = connection.requests.begin(waiter.request.id, waiter.inbound, running)
-        self.load.add(waiter.load)
-        self._listen(running, waiter)
+        waiter.begins(running)
+        channel = waiter.inbound.channel
+        channel.watch(lambda: self._closed(running, waiter), lambda: self._heard(running))
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        task = running.start(peer, self._loop, close_peer=close_peer, is_cancelled=is_cancelled)
+        task = running.start(
+            peer, self._loop, close_peer=close_peer, is_cancelled=waiter.error is not None
+        )
         self._watch("a request", task)
-        if not waiter.inbound.channel.is_open:
+        if not channel.is_open:
             # It closed while the request was let in, when nobody listened for that yet.
             self._closed(running, waiter)
 
-    async def join(self, running: RunningRequest, waiter: Waiter) -> None:
+    async def join(self, running: RunningRequest, waiter: Call) -> None:
         """Answer a request that was sent again when the one that runs is done."""
-        connection = waiter.inbound.connection
-        if connection is not None:
-            connection.requests.begin(waiter.request.id, waiter.inbound, running)
-        self.load.add(waiter.load)
-        self._listen(running, waiter)
+        waiter.begins(running)
+        channel = waiter.inbound.channel
+        channel.watch(lambda: self._closed(running, waiter), lambda: self._heard(running))
         self._heard(running)
         await running.join(waiter)
 
@@ -146,7 +143,7 @@ class RequestRunner:
             if running.ends_with(session_id):
                 await running.abort(error)
 
-    def _closed(self, running: RunningRequest, waiter: Waiter) -> None:
+    def _closed(self, running: RunningRequest, waiter: Call) -> None:
         if not waiter.inbound.cancels or running.key is not None:
             self._unheard_by(running)
         elif not running.done:
@@ -157,7 +154,7 @@ class RequestRunner:
         """Wait until nothing is at work that a connection asked for, ``timeout`` seconds at
         the most.
         """
-        tasks = connection.requests.tasks()
+        tasks = self.calls.tasks(connection.id)
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
 
@@ -184,10 +181,6 @@ class RequestRunner:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=5)
         return len(left)
-
-    def _listen(self, running: RunningRequest, waiter: Waiter) -> None:
-        channel = waiter.inbound.channel
-        channel.watch(lambda: self._closed(running, waiter), lambda: self._heard(running))
 
     def _unheard_by(self, running: RunningRequest) -> None:
         """A waiter of a request is gone; if it was the last, its time begins."""
@@ -217,15 +210,21 @@ class RequestRunner:
         return self._watch("what is done beside a request", asyncio.create_task(work))
 
     def _watch(self, what: str, task: asyncio.Task[None]) -> asyncio.Task[None]:
-        watched(what, task)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, what))
         return task
+
+    def _ended(self, what: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        failed = None if task.cancelled() else task.exception()
+        if failed is not None:
+            report(what, failed)
 
     def handled(self, running: RunningRequest) -> None:
         """See :class:`AtWork`."""
         self._running.pop(running, None)
-        self._heard(running)
+        if running in self._timers:
+            self._heard(running)
         for session_id in running.sessions:
             at_work = self._by_session.get(session_id)
             if at_work is not None:
@@ -238,10 +237,7 @@ class RequestRunner:
         if running.session_id is not None and running.key is not None:
             self._by_key.pop((running.session_id, running.key), None)
         for waiter in running.waiters:
-            self.load.remove(waiter.load)
-            connection = waiter.inbound.connection
-            if connection is not None:
-                connection.requests.remove(waiter.request.id, running)
+            self.calls.close(waiter)
 
     def log_state(self) -> dict[str, int]:
         """How much is at work, for logs and tests."""

@@ -24,6 +24,7 @@ from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, S
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.calls.call import Call
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.questions import (
     PendingQuestion,
@@ -33,8 +34,8 @@ from mcp_sessions.server.delivery.questions import (
 )
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
+from mcp_sessions.server.requests.outcome import NOT_JSON, Outcome
 from mcp_sessions.server.requests.reports import Reports
-from mcp_sessions.server.requests.waiting import NOT_JSON, Outcome, Waiter
 from mcp_sessions.server.upstream import port
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
 from mcp_sessions.stores.contract import SessionStore
@@ -88,7 +89,7 @@ class RunningRequest:
     _at_work: AtWork
     _outcomes: Outcomes
     _questions: PendingQuestions
-    waiter: InitVar[Waiter]
+    waiter: InitVar[Call]
     record: SessionRecord | None
     _standalone: Callable[[], Outbound]
     key: RequestKey | None = None
@@ -99,7 +100,7 @@ class RunningRequest:
     done: bool = False
     task: asyncio.Task[None] | None = None
 
-    def __post_init__(self, waiter: Waiter, is_notification: bool) -> None:
+    def __post_init__(self, waiter: Call, is_notification: bool) -> None:
         self.request = waiter.request
         self.request_id: RequestId | None = None if is_notification else waiter.request.id
         self.session_id = self.record.session_id if self.record is not None else None
@@ -233,9 +234,10 @@ class RunningRequest:
     async def _finish(self, outcome: Outcome) -> None:
         if self.done:
             return
-        self.end()
+        self.done = True
         self._at_work.handled(self)
-        self._fail_open_questions(INTERNAL_ERROR, "the request that asked is over")
+        if self._asked:
+            self._fail_open_questions(INTERNAL_ERROR, "the request that asked is over")
         try:
             await self._outcomes.keep(self, outcome)
         except StoreUnavailable as failed:
@@ -306,19 +308,9 @@ class RunningRequest:
         inbound = self.waiters[-1].inbound
         return not self.done and inbound.asked is not None and not inbound.modern
 
-    @property
-    def is_open(self) -> bool:
-        """See :class:`~mcp_sessions.server.open_requests.OpenRequest`."""
-        return not self.done
-
-    def is_awaited_at(self, connection: object, request_id: RequestId) -> bool:
-        """Whether a connection still listens for its answer under that id."""
-        return not self.done and any(
-            waiter.inbound.connection is connection
-            and waiter.request.id == request_id
-            and waiter.inbound.channel.is_open
-            for waiter in self.waiters
-        )
+    def is_awaited_by(self, call: Call) -> bool:
+        """See :class:`~mcp_sessions.server.calls.call.Work`."""
+        return not self.done and call.inbound.channel.is_open
 
     @property
     def is_heard(self) -> bool:
@@ -350,7 +342,7 @@ class RunningRequest:
                 return
         await self._tell(self.waiters[-1], params)
 
-    async def _tell(self, waiter: Waiter, params: Mapping[str, Any]) -> None:
+    async def _tell(self, waiter: Call, params: Mapping[str, Any]) -> None:
         token = waiter.request.token
         if token is not None and not self.done:
             await self.notify("notifications/progress", {"progressToken": token, **params})
@@ -370,7 +362,7 @@ class RunningRequest:
         finally:
             self._holder(question)._asked.remove(question)
 
-    async def join(self, waiter: Waiter) -> None:
+    async def join(self, waiter: Call) -> None:
         """The request was sent again: from now on progress and questions go there, and the
         answer goes to both.
         """
@@ -467,14 +459,14 @@ class Outcomes:
             await self._store.touch(running.sessions, now=now)
 
     def answer(
-        self, running: RunningRequest, waiter: Waiter, outcome: Outcome
+        self, running: RunningRequest, waiter: Call, outcome: Outcome
     ) -> tuple[bytes, int | None]:
         """The answer for one waiter, and its error's code."""
         inbound, request_id, record = waiter.inbound, waiter.request.id, running.record
         result, error = outcome.result, outcome.error or {}
         if result is not None:
             try:
-                if waiter.named and record is not None:
+                if record is not None and waiter.named:
                     result = self._stamp(result, record)
                 if waiter is not running.waiters[0]:
                     result = inbound.of_its_era(result)

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _DRAINING = "the server is shutting down"
 
+_SPACE = (b" ", b"\t")
+
 _ARRIVED = "mcp_sessions.arrived"
 """In the scope of a request that came before what stands before the endpoint: see
 :meth:`Arrivals.enter`."""
@@ -184,11 +186,14 @@ class StreamableHttp:
         Args:
             arrived: See :class:`HttpCall`; None: the server stops, and it came too late.
         """
-        fields = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
-        if fields != scope["headers"]:
-            # RFC 9110, 5.5: white space around a value is no part of it. Not every HTTP
-            # server takes it off.
-            scope = {**scope, "headers": fields}
+        fields = scope["headers"]
+        for _, value in fields:
+            if value[:1] in _SPACE or value[-1:] in _SPACE:
+                # RFC 9110, 5.5: white space around a value is no part of it. Not every HTTP
+                # server takes it off.
+                fields = [(name, padded.strip(b" \t")) for name, padded in fields]
+                scope = {**scope, "headers": fields}
+                break
         if self._guard.is_by_name:
             scope = {**scope, BY_NAME: True}
         # Of a field that is there twice the first counts, as for the SDK.
@@ -203,7 +208,9 @@ class StreamableHttp:
             status, text = refused
             await send_text(send, status, text)
             return
-        call = self._call(scope, receive, send, headers, arrived)
+        principal = self._principal_of(scope)
+        watch = partial(self._credentials.over, scope, principal)
+        call = HttpCall(scope, receive, send, headers, principal, watch, arrived or _late)
         try:
             if is_modern:
                 await self._modern.serve(call)
@@ -219,21 +226,9 @@ class StreamableHttp:
     async def _refuse(self, send: Send) -> None:
         await _unavailable(send, _DRAINING, self._availability.retry_after or 0)
 
-    def _call(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        headers: Headers,
-        arrived: Callable[[], None] | None,
-    ) -> HttpCall:
-        principal = self._principal_of(scope)
-        watch = partial(self._credentials.over, scope, principal)
-        return HttpCall(scope, receive, send, headers, principal, watch, arrived or _late)
-
 
 def _late() -> None:
-    """Nobody waits for it."""
+    """Used after shutdown began: there is no arrival to release."""
 
 
 async def _unavailable(send: Send, text: str, retry_after: float) -> None:

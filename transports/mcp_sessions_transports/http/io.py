@@ -25,6 +25,9 @@ _AT_ONCE = 65_536
 
 _JSON = (b"content-type", b"application/json")
 
+_BOTH = b"application/json, text/event-stream"
+"""What almost all clients accept, in this order."""
+
 
 class BodyTooLarge(Exception):
     """The body is larger than the limit; the rest of it was not read."""
@@ -135,16 +138,17 @@ async def read_post(call: HttpCall, limit: int) -> Post | None:
         limit: Bytes of its body.
     """
     headers, send = call.headers, call.send
-    if accepts(headers) != (True, True):
+    is_usual = headers.get(b"accept") == _BOTH and headers.get(b"content-type") == _JSON[1]
+    if not is_usual and accepts(headers) != (True, True):
         text = "Not Acceptable: Client must accept both application/json and text/event-stream"
         await send_json(send, refusal(text), status=406)
-    elif not is_json(headers):
+    elif not is_usual and not is_json(headers):
         text = "Unsupported Media Type: Content-Type must be application/json"
         await send_json(send, refusal(text), status=415)
     else:
         try:
             body = await read_body(call.receive, headers, limit)
-            return Post(body, replay_body(body), prefers_sse(headers))
+            return Post(body, replay_body(body), not is_usual and prefers_sse(headers))
         except BodyTooLarge:
             await send_too_large(send, limit)
         except Disconnected:
@@ -233,7 +237,7 @@ def refusal(message: str, code: int = INVALID_REQUEST) -> bytes:
 def accepts(headers: Headers) -> tuple[bool, bool]:
     """Whether the client takes (JSON, server-sent events), with RFC 9110 wildcards."""
     value = headers.get(b"accept", b"").lower()
-    if value == b"application/json, text/event-stream":
+    if value == _BOTH:
         return True, True
     types = {entry.split(b";")[0].strip() for entry in value.split(b",")}
     anything = b"*/*" in types

@@ -113,10 +113,11 @@ class ModernHttp:
             return
         try:
             await self._served.router.request(request, inbound)
-            call.arrived()
-            await channel.respond(call)
-        finally:
+        except BaseException:
             channel.over()
+            raise
+        call.arrived()
+        await channel.respond(call)
 
     async def _listen(self, request: Message, inbound: Inbound, call: HttpCall) -> None:
         served = self._served

@@ -43,9 +43,12 @@ _PLAIN_TOOLS: Final = 1_000
 _INVALID_BODY: Final = "Body must be a single JSON-RPC request or notification object"
 
 
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+
+
 def dumps(message: Any) -> bytes:
     """JSON as the SDK's modern entry writes it, to the byte."""
-    return json.dumps(message, separators=(",", ":")).encode()
+    return _ENCODER.encode(message).encode()
 
 
 def status_of(code: int | None) -> int:
@@ -84,7 +87,13 @@ class SdkModernRules:
             request = JSONRPCRequest.model_validate(decoded)
         except ValidationError:
             return _refused(None, error_body(INVALID_REQUEST, _INVALID_BODY))
-        headers = http_request.headers.items()
+        # The others decide nothing here, and there are more of them.
+        raw = http_request.scope["headers"]
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in raw
+            if name[:4] == b"mcp-"
+        ]
         duplicated = find_duplicated_routing_header(headers)
         if duplicated is not None:
             text = f"{duplicated} header appears more than once"

@@ -1,34 +1,17 @@
-"""Where the answer of a request at work is heard, and what it comes to: plain values."""
+"""What a request at work comes to: plain values."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import error_outcome, result_outcome
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.server.connection import Inbound
 
 logger = logging.getLogger(__name__)
 
 NOT_JSON = (TypeError, ValueError, RecursionError)
 """What JSON writers raise for a value that they cannot write."""
-
-
-@dataclass(slots=True)
-class Waiter:
-    """One sending of a request: where its answer is heard."""
-
-    request: Message
-    inbound: Inbound
-    named: bool
-    """It named its session by rule 1, so its result carries the session's ``_meta``."""
-
-    load: Hashable = None
-    """Whose; see :func:`~mcp_sessions.core.load.load_of`."""
 
 
 class Outcome(NamedTuple):

@@ -1,0 +1,1 @@
+"""The requests that clients have open in this process."""
