@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import figures
-from tests.bench.benches import BENCHES
-from tests.bench.rows import ROWS, Row, growth, report, short
+from bench import figures
+from bench.benches import BENCHES
+from bench.rows import ROWS, Row, growth, report, short
 from tests.house.source import ROOT
 
 
 def test_every_bench_is_run_by_the_one_command() -> None:
     """What reports rows is a bench; the other modules are parts of them."""
-    files = (ROOT / "tests" / "bench").glob("bench_*.py")
+    files = (ROOT / "bench").glob("bench_*.py")
     report = {file.stem.removeprefix("bench_") for file in files if "report(" in file.read_text()}
     assert report == {bench.name for bench in BENCHES}
 

@@ -1,0 +1,207 @@
+"""Server CPU per ``tools/call`` of a trivial async tool, beside the bare SDK, in one run.
+
+    python -m bench.bench_calls [CALLS]
+
+One client, one connection, one call at a time; the figure is the server process's own CPU
+time (user and system) per call, so that the client costs nothing. Rounds alternate between
+the servers, and the median round counts.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench.rows import Row, report
+from bench.stores import cpu_of
+from tests.support.processes import free_port, wait_until_it_listens
+
+ROUNDS = 5
+SESSION = "io.modelcontextprotocol/session"
+REQUEST_KEY = "io.github.mcp-sessions/requestKey"
+MODERN = "2026-07-28"
+HANDSHAKE = "2025-11-25"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to call one server."""
+
+    name: str
+    server: str
+    version: str
+    session: bool = False
+
+
+CASES = [
+    Case("floor (bare ASGI + orjson)", "floor", HANDSHAKE),
+    Case("SDK, handshake era", "sdk", HANDSHAKE),
+    Case("SDK, handshake era, JSON mode", "sdk-json", HANDSHAKE),
+    Case("ours, handshake era, no session", "ours", HANDSHAKE),
+    Case("ours, handshake era, in a session", "ours", HANDSHAKE, session=True),
+    Case("floor, and the SDK's kernel", "kernel", MODERN),
+    Case("SDK, modern era", "sdk", MODERN),
+    Case("SDK, modern era, JSON mode", "sdk-json", MODERN),
+    Case("ours, modern era, no session", "ours", MODERN),
+    Case("ours, modern era, in a session", "ours", MODERN, session=True),
+]
+
+
+class Server:
+    """A server process and what it used of the CPU."""
+
+    def __init__(self, kind: str, *options: str) -> None:
+        self.port = free_port()
+        command = [sys.executable, "-m", "bench.bench_servers", kind, str(self.port)]
+        command += options
+        self.process = subprocess.Popen(command)
+        wait_until_it_listens(self.process, self.port)
+
+    def cpu(self) -> float:
+        """Seconds of CPU that the process used so far."""
+        return cpu_of(self.process.pid)
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.terminate()
+        self.process.wait(timeout=20)
+
+
+class Client:
+    """One connection that calls one server in one way."""
+
+    def __init__(self, case: Case, port: int, meta: Mapping[str, Any] | None = None) -> None:
+        """Connect, and begin as the case says.
+
+        Args:
+            meta: What each call says besides.
+        """
+        self._http = http.client.HTTPConnection("127.0.0.1", port)
+        self._headers = {
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "mcp-protocol-version": case.version,
+        }
+        self._meta: dict[str, Any] = {}
+        if case.version == MODERN:
+            self._meta = {
+                "io.modelcontextprotocol/protocolVersion": MODERN,
+                "io.modelcontextprotocol/clientCapabilities": {},
+            }
+        elif case.server != "floor":
+            self.initialize()
+        if case.session:
+            answer = self.send("sessions/create" if case.version == MODERN else "session/start", {})
+            if case.version == MODERN:
+                self._meta[SESSION] = answer["result"]["session"]
+        self._meta |= meta or {}
+
+    def initialize(self) -> None:
+        """Shake hands: ``initialize``, and the notification that follows."""
+        self._headers.pop("mcp-session-id", None)
+        info = {"name": "bench", "version": "1"}
+        params = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": info}
+        self.send("initialize", params)
+        self.send("notifications/initialized", None, request=False)
+
+    def wake(self) -> None:
+        """Connect anew: a server closes a connection that was idle for some seconds."""
+        self._http.close()
+        self.call()
+
+    def call(self, key: str | None = None) -> None:
+        """One tools/call, with a request key or without one."""
+        params: dict[str, Any] = {"name": "echo", "arguments": {"text": "hello"}}
+        if key is not None:
+            params["_meta"] = {REQUEST_KEY: key}
+        self.send("tools/call", params)
+
+    def send(self, method: str, params: dict[str, Any] | None, *, request: bool = True) -> Any:
+        """Send one message; the decoded answer, if it was a request."""
+        self.put(method, params, request=request)
+        return self.get(method, request=request)
+
+    def put(self, method: str, params: dict[str, Any] | None, *, request: bool = True) -> None:
+        """Send one message."""
+        message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+        if request:
+            message["id"] = 1
+        if params is not None:
+            meta = {**self._meta, **params.get("_meta", {})}
+            message["params"] = {**params, "_meta": meta} if meta else params
+        headers = self._headers
+        if self._meta:
+            headers = {**headers, "mcp-method": method}
+            if params and "name" in params:
+                headers["mcp-name"] = params["name"]
+        self._http.request("POST", "/mcp", json.dumps(message).encode(), headers)
+
+    def get(self, method: str, *, request: bool = True) -> Any:
+        """The decoded answer to what was sent last, if it was a request."""
+        response = self._http.getresponse()
+        body = response.read()
+        if method == "initialize":
+            self._headers["mcp-session-id"] = response.headers["mcp-session-id"]
+        if not request:
+            return None
+        if body.startswith((b"event:", b"id:", b"data:")):
+            lines = [line for line in body.splitlines() if line.startswith(b"data: {")]
+            body = lines[-1][6:]
+        answer = json.loads(body)
+        if "result" not in answer:
+            raise SystemExit(f"{method} was refused: {answer}")
+        return answer
+
+
+def measure(calls: int) -> dict[str, float]:
+    """Microseconds of server CPU per call, by the name of the case: the median round."""
+    servers = {kind: Server(kind) for kind in {case.server for case in CASES}}
+    try:
+        clients = {case: Client(case, servers[case.server].port) for case in CASES}
+        for case in CASES:
+            clients[case].wake()
+            for _ in range(300):
+                clients[case].call()
+        rounds: dict[Case, list[float]] = {case: [] for case in CASES}
+        for _ in range(ROUNDS):
+            for case in CASES:
+                clients[case].wake()
+                before = servers[case.server].cpu()
+                for _ in range(calls):
+                    clients[case].call()
+                spent = servers[case.server].cpu() - before
+                rounds[case].append(spent / calls * 1_000_000)
+        return {case.name: statistics.median(rounds[case]) for case in CASES}
+    finally:
+        for server in servers.values():
+            server.stop()
+
+
+def rows(calls: int) -> Iterator[Row]:
+    """With the ratio to the SDK of the same era."""
+    figures = measure(calls)
+    for case in CASES:
+        figure = figures[case.name]
+        beside = "SDK, modern era" if case.version == MODERN else "SDK, handshake era"
+        yield Row(
+            name=case.name,
+            measured=figure,
+            unit="µs",
+            ratio=None if case.name == beside else figures[beside] / figure,
+            beside=f"times cheaper than the {beside}",
+        )
+
+
+def main() -> None:
+    """Measure, and print."""
+    report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000))
+
+
+if __name__ == "__main__":
+    main()

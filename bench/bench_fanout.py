@@ -1,0 +1,145 @@
+"""One update to many subscribed sessions that nobody has attached: what it costs, who waits.
+
+    python -m bench.bench_fanout [--stores memory,sqlite,redis] [--rounds N] [--most N]
+
+In process, without a network. For growing numbers of subscribers: the CPU of this process for
+each of them (and Redis's own), how long the whole update took, and the slowest of the calls
+that another client makes meanwhile, one after the other, beside the slowest of as many calls
+without an update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import uvloop
+from mcp.server import MCPServer
+
+from bench.bench_core import Loopback
+from bench.rows import Row, growth, report
+from bench.stores import STORES, stores
+from mcp_sessions import SessionLayer, SessionPolicy
+from mcp_sessions.core.states import Mode
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.serve.garbage import Collections, set_aside_everything
+
+URI = "note://1"
+SIZES = {"memory": (3_125, 12_500, 50_000), "sqlite": (5_000, 20_000), "redis": (2_000, 8_000)}
+MOST = {"memory": (8.0, 30.0), "sqlite": (40.0, 50.0), "redis": (60.0, 50.0)}
+"""Microseconds for each subscriber, and milliseconds that a call waits at the most."""
+
+
+class Found(NamedTuple):
+    """Of one size."""
+
+    cpu: float
+    """Microseconds of this process for each subscriber; the least of all rounds."""
+
+    store_cpu: float
+    took: float
+    """Seconds."""
+
+    alone: float
+    """Milliseconds of the slowest call."""
+
+    beside: float
+
+
+async def slowest(client: Loopback, session: bytes, until: Callable[[int], bool]) -> float:
+    """Milliseconds of the slowest of some calls."""
+    slowest, calls = 0.0, 0
+    while not until(calls):
+        begun = time.perf_counter()
+        await client.post({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, session)
+        slowest = max(slowest, time.perf_counter() - begun)
+        calls += 1
+        await asyncio.sleep(0.001)
+    return slowest * 1_000
+
+
+async def measure(store: str, count: int, rounds: int, store_cpu: Callable[[], float]) -> Found:
+    """One store with that many subscribers."""
+    server: MCPServer[None] = MCPServer("bench", log_level="ERROR")
+    policy = SessionPolicy(max_sessions=1_000_000, max_sessions_per_principal=None)
+    layer = SessionLayer(server, store=store, policy=policy)
+    client = Loopback(layer.asgi_app())
+    async with layer.lifespan():
+        for _ in range(count):
+            session = await layer.store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=time.time())
+            await layer.store.subscribe(session.session_id, URI)
+        # As the process of ``serve`` does when it begins, and ten times a second.
+        set_aside_everything()
+        looking = asyncio.create_task(look())
+        bystander = await client.initialize()
+        cpu, store_used, took = list[float](), list[float](), list[float]()
+        alone, beside = list[float](), list[float]()
+        for _ in range(rounds):
+            begun, used, its = time.perf_counter(), time.process_time(), store_cpu()
+            await layer.notify_resource_updated(URI)
+            cpu.append((time.process_time() - used) / count * 1e6)
+            store_used.append((store_cpu() - its) / count * 1e6)
+            took.append(time.perf_counter() - begun)
+            told = asyncio.create_task(layer.notify_resource_updated(URI))
+            beside.append(await slowest(client, bystander, lambda _, told=told: told.done()))
+            await told
+            alone.append(await slowest(client, bystander, lambda calls: calls >= 200))
+        looking.cancel()
+        return Found(min(cpu), min(store_used), min(took), min(alone), min(beside))
+
+
+async def look() -> None:
+    """Keep full collections short."""
+    collections = Collections()
+    while True:
+        await asyncio.sleep(0.1)
+        collections.look()
+
+
+def rows(wanted: str, rounds: int, most: int) -> Iterator[Row]:
+    """For each store and size."""
+    with stores(wanted) as each:
+        for store in each.names:
+            totals: dict[int, float] = {}
+            most_cpu, most_wait = MOST[store]
+            for count in (size for size in SIZES[store] if size <= most):
+                url = each.url(store, f"{count}")
+                found = uvloop.run(measure(url, count, rounds, lambda store=store: each.cpu(store)))
+                totals[count] = found.cpu * count
+                name = f"{store}, {count:,} sessions"
+                yield Row(
+                    name=f"{name}: CPU of each",
+                    measured=found.cpu,
+                    unit="µs",
+                    most=most_cpu,
+                    includes=f"{found.took:.2f} s for all"
+                    + (f"; Redis {found.store_cpu:.0f} µs besides" if store == "redis" else ""),
+                )
+                yield Row(
+                    name=f"{name}: slowest call",
+                    measured=found.beside,
+                    unit="ms",
+                    most=most_wait,
+                    ratio=found.beside / found.alone,
+                    beside="times the slowest without an update",
+                )
+            if len(totals) > 1:
+                yield growth(f"{store}, CPU of all", totals)
+        yield from each.missing()
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stores", default=STORES)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--most", type=int, default=1_000_000, help="no more sessions than this")
+    asked = parser.parse_args()
+    report(rows(asked.stores, asked.rounds, asked.most))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What a call costs that has the server to itself, beside calls of which 16 are in flight.
+
+    python -m bench.bench_lone [CALLS]
+
+Server CPU per ``tools/call`` of the handshake era, outside of a session. A lone call pays for
+waking the process: for going to sleep, waking up and finding nothing else to do, which calls in
+flight share; so does one of the SDK, and one that is no MCP at all. Over HTTP the calls in flight
+are on as many connections, over stdio on one. Then a handshake over HTTP, ``initialize`` and
+``notifications/initialized``. Rounds alternate, and the least counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from bench import bench_calls, bench_duplex
+from bench.bench_calls import HANDSHAKE, Case, Server
+from bench.rows import Row, report
+from bench.stores import cpu_of
+
+ROUNDS = 7
+AT_ONCE = 16
+CALL = {"name": "echo", "arguments": {"text": "hello"}}
+
+
+class Measured(NamedTuple):
+    """One row: what is done so many times."""
+
+    name: str
+    pid: int
+    wake: Callable[[], None]
+    """Before each round: a server closes a connection that was idle for some seconds."""
+
+    run: Callable[[int], None]
+    beside: str
+    most: float | None = None
+    """The aim, in microseconds."""
+
+
+def over_http(kind: str, aim: float | None, stack: ExitStack) -> Iterator[Measured]:
+    """Alone, in flight with others, and the handshake."""
+    server = Server(kind)
+    stack.callback(server.stop)
+    case = Case("", kind, HANDSHAKE)
+    clients = [bench_calls.Client(case, server.port) for _ in range(AT_ONCE)]
+
+    def wake() -> None:
+        for client in clients:
+            client.wake()
+
+    def lone(calls: int) -> None:
+        for _ in range(calls):
+            clients[0].call()
+
+    def together(calls: int) -> None:
+        for _ in range(calls // AT_ONCE):
+            for client in clients:
+                client.put("tools/call", CALL)
+            for client in clients:
+                client.get("tools/call")
+
+    def handshakes(calls: int) -> None:
+        for _ in range(calls):
+            clients[0].initialize()
+
+    pid = server.process.pid
+    alone = f"HTTP, {kind}, alone"
+    yield Measured(alone, pid, wake, lone, "HTTP, sdk-json, alone", aim)
+    yield Measured(f"HTTP, {kind}, {AT_ONCE} in flight", pid, wake, together, alone)
+    if kind != "floor":
+        most = 400.0 if kind == "ours" else None
+        name, beside = f"HTTP, {kind}, handshake", "HTTP, sdk, handshake"
+        yield Measured(name, pid, wake, handshakes, beside, most)
+
+
+def over_stdio(kind: str, aim: float | None, stack: ExitStack) -> Iterator[Measured]:
+    """Alone, and in flight with others."""
+    client = bench_duplex.StdioClient(Case(kind, kind, HANDSHAKE))
+    stack.callback(client.stop)
+    client.begin()
+
+    def lone(calls: int) -> None:
+        for _ in range(calls):
+            client.call()
+
+    def together(calls: int) -> None:
+        for _ in range(calls // AT_ONCE):
+            for number in range(AT_ONCE):
+                client.put(bench_duplex.request(number, "tools/call", CALL))
+            for _ in range(AT_ONCE):
+                client.get()
+
+    alone, many = f"{kind}, alone", f"{kind}, {AT_ONCE} in flight"
+    yield Measured(alone, client.pid, client.call, lone, "sdk-stdio, alone", aim)
+    yield Measured(many, client.pid, client.call, together, alone)
+
+
+def measure(calls: int) -> tuple[list[Measured], dict[str, float]]:
+    """Microseconds of server CPU, by the name of the row: the least of all rounds."""
+    with ExitStack() as stack:
+        rows = [
+            *over_http("floor", None, stack),
+            *over_http("sdk", None, stack),
+            *over_http("sdk-json", None, stack),
+            *over_http("ours", 330, stack),
+            *over_stdio("sdk-stdio", None, stack),
+            *over_stdio("ours-stdio", 250, stack),
+        ]
+        least: dict[str, float] = {}
+        for number in range(ROUNDS + 1):
+            for row in rows:
+                row.wake()
+                before = cpu_of(row.pid)
+                row.run(calls)
+                spent = (cpu_of(row.pid) - before) / calls * 1_000_000
+                if number:  # the first one warms up
+                    least[row.name] = min(spent, least.get(row.name, spent))
+        return rows, least
+
+
+def rows(calls: int) -> Iterator[Row]:
+    """With the ratio to the SDK's, or to the same server's lone call."""
+    measured, least = measure(calls)
+    for row in measured:
+        is_alike = row.beside.endswith(row.name.rpartition(", ")[2])
+        yield Row(
+            name=row.name,
+            measured=least[row.name],
+            unit="µs",
+            ratio=least[row.beside] / least[row.name] if row.beside != row.name else None,
+            beside="times cheaper than " + (row.beside if is_alike else "alone"),
+            most=row.most,
+        )
+
+
+def main() -> None:
+    """Measure, and print."""
+    report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 512))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""How long a quiet client waits for its answers beside a noisy one, on each store.
+
+    python -m bench.bench_noisy [--rounds N] [--stores memory,sqlite,redis] [--noises …]
+
+Both are clients of one server process, over real sockets. The quiet one makes a trivial call
+in its session every few milliseconds, alone and beside each kind of noise by turns, so that
+what else the machine does is in both figures. The noisy one stays within its limits: one
+client, one thing after the other, as fast as it is served. Its own work (it reads and writes
+as much JSON as the server does) is no server's, so that the server has a core of its own, and
+on the others the quiet client goes before it.
+
+The quiet client's p99 is to be no more than ``MOST`` times what it is alone, and nobody is to be
+answered with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from bench.bench_calls import HANDSHAKE, Case, Client, Server
+from bench.bench_noise import KINDS
+from bench.rows import Row, report
+from bench.stores import STORES, stores
+
+MOST = 2.0
+PAUSE = 0.002
+"""Seconds between two calls of the quiet client."""
+
+CALLS = 150
+"""Of one turn."""
+
+
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+"""The first is the server's."""
+
+
+class Noise:
+    """A noisy client, and what it did."""
+
+    def __init__(self, kind: str, port: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.bench_noise", kind, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.count = 0
+        self.errors = 0
+        if self._hear() != ["ready"]:
+            raise SystemExit(f"the client that makes {kind} could not begin")
+
+    def go(self) -> None:
+        """Make noise."""
+        self._say("go")
+
+    def stop(self) -> None:
+        """Be quiet."""
+        self._say("stop")
+        _, count, errors = self._hear()
+        self.count += int(count)
+        self.errors += int(errors)
+
+    def end(self) -> None:
+        """Go."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.kill()
+        self._process.wait(timeout=20)
+
+    def _say(self, line: str) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+
+    def _hear(self) -> list[str]:
+        return self._process.stdout.readline().split() if self._process.stdout is not None else []
+
+
+class Figures(NamedTuple):
+    """Milliseconds until an answer, alone and beside."""
+
+    alone: list[float]
+    beside: list[float]
+    noise: int
+    errors: int
+
+
+def p99(times: Sequence[float]) -> float:
+    """The time that one in a hundred exceeds."""
+    return statistics.quantiles(times, n=100)[98]
+
+
+def waited(client: Client) -> list[float]:
+    """Milliseconds until each answer of one turn."""
+    times: list[float] = []
+    for _ in range(CALLS):
+        begun = time.perf_counter()
+        client.call()
+        times.append((time.perf_counter() - begun) * 1_000)
+        time.sleep(PAUSE)
+    return times
+
+
+@contextmanager
+def on_cores(cores: Sequence[int]) -> Generator[None]:
+    """What is started here runs there, where a system and a machine have that."""
+    if len(CORES) < 2:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def measure(kind: str, store: str, rounds: int) -> Figures:
+    """The quiet client beside one kind of noise."""
+    with on_cores(CORES[:1]):
+        server = Server("noisy", store)
+    try:
+        quiet = Client(Case("", "ours", HANDSHAKE, session=True), server.port)
+        noise = Noise(kind, server.port)
+        try:
+            quiet.wake()
+            waited(quiet)
+            alone: list[float] = []
+            beside: list[float] = []
+            for _ in range(rounds):
+                quiet.wake()
+                alone += waited(quiet)
+                noise.go()
+                beside += waited(quiet)
+                noise.stop()
+            return Figures(alone, beside, noise.count, noise.errors)
+        finally:
+            noise.end()
+    finally:
+        server.stop()
+
+
+def rows(wanted: str, noises: Sequence[str], rounds: int) -> Iterator[Row]:
+    """For each store and noise."""
+    with on_cores(CORES[1:]), stores(wanted) as each:
+        for store in each.names:
+            for kind in noises:
+                found = measure(kind, each.url(store, kind), rounds)
+                alone, beside = p99(found.alone), p99(found.beside)
+                yield Row(
+                    name=f"{store}, beside {kind}: p99",
+                    measured=beside,
+                    unit="ms",
+                    ratio=beside / alone,
+                    beside="times what it is alone",
+                    most=MOST * alone,
+                    includes=f"p50 {statistics.median(found.alone):.2f} alone, "
+                    f"{statistics.median(found.beside):.2f} beside; noise {KINDS[kind]}",
+                )
+                if found.errors:
+                    yield Row(
+                        name=f"{store}, {kind}: errors",
+                        measured=found.errors,
+                        most=0,
+                        includes=f"of {found.noise}",
+                    )
+        yield from each.missing()
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--stores", default=STORES)
+    parser.add_argument("--noises", default=",".join(KINDS))
+    asked = parser.parse_args()
+    report(rows(asked.stores, asked.noises.split(","), asked.rounds))
+
+
+if __name__ == "__main__":
+    main()

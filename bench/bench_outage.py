@@ -1,0 +1,183 @@
+"""A server process is killed and comes back: when its clients are answered again.
+
+    python -m bench.bench_outage [--clients N] [--rounds N] [--outages S,S] [--ways W,W]
+
+The server is ``mcp-sessions serve`` with a SQLite store, killed by SIGKILL. The clients are
+``mcp.Client`` on `resumable`, with the limits that they have by default; all of them share one
+process. Each has a session, and makes one call just after the kill. The figures are seconds from
+the moment when the new server process accepts a TCP connection until a client has the answer of
+that call. A client has failed if its call raises, or if it is answered in another session. The
+clients of all ways share one outage, so the figures include their waiting for each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import resource
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+from mcp import Client
+
+from bench.rows import Row, report
+from mcp_sessions.client.outcome import ResumeOutcome
+from mcp_sessions.client_transport import resumable
+from tests.support import apps
+from tests.support.processes import KilledServer
+from tests.support.resuming import text_of
+
+WAYS = {"HTTP 2025": ("http", "legacy"), "HTTP 2026": ("http", "auto"), "WebSocket": ("ws", "auto")}
+WITHIN = 240.0
+"""Seconds that one outage may take."""
+
+
+@dataclass
+class One:
+    """A client, and how it fared."""
+
+    way: str
+    client: Client
+    outcomes: list[ResumeOutcome] = field(default_factory=list[ResumeOutcome])
+    answered_at: float = 0.0
+    failed: str | None = None
+
+    async def call(self, word: str) -> None:
+        """Call, and note when it was answered."""
+        try:
+            said = text_of(await self.client.call_tool("remember", {"word": word}))
+        except Exception as error:
+            # Whatever a client raises is a figure of this run.
+            self.failed = repr(error)
+            return
+        self.answered_at = time.monotonic()
+        if not said.endswith(word) or not said.startswith("before"):
+            self.failed = f"another session: {said}"
+
+
+@dataclass
+class Outage:
+    """One outage, or several of one length, and what they came to."""
+
+    seconds: float
+    delays: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    told: dict[str, int] = field(default_factory=dict[str, int])
+    failed: list[str] = field(default_factory=list[str])
+    cpu: float = 0.0
+    """Seconds of the server's, from its start until all are answered."""
+
+    def of(self, one: One, back_at: float) -> None:
+        """Take in what became of a client."""
+        self.told[one.way] = self.told.get(one.way, 0) + bool(one.outcomes)
+        if one.failed is not None:
+            self.failed.append(f"{one.way}: {one.failed}")
+        else:
+            self.delays.setdefault(one.way, []).append(max(0.0, one.answered_at - back_at))
+
+    def rows(self) -> Iterator[Row]:
+        """The figures."""
+        for way, delays in self.delays.items():
+            name = f"{way}, {self.seconds:g} s away, {len(delays)} clients"
+            told = f"on_resume told {self.told[way]}"
+            yield Row(
+                name=f"{name}: p50", measured=at(delays, 0.5), unit="s", most=1, includes=told
+            )
+            yield Row(name=f"{name}: p90", measured=at(delays, 0.9), unit="s")
+            yield Row(name=f"{name}: p99", measured=at(delays, 0.99), unit="s", most=5)
+            yield Row(
+                name=f"{name}: the last",
+                measured=max(delays),
+                unit="s",
+                includes=f"at most {most_in(delays)} answered in any second",
+            )
+        yield Row(
+            name=f"{self.seconds:g} s away: failed",
+            measured=len(self.failed),
+            most=0,
+            includes="; ".join(self.failed[:5])
+            or f"the server used {self.cpu:.2f} s of CPU until all were answered",
+        )
+
+
+def at(delays: Sequence[float], share: float) -> float:
+    """The delay that so many of them do not exceed."""
+    ordered = sorted(delays)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def most_in(delays: Sequence[float], window: float = 1.0) -> int:
+    """How many are in the window that has most."""
+    return max(sum(start <= delay < start + window for delay in delays) for start in delays)
+
+
+async def run(outage: Outage, ways: Sequence[str], count: int) -> None:
+    """Connect them all, kill the server, bring it back, and wait until all are answered."""
+    with tempfile.TemporaryDirectory() as place:
+        served = KilledServer(Path(place))
+        await asyncio.to_thread(served.start)
+        try:
+            async with asyncio.timeout(WITHIN), AsyncExitStack() as stack:
+                clients = [
+                    await connect(stack, served.port, way) for way in ways for _ in range(count)
+                ]
+                back_at = 0.0
+                await asyncio.to_thread(served.kill)
+                async with anyio.create_task_group() as tasks:
+                    for one in clients:
+                        tasks.start_soon(one.call, "after")
+                    await asyncio.sleep(outage.seconds)
+                    await asyncio.to_thread(served.start)
+                    back_at = time.monotonic()
+                outage.cpu = max(outage.cpu, served.cpu)
+                await asyncio.sleep(1)
+                for one in clients:
+                    outage.of(one, back_at)
+        finally:
+            await asyncio.to_thread(served.kill)
+
+
+async def connect(stack: AsyncExitStack, port: int, way: str) -> One:
+    """One more client, with a session."""
+    scheme, mode = WAYS[way]
+    outcomes: list[ResumeOutcome] = []
+    transport = resumable(f"{scheme}://127.0.0.1:{port}/mcp", on_resume=outcomes.append)
+    client = await stack.enter_async_context(Client(transport, mode=mode))
+    one = One(way, client, outcomes)
+    await client.call_tool("remember", {"word": "before"})
+    return one
+
+
+def rows(outages: Sequence[float], ways: Sequence[str], count: int, rounds: int) -> Iterator[Row]:
+    """One length of outage after the other."""
+    for seconds in outages:
+        outage = Outage(seconds)
+        for _ in range(rounds):
+            asyncio.run(run(outage, ways, count))
+        yield from outage.rows()
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--outages", default="4,12,60")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    options = parser.parse_args()
+    logging.disable(logging.ERROR)
+    warnings.filterwarnings("ignore", apps.DEPRECATED.removeprefix("ignore:"))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    outages = [float(seconds) for seconds in options.outages.split(",")]
+    report(rows(outages, options.ways.split(","), options.clients, options.rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What a session-bound ``tools/call`` over HTTP costs with each store, side by side in one run.
+
+    python -m bench.bench_stores [CALLS]
+
+One client, one connection, one call at a time, in a session: a call without a key costs the store
+one step (to admit it), a call with a key two (and to keep its answer). In the handshake era that
+one step admits it to its connection as well; of Redis the scripts of a call are counted.
+Two figures each: the server process's own CPU time per call, and the time until the client
+has its answer, in which the store's round trips are. The session has had more calls than it keeps
+answers, so that for each new one an old one is dropped. Rounds alternate between the stores, and
+the median round counts. A Redis of its own is started, without persistence.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from bench.bench_calls import HANDSHAKE, MODERN, Case, Client, Server
+from bench.rows import Row, report
+from bench.stores import stores as all_stores
+
+Scripts = Callable[[], int]
+"""How many ran in Redis so far."""
+
+ROUNDS = 5
+BASE = "memory"
+ERAS = {HANDSHAKE: "2025 era", MODERN: "2026 era"}
+SCRIPTS_AIM = {False: 1.05, True: 2.05}
+"""By whether there is a key; what a server does now and then beside is within the rest."""
+
+CPU_AIM = {False: 520.0, True: 650.0}
+"""Microseconds, on Redis."""
+
+
+class OfStore(NamedTuple):
+    """One row."""
+
+    store: str
+    era: str
+    keyed: bool
+
+
+class Figures(NamedTuple):
+    """Microseconds per call."""
+
+    cpu: float
+    answer: float
+    scripts: float
+
+
+def measure(stores: dict[str, str], calls: int, scripts: Scripts) -> dict[OfStore, Figures]:
+    """The figures of each store, without and with a request key: the median round."""
+    servers = {name: Server("ours", url) for name, url in stores.items()}
+    try:
+        clients = {
+            (name, era): Client(Case("", "ours", era, session=True), server.port)
+            for name, server in servers.items()
+            for era in ERAS
+        }
+        keys = map(str, itertools.count())
+        cases = [OfStore(*client, keyed) for client in clients for keyed in (False, True)]
+        rounds: dict[OfStore, list[Figures]] = {case: [] for case in cases}
+        for number in range(ROUNDS + 1):
+            for case in cases:
+                client, server = clients[case[:2]], servers[case.store]
+                client.wake()
+                begun, before, ran = time.perf_counter(), server.cpu(), scripts()
+                for _ in range(calls):
+                    client.call(next(keys) if case.keyed else None)
+                spent, took = server.cpu() - before, time.perf_counter() - begun
+                if number:  # the first one warms up
+                    each = (scripts() - ran) / calls
+                    rounds[case].append(Figures(spent / calls * 1e6, took / calls * 1e6, each))
+        return {
+            case: Figures(*(statistics.median(column) for column in zip(*found, strict=True)))
+            for case, found in rounds.items()
+        }
+    finally:
+        for server in servers.values():
+            server.stop()
+
+
+def rows(calls: int) -> Iterator[Row]:
+    """With the ratio to memory."""
+    with all_stores() as each:
+        urls = {name: each.url(name, "calls") for name in each.names}
+        urls["sqlite, full"] = f"{each.url('sqlite', 'full')}?durability=full"
+        figures = measure(urls, calls, lambda: each.executed("EVALSHA"))
+        for case, found in figures.items():
+            key = "with a key" if case.keyed else "without a key"
+            name, is_redis = f"{case.store}, {ERAS[case.era]}, {key}", case.store == "redis"
+            base = figures[case._replace(store=BASE)].cpu
+            yield Row(
+                name=name,
+                measured=found.cpu,
+                unit="µs",
+                ratio=None if case.store == BASE else found.cpu / base,
+                beside="times memory",
+                most=CPU_AIM[case.keyed] if is_redis else None,
+                includes=f"{found.answer:.0f} µs until the answer",
+            )
+            if is_redis:
+                most = SCRIPTS_AIM[case.keyed]
+                yield Row(name=f"{name}: scripts", measured=found.scripts, most=most)
+        yield from each.missing()
+
+
+def main() -> None:
+    """Measure, and print."""
+    report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000))
+
+
+if __name__ == "__main__":
+    main()
