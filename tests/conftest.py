@@ -1,7 +1,8 @@
 """For all tests: the event loop they run on, and how hard Hypothesis searches.
 
 The examples are the same in every run, so that no change is blamed for what it did not
-break. ``HYPOTHESIS_PROFILE=deep`` searches new ones, many more of them.
+break. ``HYPOTHESIS_PROFILE=deep`` searches new ones, many more of them; ``few`` shows that a
+property holds at all, which is enough on a second Python.
 ``MCP_SESSIONS_TEST_STORE=sqlite`` runs what takes any store (`tests.support.world`) on that one.
 """
 
@@ -29,6 +30,7 @@ settings.register_profile(
 settings.register_profile(
     "deep", settings.get_profile("same"), max_examples=3000, derandomize=False
 )
+settings.register_profile("few", settings.get_profile("same"), max_examples=20)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

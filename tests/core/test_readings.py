@@ -153,7 +153,7 @@ PIECES = (
 )  # fmt: skip
 
 
-@settings(max_examples=1_000)
+@settings(max_examples=10 * settings().max_examples)
 @given(st.sampled_from(BEGINNINGS), st.lists(st.sampled_from(PIECES), max_size=8))
 @example("file:", ["C:", "\t", "("])
 @example("file://", ["_", "(", "/", "D:"])

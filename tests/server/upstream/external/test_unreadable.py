@@ -408,7 +408,7 @@ MESSAGES = st.lists(MEMBERS, max_size=7).map(
 LINES = st.one_of(st.binary(max_size=200), VALUES, MESSAGES, MESSAGES.map(lambda it: b"[%s]" % it))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(st.lists(LINES, max_size=4), st.integers(0, 200))
 async def test_nothing_that_is_said_ends_its_reader(lines: list[bytes], cut: int) -> None:
     """However it is cut; and what is said afterwards is heard."""
@@ -419,7 +419,7 @@ async def test_nothing_that_is_said_ends_its_reader(lines: list[bytes], cut: int
     await child.stop()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.one_of(LINES, MESSAGES))
 def test_what_is_no_message_has_an_outline(line: bytes) -> None:
     for said in [*messages_of(line), of_ends(line, line, "is no JSON")]:
