@@ -15,9 +15,14 @@ Several clients may share a child: those of one principal outside of sessions, o
    that is given up.
 4. If several can be the cause, nobody hears of it. A question is refused with an error that says
    why.
-5. On a stream of its own, beside the responses, a URL may say something after it answered. There a
-   notification is lost if a request was answered shortly before (:data:`LATE`). A question is not
-   lost: its request is not answered.
+5. A child may say something about a request that it has answered: a task of its own runs on. So a
+   request counts for :data:`LATE` seconds more against each that was open beside it. A child that
+   said something while nothing was open is known to do so: there an answered request counts for
+   as long against the next one, too, for what it said then (questions, or log messages). It does
+   not without that: calls that follow each other closely would all be refused their questions.
+   A request of the same session does not count.
+   On a stream of its own, beside the responses, a URL may be behind its answers. There a
+   notification is lost if any request was answered shortly before (:data:`BEHIND`).
 6. If all who ask a child are one client (a session, or a connection outside of sessions), that
    client hears everything.
 7. Only such a child is told the notifications of its client. A child of several clients is told
@@ -31,15 +36,22 @@ does what this says. The property is tested by
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from mcp_sessions.core.messages import RequestId, members_of, meta_of, progress_token
+from mcp_sessions.ids import SessionId
 from mcp_sessions.server.upstream.port import Call
 
-LATE: Final = 1.0
+LATE: Final = 3.0
+"""Seconds after an answer in which a child may say something about what it answered."""
+
+BEHIND: Final = 1.0
 """Seconds in which a URL's own stream may be behind its responses."""
+
+_CHANGES: Final = ("/list_changed", "resources/updated")
 
 _GIVEN_UP: Final = 1_024
 """Of one child: those that are given up and may still be answered. With more of them no request is
@@ -107,6 +119,12 @@ class _Request:
     names: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """By which the child may say that something is about it: its task, its elicitations."""
 
+    follows: float = -math.inf
+    """When the one before it was answered, if that is another client's."""
+
+    doubted_until: float = -math.inf
+    """Until then the child may still say something about one that was open beside it."""
+
 
 class Unanswered:
     """The requests that one child was sent and has not answered."""
@@ -115,8 +133,14 @@ class Unanswered:
         self._awaited: dict[RequestId, _Request] = {}
         self._given_up: set[RequestId] = set()
         self._is_lost = False
-        self._answered_at: float | None = None
+        self._answered_at = -math.inf
         """When the last one of a client was."""
+
+        self._answered_in: SessionId | None = None
+        """The session of that one, if it had one."""
+
+        self._said_late: set[str] = set()
+        """What the child says after it answered: methods."""
 
     def sent(self, request_id: RequestId, call: Call | None, params: object) -> None:
         """The child has it from now on."""
@@ -124,13 +148,23 @@ class Unanswered:
         task: object = members_of(params).get("taskId")
         if isinstance(task, str):
             request.names.add(("task", task))
+        session = call.bound_session if call is not None else None
+        if session is None or session != self._answered_in:
+            request.follows = self._answered_at
 
     def answered(self, request_id: RequestId) -> None:
         """The child answered it, or never had it; also again, or long after it was given up."""
+        was_given_up = request_id in self._given_up
         self._given_up.discard(request_id)
         request = self._awaited.pop(request_id, None)
-        if request is not None and request.call is not None:
-            self._answered_at = asyncio.get_running_loop().time()
+        call = request.call if request is not None else None
+        if call is None and not was_given_up:
+            return
+        session = call.bound_session if call is not None else None
+        self._answered_in, self._answered_at = session, asyncio.get_running_loop().time()
+        for other in self._awaited.values():
+            if session is None or other.call is None or other.call.bound_session != session:
+                other.doubted_until = self._answered_at + LATE
 
     def given_up(self, request_id: RequestId) -> None:
         """Nobody waits for its answer any more. If it was answered this changes nothing."""
@@ -164,7 +198,7 @@ class Unanswered:
             cause = Cause(said=about.call)
         else:
             name = _name_of(method, params)
-            cause = self._named(name) if name is not None else self._only(is_late=is_late)
+            cause = self._named(name) if name is not None else self._only(method, is_late=is_late)
         elicitation: object = (params or {}).get("elicitationId")
         if isinstance(elicitation, str) and method == "elicitation/create":
             for request in self._awaited.values():
@@ -179,13 +213,20 @@ class Unanswered:
         found = [each.call for each in self._awaited.values() if name in each.names]
         return Cause(only=found[0]) if len(found) == 1 else UNKNOWN
 
-    def _only(self, *, is_late: bool) -> Cause:
+    def _only(self, method: str, *, is_late: bool) -> Cause:
+        now = asyncio.get_running_loop().time()
+        if not (self._awaited or self.has_given_up or method.endswith(_CHANGES)):
+            if now - self._answered_at < LATE and len(self._said_late) < _NAMES:
+                self._said_late.add(method)
         if self.has_given_up or len(self._awaited) != 1:
             return UNKNOWN
-        now = asyncio.get_running_loop().time()
-        if is_late and self._answered_at is not None and now - self._answered_at < LATE:
+        if is_late and now - self._answered_at < BEHIND:
             return UNKNOWN
         (request,) = self._awaited.values()
+        if now < request.doubted_until:
+            return UNKNOWN
+        if method in self._said_late and now - request.follows < LATE:
+            return UNKNOWN
         return Cause(only=request.call)
 
 

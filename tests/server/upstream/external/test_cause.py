@@ -3,13 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sessions.server.upstream.external.cause import Unanswered
+from mcp_sessions.ids import SessionId
+from mcp_sessions.server.upstream.external import cause
+from mcp_sessions.server.upstream.external.cause import BEHIND, LATE, Unanswered
 from mcp_sessions.server.upstream.port import Call
 from tests.support.puppets import (
     QUESTION,
@@ -88,7 +91,9 @@ class Story:
         self.gone: set[str] = set()
         """Owners without a session that cancelled."""
 
-        self.answered: list[tuple[Puppet, Json]] = []
+        self.answered: list[tuple[Puppet, Json, set[int]]] = []
+        """What was answered, and what was open beside it."""
+
         self.questions = 0
         self.begun = 0
 
@@ -132,18 +137,16 @@ class Story:
                 await self.client_acts(action, tasks[number % len(tasks)])
             return
         if action == "late":
-            if self.is_url and self.answered:
-                puppet, request = self.answered[number % len(self.answered)]
-                puppet.say(said(LOG, request))
-                await settled()
+            if self.answered:
+                await self.late(*self.answered[number % len(self.answered)], number)
             return
         running = self.running()
         if not running:
             return
         puppet, request = running[number % len(running)]
         if action == "answer":
-            self.answered.append((puppet, request))
             puppet.answer(request["id"])
+            self.answered.append((puppet, request, set(puppet.unanswered)))
         elif action == "question":
             await self.question(puppet, request, on=self.is_url and number % 3 == 0)
         else:
@@ -154,6 +157,22 @@ class Story:
                 puppet.say_on(request["id"], message)
             else:
                 puppet.say(message)
+        await settled()
+
+    async def late(self, puppet: Puppet, request: Json, beside: set[int], number: int) -> None:
+        """Something is said about a request that was answered, while others were open."""
+        if not beside.issuperset(puppet.unanswered):
+            return
+        if self.is_url or number % 2:
+            puppet.say(said(LOG, request))
+        else:
+            self.questions += 1
+            name = f"q{self.questions}"
+            puppet.say({"id": name, **said(QUESTION, request, str(self.questions))})
+            await settled()
+            owners = {owner_of(each) for each in puppet.unanswered.values()}
+            is_one = owners <= {owner_of(request)} or puppet.place.is_one_client
+            assert is_one or self.who_was_asked(str(self.questions)) == []
         await settled()
 
     async def client_acts(self, action: str, task: asyncio.Task[Json]) -> None:
@@ -175,7 +194,10 @@ class Story:
         self.questions += 1
         name = f"q{self.questions}"
         message = {"id": name, **said(QUESTION, request, str(self.questions))}
-        is_lone = len(puppet.unanswered) == 1 or on
+        beside = [each for p, _, each in self.answered if p is puppet]
+        is_lone = on or (
+            len(puppet.unanswered) == 1 and not any(request["id"] in each for each in beside)
+        )
         is_there = puppet in self.w.puppets.living and not self.is_away(owner)
         puppet.say_on(request["id"], message) if on else puppet.say(message)
         await settled()
@@ -334,24 +356,6 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.anyio
-async def test_a_request_counts_until_it_is_answered_whatever_became_of_it() -> None:
-    unanswered = Unanswered()
-    assert unanswered.cause(LOG, {}).known is None
-    unanswered.sent(1, A, {})
-    assert unanswered.cause(LOG, {}).known is A
-    unanswered.sent(2, None, {})
-    assert unanswered.cause(LOG, {}).known is None, "the layer's own counts, too"
-    unanswered.answered(2)
-    unanswered.sent(3, B, {})
-    unanswered.given_up(3)
-    assert unanswered.cause(LOG, {}).known is None, "the child may work on it"
-    unanswered.answered(3)
-    assert unanswered.cause(LOG, {}).known is A
-    unanswered.given_up(1)
-    assert unanswered.cause(LOG, {}).known is None, "nobody waits for it"
-
-
-@pytest.mark.anyio
 async def test_with_too_many_that_are_given_up_none_is_the_only_one_again() -> None:
     unanswered = Unanswered()
     for number in range(2_000):
@@ -392,12 +396,90 @@ async def test_an_elicitation_is_complete_for_who_was_asked_and_no_other() -> No
     assert unanswered.cause(complete, {"elicitationId": "e"}).known is None, "not B's"
 
 
-@pytest.mark.anyio
-async def test_what_may_come_late_is_nobodys_shortly_after_an_answer() -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time."""
+    time = [1_000.0]
+    loop = SimpleNamespace(time=lambda: time[0])
+    monkeypatch.setattr(cause.asyncio, "get_running_loop", lambda: loop)
+    return time
+
+
+def test_a_request_counts_until_it_is_answered_whatever_became_of_it(now: list[float]) -> None:
+    unanswered = Unanswered()
+    assert unanswered.cause(LOG, {}).known is None
+    unanswered.sent(1, A, {})
+    assert unanswered.cause(LOG, {}).known is A
+    unanswered.sent(2, None, {})
+    assert unanswered.cause(LOG, {}).known is None, "the layer's own counts, too"
+    unanswered.answered(2)
+    unanswered.sent(3, B, {})
+    unanswered.given_up(3)
+    assert unanswered.cause(LOG, {}).known is None, "the child may work on it"
+    unanswered.answered(3)
+    now[0] += LATE
+    assert unanswered.cause(LOG, {}).known is A
+    unanswered.given_up(1)
+    assert unanswered.cause(LOG, {}).known is None, "nobody waits for it"
+
+
+def test_what_may_come_late_is_nobodys_shortly_after_an_answer(now: list[float]) -> None:
+    """A URL's own stream may be behind its answers; of whichever request."""
     unanswered = Unanswered()
     unanswered.sent(1, A, {})
     assert unanswered.cause(LOG, {}, is_late=True).known is A
-    unanswered.sent(2, B, {})
     unanswered.answered(1)
+    unanswered.sent(2, B, {})
     assert unanswered.cause(LOG, {}, is_late=True).known is None
     assert unanswered.cause(LOG, {}).known is B
+    now[0] += BEHIND
+    assert unanswered.cause(LOG, {}, is_late=True).known is B
+
+
+@pytest.mark.parametrize("what", [LOG, QUESTION])
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_what_was_answered_counts_for_a_while_against_what_was_open_beside_it(
+    now: list[float], what: str, is_given_up: bool
+) -> None:
+    """A server may ask, or log, after the answer of the request that caused it."""
+    unanswered = Unanswered()
+    unanswered.sent(1, A, {})
+    unanswered.sent(2, B, {})
+    if is_given_up:
+        unanswered.given_up(2)
+    unanswered.answered(2)
+    assert unanswered.cause(what, {}).known is None
+    now[0] += LATE - 0.1
+    assert unanswered.cause(what, {}).known is None
+    now[0] += 0.1
+    assert unanswered.cause(what, {}).known is A
+
+
+def test_requests_of_one_session_do_not_count_against_each_other(now: list[float]) -> None:
+    unanswered = Unanswered()
+    one, two = (cast(Call, PuppetCall("A", bound_session=SessionId("s"))) for _ in range(2))
+    unanswered.sent(1, one, {})
+    unanswered.sent(2, two, {})
+    unanswered.answered(2)
+    assert unanswered.cause(LOG, {}).known is one
+
+
+@pytest.mark.parametrize(("what", "other"), [(LOG, QUESTION), (QUESTION, LOG)])
+def test_a_server_that_says_something_late_is_known_to_do_so(
+    now: list[float], what: str, other: str
+) -> None:
+    """Else calls that follow each other closely would have no questions."""
+    unanswered = Unanswered()
+    unanswered.cause(what, {})
+    unanswered.sent(1, A, {})
+    unanswered.answered(1)
+    unanswered.sent(2, B, {})
+    assert unanswered.cause(what, {}).known is B, "what it says before is about nothing"
+    unanswered.answered(2)
+    unanswered.cause("notifications/tools/list_changed", {})
+    assert unanswered.cause(what, {}).known is None
+    unanswered.sent(3, A, {})
+    assert unanswered.cause(what, {}).known is None, "it may be about B's"
+    assert unanswered.cause(other, {}).known is A
+    now[0] += LATE
+    assert unanswered.cause(what, {}).known is A
