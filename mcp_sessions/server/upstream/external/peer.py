@@ -170,8 +170,7 @@ class ExternalPeer:
         if method == "ping" and place.living is None:
             return {}, {}
         if method is None:
-            child = place.living or await place.started(call.principal)
-            return {}, child.result
+            return {}, (await self._discovered(place, call)).result
         if method in ("resources/subscribe", "resources/unsubscribe"):
             result = await self._subscribe(place, call, method, params or {}, check)
         elif method == LISTEN:
@@ -194,6 +193,16 @@ class ExternalPeer:
         if child is None and isinstance(key, Sessionless):
             child = sharing.child(key)
         return result, child.result if child is not None else {}
+
+    async def _discovered(self, place: Place, call: Call) -> Child:
+        """A child that says what the server is. Where there is no room for one of its own, another
+        one that serves its principal outside of sessions says the same.
+        """
+        key, children, other = place.key, self._wrapped.children, None
+        if place.living is None and isinstance(key, Sessionless):
+            if not children.has_room(call.principal):
+                other = self._wrapped.sharing.child(key)
+        return place.living or other or await place.started(call.principal)
 
     def _leave_old(self, lease: Lease) -> None:
         """What this process had of the session is of the time before another one had it."""

@@ -9,7 +9,8 @@ Rules:
 3. A call whose client does not come back is cancelled: after a while, or where too many wait.
 4. A client that is away keeps neither room nor questions from others. Outside of sessions the calls
    of one principal that wait are fewer than the children that it may keep busy (``sharing.py``).
-   The oldest is given up if somebody needs its room and it waited for :data:`AWAY` seconds.
+   The oldest is given up if somebody needs its room and it waited for :data:`AWAY` seconds, or
+   for :data:`AWAY_IN_SMALL` where there are fewer than four children.
 5. What waits is bounded in bytes, of one session or principal and in all. The oldest goes first,
    and the newest stays.
 """
@@ -52,6 +53,10 @@ _KEPT: Final = 65_536
 AWAY: Final = 60.0
 """Seconds in which a client that was asked comes back, whoever needs the room of its call."""
 
+AWAY_IN_SMALL: Final = 15.0
+"""The same where it keeps most of the room, or all of it, from others."""
+
+_SMALL: Final = 4
 _SHARE: Final = 4
 """One session or principal has that part of the bytes that may wait."""
 
@@ -111,6 +116,7 @@ class Rounds:
     def __init__(self, policy: SessionPolicy, room: int, process: str | None) -> None:
         self._process = process
         self._patience = policy.detached_timeout
+        self._is_small = room < _SMALL
         self._waiting: dict[str, tuple[_Held, asyncio.TimerHandle]] = {}
         """Between two rounds, by what names them."""
 
@@ -180,8 +186,9 @@ class Rounds:
             Whether there was one, and is none any more.
         """
         now = asyncio.get_running_loop().time()
+        away = AWAY_IN_SMALL if self._is_small else AWAY
         for name, (held, timer) in self._waiting.items():
-            if now - (timer.when() - self._patience) < AWAY:
+            if now - (timer.when() - self._patience) < away:
                 return False
             if isinstance(held.whose, Principal) and of in (None, held.whose):
                 self._give_up(name)

@@ -3,9 +3,9 @@
 All clients of one principal that can be asked the same are served by the same few children. Which
 of them it is makes no difference: nothing lasts there from one request to the next.
 
-1. A request whose client can be asked has a child for itself: one that is idle, else one that is
-   started for it within the limits. So its question has one cause (``cause.py``), and a client
-   that was asked and is away keeps nobody else from being asked.
+1. A request whose client can be asked, or wants to hear log messages, has a child for itself: one
+   that is idle, else one that is started for it within the limits. So what the child says has one
+   cause (``cause.py``), and a client that was asked and is away keeps nobody else from being asked.
 2. Other requests share a child, and none with a request of rule 1.
 3. If there is no room for one more, a request shares the child that has the fewest. Their
    questions are refused then. It prefers a child of its own kind, then one whose clients can be
@@ -14,7 +14,8 @@ of them it is makes no difference: nothing lasts there from one request to the n
    would know whose it is.
 5. A child that says of everything which request caused it may be shared by all.
 6. Requests of one principal keep half of the room busy at most, and three quarters where a kind of
-   client has no child yet. The rest is for others.
+   client has no child yet. The rest is for others. Of two or three children they may have two: one
+   whose client is away, and one for whoever asks next.
 7. Before a request has to share, the oldest call of its principal whose client was asked and is
    away for long is given up (``rounds.py``).
 """
@@ -75,15 +76,17 @@ class Sharing:
         """
         # It may have ended since.
         first = self._children.place(key, lambda: first)
-        place = self._own(first, key, call)
+        place = self._own(first, key, call, sender)
         if place is None and await self._rounds.give_up_oldest(key.principal):
-            place = self._own(first, key, call)
+            place = self._own(first, key, call, sender)
         place = place or self._shared(key) or first
-        is_told = isinstance(call, CallInRounds) or (
-            sender is not None and sender.level is not None
-        )
         child = place.living
-        if is_told and not place.calls and child is not None and child.unanswered.has_given_up:
+        if (
+            _is_told(call, sender)
+            and not place.calls
+            and child is not None
+            and child.unanswered.has_given_up
+        ):
             self._children.renew(place)
         try:
             return await place.request(call, sender, method, params)
@@ -101,11 +104,15 @@ class Sharing:
         living = (place.living for place in places)
         return next((child for child in living if child is not None), None)
 
-    def _own(self, first: Place, key: Sessionless, call: Call) -> Place | None:
+    def _own(
+        self, first: Place, key: Sessionless, call: Call, sender: Sender | None
+    ) -> Place | None:
         """A place where the request meets none that it must not; None: it has to share."""
         places = [first, *(each for each in self._places(key) if each is not first)]
         for place in places:
-            if _fits(place, call) and (_runs(place) or self._may_start(key, place is first)):
+            if _fits(place, call, sender) and (
+                _runs(place) or self._may_start(key, place is first)
+            ):
                 return place
         if not self._may_start(key, False):
             return None
@@ -117,7 +124,7 @@ class Sharing:
     def _may_start(self, key: Sessionless, is_first: bool) -> bool:
         """Whether one more child may be for that principal outside of sessions."""
         room = self._children.server.room_of_one
-        most = max(1, room // 2) + (room // 4 if is_first else 0)
+        most = max(min(2, room), room // 2) + (room // 4 if is_first else 0)
         if sum(1 for place in self._all(key.principal) if place.calls) >= most:
             return False
         # The first one may end what was idle for long.
@@ -137,10 +144,16 @@ class Sharing:
         )
 
 
-def _fits(place: Place, call: Call) -> bool:
+def _fits(place: Place, call: Call, sender: Sender | None) -> bool:
     if not place.calls or (place.living is not None and place.living.always_says_cause):
         return True
-    return not any(isinstance(each, CallInRounds) for each in (call, *place.calls))
+    return not any(_is_told(*each) for each in ((call, sender), *place.calls.items()))
+
+
+def _is_told(call: Call, sender: Sender | None) -> bool:
+    """Whether its client may be asked, or hear log messages."""
+    wants_logs = sender is not None and sender.level is not None
+    return isinstance(call, CallInRounds) or wants_logs
 
 
 def _runs(place: Place) -> bool:

@@ -99,11 +99,34 @@ async def test_one_client_whose_calls_run_for_long_leaves_room_for_others() -> N
         assert await here.text("count", session=session) == "1"
 
 
+@pytest.mark.parametrize("most", [2, 3])
+async def test_of_two_or_three_processes_who_is_away_has_one_and_others_are_asked(
+    most: int,
+) -> None:
+    async with child_world(options={"max_children": most}) as w:
+        away, here = clients(w)
+        await away.send("tools/call", QUESTION).result()
+        for _ in range(2):
+            asked = await here.send("tools/call", QUESTION).result()
+            answered = await here.send("tools/call", again(asked, TWO)).result()
+            assert json.loads(text_of(answered)) == TWO
+        session = (await here.create())["sessionId"]
+        assert await here.text("count", session=session) == "1"
+
+
+async def test_what_the_server_is_can_be_read_while_a_client_that_is_away_has_all_room() -> None:
+    async with child_world(options={"max_children": 1}) as w:
+        (away,) = clients(w, 1)
+        await away.send("tools/call", QUESTION).result()
+        other = ModernClient(w.carrier, capabilities={"sampling": {}})
+        assert "capabilities" in await other.send("server/discover", {}).result()
+
+
 @pytest.mark.parametrize("most", [1, 2])
 async def test_where_there_is_little_room_the_oldest_call_of_who_is_away_for_long_goes(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(rounds, "AWAY", 0.0)
+    monkeypatch.setattr(rounds, "AWAY_IN_SMALL", 0.0)
     async with child_world(options={"max_children": most}) as w:
         away, here = clients(w)
         left = await away.send("tools/call", QUESTION).result()
@@ -161,7 +184,8 @@ async def test_an_idle_process_that_may_work_on_what_was_given_up_is_replaced() 
         assert await a.text("pid") != pid
 
 
-async def test_requests_whose_clients_cannot_be_asked_share_one() -> None:
+async def test_requests_whose_clients_are_told_nothing_share_one() -> None:
+    """One that wants to hear log messages has a process for itself, else they would be nobody's."""
     async with child_world() as w:
         nothing = ModernClient(w.carrier)
         pid = await nothing.text("pid")
@@ -169,7 +193,7 @@ async def test_requests_whose_clients_cannot_be_asked_share_one() -> None:
         assert await nothing.text("pid") == pid
         sent = nothing.call("log", {"text": "mine"}, meta={LOG_LEVEL: "debug"})
         await sent.result()
-        assert logs(sent) == [] and held.messages == [], "nobody knows whose it is"
+        assert (logs(sent), held.messages) == (["mine"], [])
 
 
 @pytest.mark.parametrize("per", ["principal", "shared"])
