@@ -17,6 +17,9 @@ _OWN: Final = frozenset({
 })  # fmt: skip
 """Those that the client itself sends, or that belong to the connection."""
 
+_MOST: Final = 32_768
+"""Characters of all of them. Most servers take less, and close the connection at more."""
+
 
 def check_headers(headers: Mapping[str, str] | None) -> None:
     """Whether these can be sent. No message says a value: it may be a credential.
@@ -41,3 +44,8 @@ def check_headers(headers: Mapping[str, str] | None) -> None:
             raise ConfigurationError(
                 f"the header {name!r} is sent by the client itself: leave it out"
             )
+    size = sum(len(name) + len(value) for name, value in (headers or {}).items())
+    if size > _MOST:
+        raise ConfigurationError(
+            f"the headers have {size} characters: no server takes more than {_MOST}"
+        )

@@ -20,6 +20,7 @@ _NAMES = (
     b"x-host", b"x-request-start", b"x-varnish", b"x-arr-ssl", b"x-arr-log-id",
     b"x-appengine-user-ip", b"x-cloud-trace-context", b"x-ngrok-id",
     b"x-render-origin-server", b"x-railway-request-id", b"x-original-host", b"x-original-url",
+    b"disguised-host", b"was-default-hostname", b"x-site-deployment-id", b"total-route-time",
 )  # fmt: skip
 """Headers that proxies add, in lower case and with ``-`` for ``_``."""
 
@@ -28,7 +29,9 @@ _BEGINNINGS = (
     b"cloudfront-", b"x-akamai-", b"x-vercel-", b"x-nginx-", b"tailscale-", b"x-tailscale-",
     b"x-goog-", b"x-sucuri-", b"incap-", b"x-traefik-", b"ngrok-", b"x-auth-request-",
     b"x-authentik-", b"x-pomerium-", b"x-kong-", b"x-consumer-", b"x-ms-client-", b"x-apigee-",
-    b"surrogate-", b"wl-", b"eo-", b"ali-", b"x-replit-", b"x-github-request-",
+    b"surrogate-", b"wl-", b"eo-", b"ali-", b"x-replit-", b"x-github-request-", b"l5d-",
+    b"teleport-", b"x-teleport-", b"x-nf-", b"x-tyk-", b"x-istio-", b"heroku-", b"x-tunnel-",
+    b"x-authelia-", b"x-sigsci-", b"x-datadome-", b"x-litespeed-",
 )  # fmt: skip
 """How the names of others begin."""
 

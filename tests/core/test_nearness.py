@@ -35,6 +35,9 @@ SIGNS = (
     "X-Auth-Request-User", "X-Authentik-Username", "X-MS-Client-Principal", "X-Replit-User-Id",
     "X-GitHub-Request-Id", "X-Original-URI", "X-Rewrite-URL", "X-Script-Name", "X-Original-URL",
     "X-Iisnode-Remote-Addr", "X-Nf-Client-Connection-IP", "X-Cluster_Client_IP",
+    "L5d-Client-Id", "L5d-Dst-Canonical", "Teleport-Jwt-Assertion", "X-Nf-Request-Id",
+    "X-Tyk-Trace-Id", "X-Istio-Attributes", "Disguised-Host", "Was-Default-Hostname",
+    "X-Site-Deployment-Id", "X-Tunnel-Id", "Total-Route-Time", "X-SigSci-Tags",
 )  # fmt: skip
 
 CLIENTS = (

@@ -165,8 +165,9 @@ class WebSocketBinding:
                 closing.said()
                 if message.get("code") == CloseCode.TOO_BIG:
                     logger.warning(
-                        "a WebSocket was closed since a message was too large: of the client, "
-                        "for max_message=%d, or for the client, of which the largest has %d bytes",
+                        "a WebSocket was closed since a message was too large: either the "
+                        "client's, for max_message=%d, or one of ours, for the client; our "
+                        "largest had %d bytes",
                         policy.max_message,
                         closing.largest,
                     )
