@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Protocol
@@ -21,12 +22,19 @@ logger = logging.getLogger(__name__)
 
 NOT_STARTED_TEXT: Final = "the server did not start: "
 
+_NO_MEANS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""How the operating system says that the machine has not enough of something."""
+
 _REASON: Final = 300
 """Characters of a server's own error that are in that of its start."""
 
 
 class Ended(UpstreamError):
     """One that was being started is over."""
+
+
+class NoMeans(UpstreamError):
+    """The machine has not enough to start one."""
 
 
 class Starter(Protocol):
@@ -68,12 +76,14 @@ async def made(starter: Starter, place: Place, principal: Principal) -> Child:
     """A child that was told nothing yet.
 
     Raises:
+        NoMeans: The machine has not enough for it.
         UpstreamError: It cannot be started.
     """
     try:
         return await starter.start(place, principal)
     except OSError as failed:
-        raise not_started(str(failed.strerror)) from failed
+        why = not_started(str(failed.strerror))
+        raise (NoMeans(why.error) if failed.errno in _NO_MEANS else why) from failed
 
 
 async def begin(

@@ -8,6 +8,11 @@ Rules:
 3. A child that nobody asks anything ends after a while. One that runs a request never makes room.
 4. Nothing that a client can write without a bound names a child: several are named by whose they
    are, and outside of sessions by what their clients can be asked, in the protocol's words.
+5. A start that hangs makes room for whoever needs it. It hangs if it takes several times as long as
+   the longest one that was served, or half of the time that it has. Of those of one principal the
+   oldest goes first. One line in the log says so, and it counts as a start that failed.
+6. What the machine has not enough of (files, processes, memory) is no failure of the server: the
+   next one who asks is tried at once.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.external.beginning import (
     Ended,
+    NoMeans,
     Starter,
     begin,
     made,
@@ -37,7 +43,7 @@ from mcp_sessions.server.upstream.external.beginning import (
 from mcp_sessions.server.upstream.external.child import Child, Refused
 from mcp_sessions.server.upstream.external.failures import Failures
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
-from mcp_sessions.server.upstream.external.room import spare
+from mcp_sessions.server.upstream.external.room import Starts, spare
 from mcp_sessions.server.upstream.external.telling import Telling
 from mcp_sessions.server.upstream.port import UpstreamError
 
@@ -54,6 +60,7 @@ _CLOSING = 10.0
 
 _LEAVING = "the layer stops"
 _OVER = "whose it is asks nothing more"
+_HUNG = "it took long to start, and others needed its room"
 
 
 @dataclass(eq=False)
@@ -83,6 +90,7 @@ class Children:
         """Of those: whoever needs their room waits for it."""
 
         self._starts = Counter[Principal]()
+        self._hanging = Starts(self.server.start_timeout)
         self._rounds = Background()
         self._background = Background()
         self._is_closed = False
@@ -91,7 +99,7 @@ class Children:
         """A client of the modern era came, and the server does not speak that."""
 
         self._failures = Failures(self.ours)
-        self._refused_at = -math.inf
+        self._said_at = -math.inf
 
     def run(self) -> None:
         """End those that are idle, until it is closed."""
@@ -231,11 +239,22 @@ class Children:
             raise not_started(_OVER)
         await self._make_room(principal)
         try:
-            child = await self._start_in_an_era(place, principal)
+            with self._hanging.one(place, principal):
+                child = await self._start_in_an_era(place, principal)
         except asyncio.CancelledError:
-            # Who waits for it was not cancelled, and is answered.
-            raise not_started(_LEAVING if self._is_leaving else _OVER) from None
+            if not self._hanging.made_room(place):
+                # Who waits for it was not cancelled, and is answered.
+                raise not_started(_LEAVING if self._is_leaving else _OVER) from None
+            hangs = not_started(_HUNG)
+            logger.warning("%s: %s", place.label(), hangs.error["message"])
+            metrics.child_begun("failed")
+            self._failures.hung(principal, place.client, hangs, loop.time())
+            raise hangs from None
         except UpstreamError as failed:
+            if isinstance(failed, NoMeans):
+                metrics.child_begun("failed")
+                self._say_now_and_then(failed.error["message"])
+                raise
             if isinstance(failed, Refused):
                 # What it says is its client's: it may be long, or quote what it was given.
                 code = failed.error.get("code")
@@ -410,15 +429,26 @@ class Children:
         # Looked at again after each wait: others wait for the same room.
         while (limit := self._limit(principal)) is not None:
             whose = principal if limit == "max_children_per_principal" else None
-            if not (await self._end_one(whose) or await self.give_up(whose)):
+            made = await self._end_one(whose) or await self.give_up(whose)
+            if not made and not await self._end_a_start(whose):
                 raise self._no_room(limit)
 
     def _no_room(self, limit: str) -> UpstreamError:
-        now = asyncio.get_running_loop().time()
-        if now - self._refused_at >= _SAID_AGAIN:
-            self._refused_at = now
-            logger.warning("%s: there are as many as %s allows", self.server.title, limit)
+        self._say_now_and_then(f"there are as many as {limit} allows")
         return UpstreamError(wire_error(LimitReached(limit)))
+
+    def _say_now_and_then(self, what: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._said_at >= _SAID_AGAIN:
+            self._said_at = now
+            logger.warning("%s: %s", self.server.title, what)
+
+    async def _end_a_start(self, of: Principal | None) -> bool:
+        """End one that hangs; False: none does."""
+        hanging = self._hanging.oldest(of)
+        if hanging is not None:
+            await stopped(hanging)
+        return hanging is not None
 
     async def _end_one(self, of: Principal | None) -> bool:
         """End a child of one principal, or of anybody: one that is over or ends already, else one

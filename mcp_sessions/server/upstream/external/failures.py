@@ -99,6 +99,10 @@ class Failures:
         served = self._served.get(principal, self._ours)
         return (served,) if served == self._ours else (served, self._ours)
 
+    def hung(self, principal: Principal, client: Client, failed: UpstreamError, now: float) -> None:
+        """Such a client's start hung. The server is not tried: it may serve others."""
+        _count(self._by_description, (principal, description_of(client)), failed, now)
+
     def was_tried(self, principal: Principal, failed: UpstreamError | None, now: float) -> None:
         """How it ended; None: it is served."""
         self._tried.discard(principal)

@@ -1,12 +1,74 @@
-"""Which children outside of sessions end first if there is no room."""
+"""Which children end first if there is no room."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
 
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import Place
+
+_SEVERAL: Final = 3.0
+_LEAST: Final = 5.0
+"""Seconds in which no start hangs."""
+
+
+class Starts:
+    """Those that have not succeeded yet, and which of them hang.
+
+    Args:
+        timeout: Seconds that one has.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._longest: float | None = None
+        """Seconds that the longest one took that succeeded."""
+
+        self._began: dict[Place, tuple[float, Principal]] = {}
+        self._made_room: set[Place] = set()
+
+    @contextmanager
+    def one(self, place: Place, principal: Principal) -> Generator[None]:
+        """One begins, and ends with this."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self._began[place] = began, principal
+        try:
+            yield
+            self._longest = max(self._longest or 0.0, loop.time() - began)
+        finally:
+            del self._began[place]
+
+    def oldest(self, of: Principal | None) -> asyncio.Task[Any] | None:
+        """The oldest one that hangs, which makes room now; None: there is none.
+
+        Args:
+            of: For whom it is; None: for anybody.
+        """
+        patience = self._timeout / 2
+        if self._longest is not None:
+            patience = min(patience, max(_LEAST, _SEVERAL * self._longest))
+        now = asyncio.get_running_loop().time()
+        for place, (began, principal) in self._began.items():
+            if now - began < patience:
+                return None
+            is_one = of in (None, principal) and place not in self._made_room
+            if is_one and place.starting is not None:
+                self._made_room.add(place)
+                return place.starting
+        return None
+
+    def made_room(self, place: Place) -> bool:
+        """Whether that one was ended for others."""
+        try:
+            self._made_room.remove(place)
+        except KeyError:
+            return False
+        return True
 
 
 def spare(places: Iterable[Place], living: Mapping[Child, Principal]) -> set[Place]:

@@ -201,7 +201,9 @@ class StdioChild(EitherEraChild):
         """It is of no use any more: it is killed, which ends what it was asked."""
         if not self.failure:
             self.failure = failure
-            logger.warning("%s: it is ended: %s", self._process.label(), failure)
+            if self.result:
+                # Else its start fails, and that is said.
+                logger.warning("%s: it is ended: %s", self._process.label(), failure)
         self._process.kill()
         self._process.output.leave()
 

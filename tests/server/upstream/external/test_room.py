@@ -1,0 +1,154 @@
+"""Starts that hang make room, and what the machine lacks is nobody's failure."""
+
+import asyncio
+import errno
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mcp_sessions import StdioServer
+from mcp_sessions.errors import LIMIT_REACHED
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.children import Children
+from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.port import UpstreamError
+from tests.support.virtual_time import VIRTUAL, Backend
+
+pytestmark = pytest.mark.anyio
+
+Json = dict[str, Any]
+VERSION = "2025-11-25"
+OURS: Json = {"clientInfo": {"name": "ours"}, "protocolVersion": VERSION}
+ANN, BOB = Principal("ann"), Principal("bob")
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return VIRTUAL
+
+
+class Child:
+    """It hangs in the handshake of some clients."""
+
+    is_over = False
+    is_modern = False
+    failure = ""
+    result: Json = {}
+    capabilities: Json = {}
+
+    async def shake_hands(self, client: Mapping[str, Any], *_: object) -> None:
+        await asyncio.sleep(0.1 if client["clientInfo"]["name"].startswith("good") else 1_000)
+
+    async def last_words(self) -> str:
+        return "it ended"
+
+    async def stop(self) -> None: ...
+
+
+class Starter:
+    """Starts them, unless the machine has not enough of something."""
+
+    def __init__(self) -> None:
+        self.lacks: list[int] = []
+
+    async def start(self, place: Place, principal: Principal) -> Any:
+        if self.lacks:
+            raise OSError(self.lacks.pop(), "not enough")
+        return Child()
+
+    async def close(self) -> None: ...
+
+
+async def nobody_is_away(_: Principal | None) -> bool:
+    """No call waits for a client that was asked."""
+    return False
+
+
+class World:
+    """The children of a server."""
+
+    def __init__(self, most: int, most_of_one: int | None = None) -> None:
+        self.starter = Starter()
+        made: Any = self.starter
+        server = StdioServer("true", max_children=most, max_children_per_principal=most_of_one)
+        self.children = Children(server, made, frozenset({VERSION}), OURS, nobody_is_away)
+
+    async def starts(self, name: str, principal: Principal = ANN) -> Json | None:
+        """The error of a start; None: it serves, and is over."""
+        client = {"clientInfo": {"name": name}, "protocolVersion": VERSION}
+        told: Any = None
+        key = object()
+        of = (self.children.start, told, self.children.telling, key, client)
+        place = self.children.place(key, lambda: Place(*of, True, False, False, False, "it"))
+        try:
+            await place.started(principal)
+        except UpstreamError as failed:
+            return failed.error
+        self.children.over(key)
+        return None
+
+
+@pytest.mark.parametrize("names", ["hangs", "hangs {}"], ids=["one client", "made up"])
+@pytest.mark.parametrize("most", [1, 4])
+async def test_starts_that_hang_keep_nobody_out(
+    caplog: pytest.LogCaptureFixture, most: int, names: str
+) -> None:
+    w = World(most)
+    assert await w.starts("good") is None
+    began = asyncio.get_running_loop().time()
+    hanging = [asyncio.create_task(w.starts(names.format(it))) for it in range(most)]
+    await asyncio.sleep(1)
+    assert (await w.starts("good 1") or {})["code"] == LIMIT_REACHED, "they do not hang yet"
+    await asyncio.sleep(5)
+    assert await w.starts("good 2") is None
+    assert asyncio.get_running_loop().time() - began < 10
+    ended = [task.result() for task in hanging if task.done()]
+    assert len(ended) == 1, "as many as have to"
+    assert "others needed its room" in (ended[0] or {})["message"]
+    said = [r for r in caplog.records if "others needed its room" in r.getMessage()]
+    assert len(said) == 1
+    again = await w.starts(names.format(0))
+    assert "others needed its room" in (again or {})["message"], "it does not hang at once again"
+    await w.children.close()
+    await asyncio.gather(*hanging)
+
+
+async def test_of_those_of_one_principal_one_makes_room_for_it_and_none_of_others() -> None:
+    w = World(4, 2)
+    assert await w.starts("good") is None
+    of_bob = [asyncio.create_task(w.starts(f"bad {it}", BOB)) for it in range(2)]
+    await asyncio.sleep(1)
+    of_ann = [asyncio.create_task(w.starts(f"bad {it}", ANN)) for it in range(2)]
+    await asyncio.sleep(10)
+    assert await w.starts("good", ANN) is None
+    assert [task.done() for task in (*of_bob, *of_ann)] == [False, False, True, False]
+    await w.children.close()
+    await asyncio.gather(*of_bob, *of_ann)
+
+
+async def test_where_none_was_served_yet_half_of_the_time_is_left_to_each() -> None:
+    w = World(1)
+    slow = asyncio.create_task(w.starts("slow"))
+    await asyncio.sleep(14)
+    assert (await w.starts("good") or {})["code"] == LIMIT_REACHED
+    await asyncio.sleep(2)
+    assert await w.starts("good") is None
+    assert "others needed" in (await slow or {})["message"]
+
+
+@pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])
+async def test_what_the_machine_lacks_keeps_nobody_out(
+    lack: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    w = World(4)
+    for _ in range(5):
+        w.starter.lacks = [lack]
+        assert "not enough" in (await w.starts("good") or {})["message"]
+        assert await w.starts("good") is None
+    said = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(said) == 1, "it is said now and then"
+    w.starter.lacks = [errno.ENOENT]
+    assert await w.starts("good") is not None
+    assert await w.starts("good") is not None, "of the server itself it is counted"
