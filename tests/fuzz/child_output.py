@@ -4,6 +4,7 @@ Each call is owed an answer: the one in a line of which the id can be read, or t
 after what is no message; an error where the process ends. A session beside it is served.
 """
 
+import asyncio
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
@@ -14,7 +15,7 @@ from mcp_sessions import StdioServer
 from tests.fuzz import answers
 from tests.fuzz.fuzzer import WITHIN, Fuzzer
 from tests.fuzz.hostile import Hostile, shown
-from tests.fuzz.served import Good, Served, answer_to, served
+from tests.fuzz.served import KEEPS, Good, Served, answer_to, served
 from tests.support.raw import Json, RawClient, at_most
 
 PROGRAM = str(Path(__file__).with_name("saying_child.py"))
@@ -35,6 +36,7 @@ class ChildDoor:
         self._directory = directory
         self._good = Good(target.carrier, "say", {}, lambda result: bool(result["content"]))
         self._client: RawClient | None = None
+        self._expires_at = 0.0
 
     async def expect_served(self) -> None:
         """See `Door`."""
@@ -42,12 +44,16 @@ class ChildDoor:
 
     async def play(self, hostile: Hostile) -> None:
         """See `Door`."""
-        if self._client is None:
-            self._client = RawClient(self._target.carrier, capabilities=hostile.one_of({}, CLIENT))
-            await at_most(WITHIN, self._client.initialize())
+        capabilities = hostile.one_of({}, CLIENT)
         for _ in range(hostile.random.randint(1, 3)):
             out, then = drawn(hostile)
             err = hostile.noise() if hostile.chance(0.1) else b""
+            # To draw something large takes a while, in which a session may expire.
+            now = asyncio.get_running_loop().time()
+            if self._client is None or now > self._expires_at:
+                self._client = RawClient(self._target.carrier, capabilities=capabilities)
+                await at_most(WITHIN, self._client.initialize())
+            self._expires_at = now + KEEPS
             reply = await self._said(self._client, out, err, then)
             if then == "exit" or "error" in reply:
                 # The next has another process.
