@@ -267,7 +267,7 @@ class Assembly:
             questions,
             runner,
             idempotency.joining,
-            ClusterStreams(connections, bus, self.transport_sessions, policy, clock),
+            ClusterStreams(connections, bus, self.transport_sessions, runner.calls, policy, clock),
             lifecycle.forget_here,
             upstream.echo,
             children,

@@ -13,6 +13,7 @@ from typing import Any
 
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.calls.table import Calls
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import StreamRead
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
@@ -28,6 +29,7 @@ class ClusterStreams:
     _connections: ConnectionRegistry
     _bus: ClusterBus
     _sessions: TransportSessions
+    _calls: Calls
     _policy: SessionPolicy
     _clock: Callable[[], float]
 
@@ -59,7 +61,7 @@ class ClusterStreams:
                 self._connections.in_use(connection)
                 streaming.append(connection)
             elif self._connections.in_use_at(connection) < unused and not (
-                responses.has_any or connection.requests
+                responses.has_any or self._calls.has(connection.id)
             ):
                 await self._connections.let_go(connection)
             for channel in list(responses.channels.values()):
