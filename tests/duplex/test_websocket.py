@@ -376,7 +376,7 @@ async def test_what_is_owed_no_answer_leaves_nothing_behind(kind: str) -> None:
             await peer.resume(session_id)
         (connection,) = connections(world)
         assert not connection.transport.channels
-        assert not connection.requests
+        assert not world.inner.layer._assembly.runner.calls.has(connection.id)  # pyright: ignore[reportPrivateUsage]
 
 
 # --- the modern era --------------------------------------------------------------------------

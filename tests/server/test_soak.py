@@ -32,7 +32,7 @@ def sizes(w: World) -> dict[str, int]:
         "used on": len(connections._used_on),
         "turns": len(attachments._session_locks),
         "running": len(host._running),
-        "by connection": sum(len(each.requests) for each in connections.all()),
+        "by connection": sum(host.calls.has(each.id) for each in connections.all()),
         "by session": len(host._by_session),
         "by key": len(host._by_key),
         "unheard": len(host._unheard),

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions.core.message import Message
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.ids import RequestKey, SessionId
+from mcp_sessions.server.calls.call import Call
 from mcp_sessions.server.requests import joining
 from mcp_sessions.stores.records import Admitted
 
@@ -23,18 +25,18 @@ class Elsewhere:
         self.known = Begun.RUNNING
         self.says_meanwhile: list[bytes] = []
         self.is_alive = True
+        self.closed: list[Call] = []
         channel = SimpleNamespace(emit=self._emit, watch=self._nothing)
         inbound = SimpleNamespace(channel=channel, connection=None)
         inbound.error, inbound.answer = self._error, self._answered
-        request = SimpleNamespace(id=1)
-        waiter: Any = SimpleNamespace(inbound=inbound, request=request, load=None)
+        sender: Any = inbound
+        waiter = Call(Message(1, "tools/call", None, None), sender)
         begin: Any = self._begin
         bus: Any = SimpleNamespace(is_alive=self._look, tell=self._tell)
         self.join = joining._Join(  # pyright: ignore[reportPrivateUsage]
             bus, waiter, SessionId("s"), RequestKey("k"), "runner", None, begin
         )
-        load = SimpleNamespace(add=self._nothing, remove=self._nothing)
-        runner: Any = SimpleNamespace(load=load)
+        runner: Any = SimpleNamespace(calls=SimpleNamespace(close=self.closed.append))
         locks: Any = None
         self._joining = joining.Joining(bus, runner, self._admit, self._answer, locks)
 
@@ -43,6 +45,7 @@ class Elsewhere:
         self.is_alive = False
         async with asyncio.timeout(5):
             await self._joining._wait(self.join)  # pyright: ignore[reportPrivateUsage]
+        assert self.closed == [self.join.waiter]
 
     async def _begin(self, *_: Any) -> None:
         self.heard.append(b"begun here")
