@@ -20,6 +20,12 @@ exclude_patterns = ["**/node_modules"]
 include_patterns = ["docs/**", "spec/*.md", "conformance/README.md", "examples/**/*.md", "C*.md"]
 html_theme = "furo"
 html_title = "mcp-sessions"
+# Ours, over Sphinx's: it takes questions in whole sentences.
+html_static_path = ["_static"]
+html_js_files = ["search.js"]
+html_css_files = ["site.css"]
+
+myst_enable_extensions = ["colon_fence"]
 
 # The specification's diagrams are drawn by code hosts; here their source is shown.
 lexers["mermaid"] = TextLexer()

@@ -21,7 +21,7 @@ from mcp_sessions.errors import InvalidReason, Refusal, SessionsError, WireError
 from mcp_sessions.policy import SessionPolicy
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def page(name: str) -> str:

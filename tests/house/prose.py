@@ -1,0 +1,67 @@
+"""How a text reads: words a sentence, long sentences, openings without a noun.
+
+Code, tables, headings and the targets of links are left out. A name in backticks is one word.
+"""
+
+import re
+from dataclasses import dataclass
+
+LONG = 30
+"""A sentence of more words than this is long."""
+
+HEADLESS = frozenset({"who", "what", "which", "whose", "whoever", "where", "that", "of"})
+"""First words of a sentence that has no noun yet. A question may begin so."""
+
+_LEFT_OUT = re.compile(r"^ *(```|~~~).*?^ *\1 *$|<!--.*?-->|\$\$.*?\$\$", re.M | re.S)
+_NO_PROSE = re.compile(r"^ *(\||#|>? *!\[|\[.*\]: |</?\w).*$", re.M)
+_ITEM = re.compile(r"^ *([*+-]|\d+\.) +", re.M)
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_CODE = re.compile(r"(`+)(?!`).+?\1", re.S)
+_END = re.compile(r"(?<=[.!?])[*_)”\"]*\s+(?=[*_(“\"]*[A-Z0-9`])")
+
+
+@dataclass(frozen=True)
+class Prose:
+    """The figures of one text."""
+
+    sentences: tuple[str, ...]
+
+    @property
+    def words(self) -> float:
+        """Words a sentence, on average."""
+        return sum(map(_words, self.sentences)) / max(1, len(self.sentences))
+
+    @property
+    def long(self) -> list[str]:
+        """The long sentences."""
+        return [each for each in self.sentences if _words(each) > LONG]
+
+    @property
+    def headless(self) -> list[str]:
+        """The sentences, questions aside, that open with a word of ``HEADLESS``."""
+        return [each for each in self.sentences if _opens_headless(each)]
+
+    def share(self, some: list[str]) -> float:
+        """How many of the sentences these are, in percent."""
+        return 100 * len(some) / max(1, len(self.sentences))
+
+
+def prose(text: str) -> Prose:
+    """The sentences of a Markdown text that have at least three words."""
+    text = _NO_PROSE.sub("\n", _LEFT_OUT.sub("\n", text))
+    text = _CODE.sub("Code", _LINK.sub(r"\1", _ITEM.sub("\n\n", text)))
+    found = (
+        " ".join(sentence.split())
+        for paragraph in re.split(r"\n\s*\n", text)
+        for sentence in _END.split(" ".join(paragraph.split()))
+    )
+    return Prose(tuple(sentence for sentence in found if _words(sentence) >= 3))
+
+
+def _words(sentence: str) -> int:
+    return len([word for word in sentence.split() if re.search(r"\w", word)])
+
+
+def _opens_headless(sentence: str) -> bool:
+    first = re.match(r"\W*(\w+)", sentence)
+    return first is not None and first[1].lower() in HEADLESS and not sentence.endswith("?")

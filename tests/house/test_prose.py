@@ -1,0 +1,116 @@
+"""Each page is read at first try: short sentences, each with a subject.
+
+A page that is an exception stands below, with the reason.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.house.prose import Prose, prose
+from tests.house.source import ROOT
+
+WORDS = 16.0
+"""Words a sentence, on average, at most."""
+
+LONG = 5.0
+"""Percent of the sentences that may have more than 30 words."""
+
+HEADLESS = 3.0
+"""Percent of the sentences that may open with *who*, *what*, *which*, *where*, *that*, *of*."""
+
+EXCEPTIONS: dict[str, str] = {
+    page: "was written before this check, and is rewritten next"
+    for page in (
+        "CHANGELOG.md",
+        "docs/acp.md",
+        "docs/conversations.md",
+        "docs/deployment.md",
+        "docs/external-servers.md",
+        "docs/figures.md",
+        "docs/hosts.md",
+        "docs/how-it-works.md",
+        "docs/limits.md",
+        "docs/scale.md",
+        "docs/security.md",
+        "docs/stores.md",
+    )
+}
+"""Page → why it may be longer."""
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"))
+)
+
+
+def faults(found: Prose) -> list[str]:
+    """What a reader would stumble over, with the sentences."""
+    said: list[str] = []
+    if found.words > WORDS:
+        longest = sorted(found.sentences, key=len)[-5:]
+        said.append(f"{found.words:.1f} words a sentence, at most {WORDS:g}: {longest}")
+    if found.share(found.long) > LONG:
+        said.append(f"{found.share(found.long):.0f} % of the sentences are long: {found.long}")
+    if found.share(found.headless) > HEADLESS:
+        said.append(f"{found.share(found.headless):.0f} % open headless: {found.headless}")
+    return said
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in EXCEPTIONS])
+def test_a_page_has_short_sentences_that_begin_with_their_subject(page: str) -> None:
+    assert faults(prose((ROOT / page).read_text("utf-8"))) == []
+
+
+def test_an_exception_has_a_reason_and_is_still_one() -> None:
+    for page, reason in EXCEPTIONS.items():
+        assert len(reason.split()) >= 4, page
+        assert faults(prose((ROOT / page).read_text("utf-8"))) != [], f"{page} is none any more"
+
+
+def test_pages_are_found() -> None:
+    assert len(PAGES) > 25
+    assert all(Path(ROOT / page).is_file() for page in PAGES)
+
+
+def test_code_tables_headings_and_links_are_no_prose() -> None:
+    text = """# A heading of some length
+
+One sentence with `some code()` in it. A [link of four words](https://a.example/b.c?d) ends here.
+
+| a table | is no prose at all |
+|---|---|
+
+```sh
+this is code and not prose
+```
+
+* An item without an end
+* Another item here. With two sentences
+"""
+
+    assert prose(text).sentences == (
+        "One sentence with Code in it.",
+        "A link of four words ends here.",
+        "An item without an end",
+        "Another item here.",
+        "With two sentences",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (" ".join(["word"] * 17) + ".", "17.0 words a sentence"),
+        ("Two short words. " * 10 + " ".join(["word"] * 31) + ".", "are long"),
+        ("You run it now. " * 20 + "Who shares waits for nobody.", "open headless"),
+    ],
+)
+def test_a_text_that_is_hard_to_read_is_seen(text: str, fault: str) -> None:
+    (said,) = faults(prose(text))
+
+    assert fault in said
+
+
+def test_a_question_may_begin_with_what_or_who() -> None:
+    assert prose("Who shares a process? You choose it.").headless == []
