@@ -2,10 +2,10 @@
 
     python -m bench.bench_acp [UPDATES]
 
-A conversation of 10,000 updates (and one of a tenth of that) is recorded; then a process of
+The bench records a conversation of 10,000 updates, and one of a tenth of that. Then a process of
 its own serves ``session/load`` of each to a client that only counts lines. The time is from the
-request to its answer. The memory is what the process's peak grew by during the load: constant
-if the large conversation needs about as much as the small one.
+request to its answer. The memory is the growth of the process's peak during the load. It is
+constant if you see about the same for the large conversation and the small one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Server CPU for each session that an update is told to: on a GET stream, on a WebSocket, waiting.
+"""Server CPU for each session that gets an update: on a GET stream, on a WebSocket, waiting.
 
     python -m bench.bench_attached [--sessions N] [--updates N] [--stores memory,sqlite,redis]
 
-A session event is an entry of its session's log. On a WebSocket it is handed over from there;
-the GET stream is a log of its own, into which it is copied: the difference between the two
-is what the copy costs. Sessions that nobody has attached only store it. One client makes one
-update after the other and reads whatever comes, and rounds alternate.
+A session event is an entry of its session's log. A WebSocket gets it from there. The GET stream is
+a log of its own, into which the event is copied. The difference between the two is the cost of the
+copy. Sessions without a connection only store the event. One client makes one update after the
+other and reads whatever comes, and rounds alternate.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Server CPU per ``tools/call`` of a trivial async tool, beside the bare SDK, in one run.
+"""Server CPU per ``tools/call`` of a trivial async tool, and that of the bare SDK, in one run.
 
     python -m bench.bench_calls [CALLS]
 
-One client, one connection, one call at a time; the figure is the server process's own CPU
-time (user and system) per call, so that the client costs nothing. Rounds alternate between
-the servers, and the median round counts.
+The figure is the server process's own CPU time (user and system) for each call, so the client costs
+nothing. You see one client with one connection and one call at a time. Rounds alternate between the
+servers, and the median round counts.
 """
 
 from __future__ import annotations

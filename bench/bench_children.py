@@ -1,13 +1,15 @@
-"""CPU per ``tools/call`` of a command behind HTTP, beside what else puts one there, in one run.
+"""CPU per ``tools/call`` of a command behind HTTP, and of other ways to do that, in one run.
 
     python -m bench.bench_children [CALLS]
 
-The command is `tests/support/child_server.py`: plain Python, as lean as a server gets. One client,
-one connection, one call at a time; the figure is the CPU time of the process between the two,
-without the command's. Rounds alternate, and the median round counts. Then how much longer the
-first call of a session takes than its second one: it needs a process, or has one that waited.
+The command is ``tests/support/child_server.py``: plain Python, as lean as a server gets. You see
+one client, one connection, one call at a time. The figure is the CPU time of the process between
+the two, without the command's. Rounds alternate, and the median round counts. The last rows show
+how much longer the first call of a session takes than its second one: it needs a process, or has a
+warm one.
 
-The others are installed into `.cache/bench` once, from PyPI and npm; one that cannot be is named.
+The others are installed into ``.cache/bench`` once, from PyPI and npm. The page names one that
+cannot be installed.
 """
 
 from __future__ import annotations

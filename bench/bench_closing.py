@@ -2,9 +2,9 @@
 
     python -m bench.bench_closing [--most N]
 
-Each is subscribed to one resource that all share and to one of its own. Counted is what the server
-uses from the moment when all are closed until it has let go of the last of them. What one costs is
-to be the same, however many they are.
+Each WebSocket is subscribed to one resource that all share and to one of its own. The figure is the
+server's CPU from the moment when all are closed until the last of them is removed. You should see
+the same cost for each, however many they are.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m bench.bench_collections [SESSIONS]
 
-In process, without a network, as fast as they start, on the event loop of a server; what a process
-of `serve` does against such collections runs beside them, and as often. Nobody is served while
-one lasts; counted is CPU time. Then the same without that.
+Sessions start in one process, without a network, as fast as they can, on the event loop of a
+server. The measures of ``serve`` against such collections run as often as there. The server answers
+nobody while a collection lasts. You see CPU time, and then the same without these measures.
 """
 
 from __future__ import annotations

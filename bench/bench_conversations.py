@@ -1,10 +1,11 @@
-"""What a conversation's session costs: a call in one, and one that sleeps.
+"""Cost of a conversation's session: a call in one, and one that sleeps.
 
     python -m bench.bench_conversations [CALLS]
 
-A call is compared with one in a session that the client names, on two connections to one server, 50
-and 50 in turn: the CPU of the server's process. What sleeps is 10,000 conversations of 100 users,
-each made by a request of its own: bytes in memory, rows in SQLite, keys in Redis.
+You compare a call in a conversation with one in a session that the client names, by the CPU of the
+server's process. Both use one server, on two connections, 50 calls and 50 in turn. The sleeping
+conversations are 10,000 of 100 users, each made by a request of its own. You see their bytes in
+memory, rows in SQLite, and keys in Redis.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m bench.bench_core
 
-Each figure in a process of its own, so that none borrows the memory that another one freed. A
-start is one request through the whole application, its JSON included, without a socket; beside it
-is the SDK's `initialize`, which is what makes a session there, through its application in the
-same way. Memory is what the process grew by, with all that it allocates. An update is told to
-sessions in memory that nobody has attached; the first one, which makes their logs, is left out.
+Each figure has a process of its own, so none uses memory that another one freed. A start is one
+request through the whole application, its JSON included, without a socket. You compare it with the
+SDK's ``initialize``, which makes a session there, through its application in the same way. Memory
+is the growth of the process, with everything that it allocates. An update goes to sessions in
+memory that no connection has attached. The first one, which makes their logs, is left out.
 """
 
 from __future__ import annotations

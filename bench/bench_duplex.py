@@ -2,9 +2,10 @@
 
     python -m bench.bench_duplex [CALLS]
 
-WebSocket beside uvicorn and a Starlette echo, which know nothing of MCP; stdio beside the
-SDK's own server, ``MCPServer.run("stdio")``. As in `bench_calls`: one client, one connection,
-one call at a time, rounds alternate, and the median round counts.
+WebSocket is compared with uvicorn and a Starlette echo, which know nothing of MCP. Standard input
+and output is compared with the SDK's own server, ``MCPServer.run("stdio")``. As in ``bench_calls``,
+you see one client, one connection, one call at a time. Rounds alternate, and the median round
+counts.
 """
 
 from __future__ import annotations

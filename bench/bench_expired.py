@@ -1,10 +1,11 @@
-"""20,000 sessions that expired: the SQLite file after them, beside that of a store without any.
+"""20,000 sessions that expired: the SQLite file after them, and that of a store without any.
 
     python -m bench.bench_expired [SESSIONS]
 
-Each had a subscription and an event of 1 KiB. They expire as they do in a process that serves: some
-at a time, and the writer gives back space some at a time, but for 64 pages, which an idle file
-keeps for what comes next. The file is measured when the store is closed, with what is beside it.
+Each session had a subscription and an event of 1 KiB. They expire as they do in a process that
+serves: some at a time. The writer gives back space some at a time, but keeps 64 pages in an idle
+file for later. You see the size of the file when the store is closed, with the files that belong to
+it.
 """
 
 from __future__ import annotations

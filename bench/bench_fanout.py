@@ -1,11 +1,11 @@
-"""One update to many subscribed sessions that nobody has attached: what it costs, who waits.
+"""One update to many subscribed sessions without a connection: its cost, and the clients that wait.
 
     python -m bench.bench_fanout [--stores memory,sqlite,redis] [--rounds N] [--most N]
 
-In process, without a network. For growing numbers of subscribers: the CPU of this process for
-each of them (and Redis's own), how long the whole update took, and the slowest of the calls
-that another client makes meanwhile, one after the other, beside the slowest of as many calls
-without an update.
+The bench runs in one process, without a network, for growing numbers of subscribers. You see the
+CPU of this process for each of them (and Redis's own), and how long the whole update took. You also
+see the slowest call that another client makes meanwhile, one after the other, and the slowest of as
+many calls without an update.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""What 2025 connections keep of 20 slow calls, whose answers a client can still fetch.
+"""Memory of 2025 connections for 20 slow calls with answers that a client can still fetch.
 
     python -m bench.bench_finished [CONNECTIONS]
 
-The first row of each size is in process, without a network: each call takes longer than 100 ms, so
-that its answer is a stream, and is read to its end. Counted is by how much the process grows with
-the calls, what is garbage collected, in two ways: what Python has allocated, and what the system
-says is resident. The connection itself was there before. The SDK keeps nothing that `Last-Event-ID`
-could ask for. An answer has the text of its result twice, as the SDK makes it. At least the newest
-answer is kept, however large it is (HTL10).
+The first row of each size is in process, without a network. Each call takes longer than 100 ms, so
+its answer is a stream, and is read to its end. You see how much the process grows with the calls,
+after garbage collection, in two ways: memory that Python has allocated, and memory that is
+resident. The connection itself was there before. The SDK keeps nothing for ``Last-Event-ID``. An
+answer has the text of its result twice, as the SDK makes it. At least the newest answer is kept,
+however large it is (HTL10).
 
-The other rows are of a server in a process of its own, over sockets that the client closes: by how
-much it is larger afterwards, and by how much it was at most. The SDK's does the same in the same
-run.
+The other rows are of a server in a process of its own, over sockets that the client closes. You see
+how much larger the process is afterwards, and how much larger it was at most. The SDK's server does
+the same in the same run.
 """
 
 from __future__ import annotations

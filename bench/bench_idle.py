@@ -1,11 +1,11 @@
-"""What open streams cost while nothing happens: CPU of the server, and of Redis.
+"""Cost of open streams while nothing happens: CPU of the server, and of Redis.
 
     python -m bench.bench_idle [--streams N] [--stores memory,sqlite,redis]
 
-Percent of a core for 1,000 streams of as many 2025 clients, over real sockets, beyond what the
-same server uses without any. What is left is a comment on each stream every 15 seconds, or a ping
-and its pong on a WebSocket; beside it a bare ASGI application that writes as many comments. A
-`subscriptions/listen` stream is kept alive as a GET is.
+You see the percent of a core for 1,000 streams of as many 2025 clients, over real sockets. The use
+of the same server without any stream is taken off. The rest is a comment on each stream every 15
+seconds, or a ping and its pong on a WebSocket. You compare it with a bare ASGI application that
+writes as many comments. A ``subscriptions/listen`` stream is kept alive as a GET is.
 """
 
 from __future__ import annotations

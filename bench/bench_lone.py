@@ -1,12 +1,12 @@
-"""What a call costs that has the server to itself, beside calls of which 16 are in flight.
+"""Cost of a call that has the server to itself, and of calls of which 16 are in flight.
 
     python -m bench.bench_lone [CALLS]
 
-Server CPU per ``tools/call`` of the handshake era, outside of a session. A lone call pays for
-waking the process: for going to sleep, waking up and finding nothing else to do, which calls in
-flight share; so does one of the SDK, and one that is no MCP at all. Over HTTP the calls in flight
-are on as many connections, over stdio on one. Then a handshake over HTTP, ``initialize`` and
-``notifications/initialized``. Rounds alternate, and the least counts.
+You see the server CPU of a ``tools/call`` of the handshake era, outside of a session. A lone call
+pays for waking the process: it goes to sleep, wakes up, and finds nothing else to do. Calls in
+flight share that cost. The SDK's calls pay it as well, and so do calls of a server that is no MCP
+at all. Over HTTP the calls in flight use as many connections, over stdio one. The handshake over
+HTTP is ``initialize`` and ``notifications/initialized``. Rounds alternate, and the least counts.
 """
 
 from __future__ import annotations

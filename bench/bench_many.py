@@ -2,15 +2,16 @@
 
     python -m bench.bench_many [--sessions N] [--streams N] [--calls N] [--idle SECONDS]
 
-Over the memory store, all on loopback. Each session is of a stock client of the 2025 era that
-shook hands; some have a GET stream open and are subscribed to nine resources. The server, these
-clients, and who calls meanwhile (100 others, one call each 10 ms in turn) are a process each.
+All sessions use the memory store, on loopback. Each is of a stock client of the 2025 era that
+initialized. Some have a GET stream open and are subscribed to nine resources. The server, these
+clients, and the callers (100 others, one call each 10 ms in turn) have a process each.
+
 Then all streams are cut at once: the sockets are reset, while an update is on its way to all of
-them. Their clients come back together a second later, as the server tells them to, while three
-updates are told that they are away for, and two more while they come. Each stream has to hear of
-each of these exactly once. A stall is the time for which the server's loop served nobody, in
-CPU of its own thread, so that what others do on the machine is not in it; a call's time is by
-the clock, and everything is in that.
+them. Their clients come back together a second later, as the server asks them to. Three updates
+happen while they are away, and two more while they come. Each stream has to get each of these
+exactly once. A stall is the time for which the server's loop served nobody, in CPU of its own
+thread, so you do not see other work of the machine in it. The time of a call is by the clock, and
+includes everything.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""How long a quiet client waits for its answers beside a noisy one, on each store.
+"""How long a quiet client waits for its answers next to a noisy one, on each store.
 
     python -m bench.bench_noisy [--rounds N] [--stores memory,sqlite,redis] [--noises …]
 
-Both are clients of one server process, over real sockets. The quiet one makes a trivial call
-in its session every few milliseconds, alone and beside each kind of noise by turns, so that
-what else the machine does is in both figures. The noisy one stays within its limits: one
-client, one thing after the other, as fast as it is served. Its own work (it reads and writes
-as much JSON as the server does) is no server's, so that the server has a core of its own, and
-on the others the quiet client goes before it.
+Both are clients of one server process, over real sockets. The quiet one makes a trivial call in its
+session every few milliseconds. It is alone and next to each kind of noise by turns, so all else
+that the machine does is in both figures. The noisy one stays within its limits: one client, one
+thing after the other, as fast as it is served. Its own work (it reads and writes as much JSON as
+the server does) is not the server's. So the server has a core of its own, and on the others the
+quiet client has priority.
 
-The quiet client's p99 is to be no more than ``MOST`` times what it is alone, and nobody is to be
-answered with an error.
+The aim: the quiet client's p99 is at most ``MOST`` times its p99 alone, and no client gets an
+error.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
     python -m bench.bench_recover [CLIENTS]
 
-Each is ``mcp.Client`` on `resumable`, with the limits it has by default, behind one proxy that
-cuts every connection in the same moment. While all are away a resource changes. A client has
-failed when it raises, when it lost its session, when it heard of either change not exactly
-once, or when a call after that is not answered. The figures are counted from the cut: until
-the proxy takes a client's new connection, and until that client heard of what it missed.
-Clients, proxy and server share this process, so the second includes their waiting for each
-other.
+Each client is ``mcp.Client`` on ``resumable``, with its default limits. All are behind one proxy
+that cuts every connection in the same moment. While all are away a resource changes. A client has
+failed if it raises, if it lost its session, if it got either change not exactly once, or if a later
+call is not answered. You see two times from the cut: until the proxy takes a client's new
+connection, and until that client got the events that it missed. Clients, proxy and server share
+this process, so the second time includes their waiting for each other.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What a session takes of Redis, and what happens at one replica costs the others.
+"""Memory of a session in Redis, and cost of one replica's work for the others.
 
     python -m bench.bench_replicas [--count N] [--rounds N]
 
-Two workers on a Redis with a Unix socket: everything happens at the one, and the other has nothing
-to do with it. A session is of a stock client of the 2025 era. An event is an update to one stream,
-and its figures are what a call that causes it takes more than one that causes nothing. Of each
-CPU the least of all rounds counts, without what the process takes when nothing happens. What a
-published message costs the other nodes of a Redis Cluster is measured with two nodes.
+Two workers use a Redis with a Unix socket. Everything happens at one of them, and the other has
+nothing to do with it. A session is of a stock client of the 2025 era. An event is an update to one
+stream. Its figures are the difference between a call that causes it and one that causes nothing.
+You see the least CPU of all rounds, without the use of an idle process. The cost of a published
+message for the other nodes of a Redis Cluster is measured with two nodes.
 """
 
 from __future__ import annotations

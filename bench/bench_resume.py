@@ -2,11 +2,11 @@
 
     python -m bench.bench_resume [ROUNDS]
 
-Counted is, over WebSocket, `session/resume` and all events that follow its answer on a connection
-that is open and initialized; over HTTP a GET with `Last-Event-ID` and the same events. Every one of
-them is of another resource, so that none replaces another. Ten sessions are resumed one after the
-other, and the figure is a tenth: what a process uses is counted when it goes to sleep, or at a tick
-of the system, and one resume is less than that. Rounds alternate, and the least counts.
+Over WebSocket you see ``session/resume`` and all events that follow its answer, on a connection
+that is open and initialized. Over HTTP you see a GET with ``Last-Event-ID`` and the same events.
+Each event is of another resource, so none replaces another. Ten sessions are resumed one after the
+other, and the figure is a tenth. The system counts CPU when a process goes to sleep, or at a tick,
+and one resume is less than that. Rounds alternate, and the least counts.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""What a session-bound ``tools/call`` over HTTP costs with each store, side by side in one run.
+"""Cost of a session-bound ``tools/call`` over HTTP with each store, side by side in one run.
 
     python -m bench.bench_stores [CALLS]
 
-One client, one connection, one call at a time, in a session: a call without a key costs the store
-one step (to admit it), a call with a key two (and to keep its answer). In the handshake era that
-one step admits it to its connection as well; of Redis the scripts of a call are counted.
-Two figures each: the server process's own CPU time per call, and the time until the client
-has its answer, in which the store's round trips are. The session has had more calls than it keeps
-answers, so that for each new one an old one is dropped. Rounds alternate between the stores, and
-the median round counts. A Redis of its own is started, without persistence.
+You see one client, one connection, one call at a time, in a session. A call without a key costs the
+store one step, which admits it. A call with a key costs two: the second keeps its answer. In the
+handshake era the first step also admits the call to its connection. For Redis you also see the
+scripts of a call.
+
+Each row has two figures: the server process's own CPU time for a call, and the time until the
+client has its answer. The second includes the store's round trips. The session has had more calls
+than it keeps answers, so each new answer replaces an old one. Rounds alternate between the stores,
+and the median round counts. The bench starts a Redis of its own, without persistence.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""What ``serve --workers N`` brings on one machine, and what a session that is shared costs.
+"""Gain of ``serve --workers N`` on one machine, and cost of a session that is shared.
 
     python -m bench.bench_workers [--calls N] [--events N] [--rounds N] [--most-workers N]
 
 The workers share a Redis on a Unix socket. 16 connections call a trivial tool, each one call at a
-time, as many of them at each worker; rounds of one worker and of several alternate, and of each
-figure the best round counts. Calls a second need cores: a worker, Redis and whoever calls take
-one each, so on fewer the ratio is less than what the workers could do. What a call costs stands
-beside it, CPU of all workers and of Redis. "A session of their own": each connection has one,
-so that one worker serves it. "One session": all connections call in the same, so that each worker
-serves some of its calls. An event goes to an open GET stream, caused by a call at the worker that
-has the stream, or at another; the time is from the call until the stream's client has it, and the
-CPU is what such a call takes more than one that causes nothing.
+time, as many of them at each worker. Rounds of one worker and of several alternate, and the best
+round of each figure counts. Calls a second need cores: a worker, Redis and the clients take one
+each. If you have fewer, the ratio is less than the workers could do. So you also see the cost of a
+call in CPU of all workers and of Redis.
+
+"A session of their own" means that each connection has one, so that one worker serves it. "One
+session" means that all connections call in the same, so that each worker serves some of its calls.
+An event goes to an open GET stream. A call causes it at the worker that has the stream, or at
+another. The time is from the call until the stream's client has the event. The CPU is what such a
+call takes more than one that causes no event.
 """
 
 from __future__ import annotations

@@ -22,12 +22,13 @@ TIMES = ("s", "ms")
 
 OPENING = """# Figures
 
-Made from one run of all benches, `python -m bench --page`: Python {python} on {system},
-{cores} cores that others used as well. The first table is what another machine finds, too: ratios
-of two figures of one run, of CPU and of memory. Everything else is microseconds, bytes and percent
-of that one machine; its own section says what is in each figure, and the command that measures it.
-An aim that was missed is marked. `--only NAME` runs one bench, `--quick` all of them in a few
-minutes.
+After this page you know what the layer costs. One run of all benches made it,
+`python -m bench --page`: Python {python} on {system}, {cores} cores that others used as well.
+
+You will find the first table on another machine, too. It has ratios of two figures of one run, of
+CPU and of memory. All other figures are microseconds, bytes and percent of that one machine. Each
+section says what is in its figures, and which command measures them. A missed aim is marked. Use
+`--only NAME` to run one bench, or `--quick` to run all of them in a few minutes.
 """
 
 

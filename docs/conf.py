@@ -22,7 +22,7 @@ html_theme = "furo"
 html_title = "mcp-sessions"
 # Ours, over Sphinx's: it takes questions in whole sentences.
 html_static_path = ["_static"]
-html_js_files = ["search.js"]
+html_js_files = ["search.js", "copy.js"]
 html_css_files = ["site.css"]
 
 myst_enable_extensions = ["colon_fence"]

@@ -24,7 +24,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 
-LANE, ROW, HEAD, EDGE = 220, 46, 44, 20
+LANE, ROW, HEAD, EDGE = 220, 38, 40, 16
 """Pixels: between two lanes, a step down, the boxes on top, the border."""
 
 BOX_WIDTH, BOX_HEIGHT, COLUMN, LINE = 150, 46, 260, 110

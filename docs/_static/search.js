@@ -24,7 +24,7 @@ document.addEventListener("DOMContentLoaded", () => {
       const pages = new Set([...pagesOf(terms, word), ...inTitle]);
       const rarity = Math.log(1 + docnames.length / (1 + pages.size));
       for (const page of pages) {
-        const weight = (inTitle.has(page) ? 3 : 1) / (0.5 + (0.5 * length[page]) / average);
+        const weight = (inTitle.has(page) ? 3 : 1) / (0.75 + (0.25 * length[page]) / average);
         score.set(page, (score.get(page) ?? 0) + rarity * weight);
       }
     }
