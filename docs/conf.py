@@ -3,6 +3,9 @@
 The source is the repository, so that a link to a file beside ``docs/`` holds here too.
 """
 
+# Sphinx is installed where the site is built, and not where types are checked.
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
+
 from pygments.lexers.special import TextLexer
 from sphinx.highlighting import lexers
 
