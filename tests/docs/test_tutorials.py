@@ -35,14 +35,14 @@ def reader(folder: Path) -> Reader:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", SHORT)
 def test_a_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
-    reader(tmp_path).follow(page(name))
+    reader(tmp_path).expect_what_it_says(page(name))
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_tutorial_of_another_language(tmp_path: Path) -> None:
     """It needs npm, and the network once."""
-    reader(tmp_path).follow(page("other-language"))
+    reader(tmp_path).expect_what_it_says(page("other-language"))
 
 
 @pytest.mark.full
@@ -60,7 +60,7 @@ def test_the_tutorial_of_three_replicas(tmp_path: Path) -> None:
         user = "user root;\n" if os.geteuid() == 0 else ""
         (tmp_path / "deploy").mkdir()
         (tmp_path / "deploy" / "nginx.conf").write_text(user + configuration, "utf-8")
-        does.follow(page("replicas"))
+        does.expect_what_it_says(page("replicas"))
 
 
 @pytest.mark.full
@@ -104,7 +104,7 @@ def test_a_tutorial_that_does_something_else_is_seen(
 ) -> None:
     monkeypatch.setattr("tests.docs.tutorial.WITHIN", 0.5)
     with pytest.raises(AssertionError):
-        Reader(tmp_path, {}).follow(text)
+        Reader(tmp_path, {}).expect_what_it_says(text)
 
 
 def test_a_file_is_written_and_a_command_is_left_running(tmp_path: Path) -> None:
@@ -126,6 +126,6 @@ hel…there
 Press Ctrl+C in terminal 1.
 """
     does = Reader(tmp_path, {"PATH": path_of_this_python()})
-    does.follow(text)
+    does.expect_what_it_says(text)
 
     assert does.terminals == {}

@@ -95,7 +95,7 @@ class Reader:
     last: Terminal | None = None
     count: int = 0
 
-    def follow(self, page: str) -> None:
+    def expect_what_it_says(self, page: str) -> None:
         """Do it, and stop what is left running."""
         try:
             for step in steps(page):
