@@ -16,6 +16,7 @@ from mcp_sessions.client.dialer import Event, Link, Received
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.layer import SessionLayer
+from mcp_sessions.testing.inside import inside
 from mcp_sessions_transports.in_memory import InMemoryDialer
 
 
@@ -48,7 +49,7 @@ async def connect(
         StoreUnavailable: The layer's store is away.
     """
     layer = server if isinstance(server, SessionLayer) else SessionLayer(server)
-    parts = layer._assembly  # pyright: ignore[reportPrivateUsage]
+    parts = inside(layer)
     failed: Exception | None = None
     async with AsyncExitStack() as stack:
         if not parts.availability.is_running:

@@ -24,6 +24,7 @@ from mcp_sessions.cli.serve_config import layers_of
 from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.testing.inside import inside
 from tests.support.serving import initialize, read_lines, serving
 
 APP = """
@@ -229,7 +230,7 @@ def test_a_client_can_read_its_state_if_that_is_wanted(here: Path, readable: boo
     if of == "config":
         [assembly] = layers_of(options, "memory://", SessionPolicy(), None).values()
     else:
-        assembly = _layer(options)[0]._assembly  # pyright: ignore[reportPrivateUsage]
+        assembly = inside(_layer(options)[0])
     token = assembly.security.seal_state(
         {"colour": "blue"}, session_id="s", principal=ANONYMOUS, version=1, expires_at=2e9
     )

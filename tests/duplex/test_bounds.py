@@ -15,7 +15,7 @@ KINDS = pytest.mark.parametrize("kind", ["websocket", "pipe"])
 
 def transport_of(w: DuplexWorld) -> DuplexTransport:
     """That of the one connection of a world."""
-    (connection,) = w.layer._assembly.connections.all()  # pyright: ignore[reportPrivateUsage]
+    (connection,) = w.inside.connections.all()
     return cast(DuplexTransport, connection.transport)
 
 
@@ -39,7 +39,7 @@ async def test_running_calls_of_one_connection_are_bounded(kind: str) -> None:
             assert text_of((await peer.answer(call))["result"]) == "through g"
         # It was not recorded: now it runs.
         assert await peer.text("echo", text="y", meta=keyed("k", session)) == "y"
-        assert not len(w.layer._assembly.runner.calls.load)  # pyright: ignore[reportPrivateUsage]
+        assert not len(w.inside.runner.calls.load)
 
 
 def answers_large(w: DuplexWorld, size: int) -> None:
@@ -97,7 +97,7 @@ async def test_a_connection_that_ends_does_not_look_through_everybodys_subscript
 
     async with duplex_world() as w:
         peer, other = await w.connected(), await w.connected()
-        registry: Any = w.layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
+        registry: Any = w.inside.connections
         for each in (peer, other):
             await each.result("resources/subscribe", {"uri": "note://shared"})
             await each.result("resources/subscribe", {"uri": f"note://{id(each)}"})

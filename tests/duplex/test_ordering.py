@@ -22,7 +22,7 @@ KINDS = ("websocket", "stdio")
 
 def transport_of(world: DuplexWorld) -> Any:
     """The newest connection, as the server has it."""
-    return world.layer._assembly.connections.all()[-1].transport  # pyright: ignore[reportPrivateUsage]
+    return world.inside.connections.all()[-1].transport
 
 
 @pytest.mark.parametrize("kind", KINDS)

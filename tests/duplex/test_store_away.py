@@ -32,7 +32,7 @@ async def attachment(w: DuplexWorld, session: str) -> Any:
 
 async def gone(w: DuplexWorld, peer: DuplexPeer) -> None:
     """The peer leaves, and the process knows."""
-    registry = w.layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
+    registry = w.inside.connections
     before = len(registry.all())
     await peer.leave()
 
@@ -72,7 +72,7 @@ async def test_calls_are_unheard_at_once_whatever_the_store_does(kind: str) -> N
         await w.inner.box.gate("g").started.wait()
         fails(w.layer.store, "detach", after=False, times=1_000_000)
         await gone(w, peer)
-        runner = w.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
+        runner = w.inside.runner
 
         async def given_up() -> bool:
             return runner.running == 0
@@ -102,7 +102,7 @@ async def test_a_session_whose_resume_was_cut_off_is_not_left_attached(after: bo
         await peer.send("session/resume", {"sessionId": session})
         await at_most(10, slow.started.wait())
         # As its credential may end, or its patience with who takes nothing.
-        (connection,) = w.layer._assembly.connections.all()  # pyright: ignore[reportPrivateUsage]
+        (connection,) = w.inside.connections.all()
         cast(Any, connection.transport).outbox.cut()
         await at_most(10, cast(Any, connection.transport).over.wait())
         slow.go.set()
@@ -111,7 +111,7 @@ async def test_a_session_whose_resume_was_cut_off_is_not_left_attached(after: bo
             return await attachment(w, session) is None
 
         await until(detached)
-        assert w.layer._assembly.connections.all() == []  # pyright: ignore[reportPrivateUsage]
+        assert w.inside.connections.all() == []
 
 
 class FailsToClose:
@@ -131,7 +131,7 @@ async def test_a_failing_wrapped_server_keeps_no_connection_in_the_process() -> 
         assert text_of(
             await peer.result("tools/call", {"name": "echo", "arguments": {"text": "x"}})
         )
-        registry = w.layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
+        registry = w.inside.connections
         upstream_peers = registry.all()[0].upstream_peers
         for session_id in upstream_peers:
             upstream_peers[session_id] = cast(Any, FailsToClose())

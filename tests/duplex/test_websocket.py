@@ -56,7 +56,7 @@ async def refused(url: str, **options: Any) -> InvalidStatus:
 
 def connections(world: DuplexWorld) -> list[Any]:
     """What the hub knows."""
-    return world.layer._assembly.connections.all()  # pyright: ignore[reportPrivateUsage]
+    return world.inside.connections.all()
 
 
 # --- the handshake ---------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.testing.clock import ClockedLayer
+from mcp_sessions.testing.inside import inside
 from tests.fuzz.echo import CODES, STATUSES, echo_server
 from tests.support.modern import (
     HOST,
@@ -377,7 +378,7 @@ async def expect_well(target: Target) -> None:
     client = ModernClient(target.carrier)
     result = await client.call("echo", {"text": "after"}).result()
     assert result["structuredContent"] == {"text": "after"}
-    runner: RequestRunner = target.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
+    runner: RequestRunner = inside(target.layer).runner
     # What is unheard is given up after five seconds.
     await asyncio.sleep(10)
     assert runner.running == 0

@@ -51,7 +51,7 @@ async def commands(
 
 async def killed(c: Cluster, pid: str) -> None:
     """The only process of the first replica is dead, and that was noticed."""
-    upstream: Any = c[0].layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+    upstream: Any = c[0].inside.upstream
     os.kill(int(pid), signal.SIGKILL)
     await until(lambda: all(child.is_over for child in upstream.children._living), "it is dead")
 
@@ -594,7 +594,7 @@ async def test_what_came_before_a_replica_leaves_may_need_a_process(
         sent = client.call("pid", meta=meta)
         await begun.wait()
         draining = asyncio.create_task(c[0].layer.drain(grace=10))
-        await until(lambda: c[0].layer._assembly.runner.draining, "it leaves")  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: c[0].inside.runner.draining, "it leaves")
         go.set()
         assert text_of(await sent.result()) != pid
         await draining

@@ -49,7 +49,7 @@ async def test_a_drained_replica_hands_its_clients_over() -> None:
         }
         refused = await client.post(PING).done()
         assert (refused.status, refused.header("retry-after")) == (503, "5")
-        process = c[0].layer._assembly.runner.process  # pyright: ignore[reportPrivateUsage]
+        process = c[0].inside.runner.process
         assert await c.stores[1].exchange.is_alive(process)
         c[0].box.gate("g").go.set()
         assert text_of(await waits.result()) == "through g"
@@ -241,7 +241,7 @@ async def test_a_connection_not_in_use_here_is_let_go() -> None:
             await client.result("ping")
             await asyncio.sleep(5)
 
-        assert [len(w.layer._assembly.connections.all()) for w in c.worlds] == [1, 0]  # pyright: ignore[reportPrivateUsage]
+        assert [len(w.inside.connections.all()) for w in c.worlds] == [1, 0]
         assert await c.at(1, client).text("echo", text="x") == "x"
 
 
@@ -253,9 +253,7 @@ async def test_a_session_whose_connection_is_over_is_free() -> None:
         assert client.session_id is not None
         await c.backplane.memory.end(SessionId(client.session_id))
         for world in c.worlds:
-            await world.layer._assembly.lifecycle.forget_here(  # pyright: ignore[reportPrivateUsage]
-                SessionId(client.session_id), None
-            )
+            await world.inside.lifecycle.forget_here(SessionId(client.session_id), None)
         other = await c[1].connected()
         stream = await other.get().started()
         await other.text("echo", text="x", meta=in_session(session))

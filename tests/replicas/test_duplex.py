@@ -62,12 +62,12 @@ class Sockets:
 
     async def publish(self, number: int, session: str, n: int) -> None:
         """Store an event on that replica."""
-        publisher = self.c[number].layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = self.c[number].inside.publisher
         await publisher.publish(cast(SessionId, session), "notifications/x", {"n": n})
 
     async def round(self, number: int) -> None:
         """Let that replica look at what it watches."""
-        bus = self.c[number].layer._assembly.bus  # pyright: ignore[reportPrivateUsage]
+        bus = self.c[number].inside.bus
         assert isinstance(bus, SharedBus)
         for _ in range(4):
             await bus.round()

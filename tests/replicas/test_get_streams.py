@@ -55,7 +55,7 @@ async def test_events_stored_on_any_replica_come_once_and_in_order(seed: int) ->
         stream = await c.at(3, client).get().started()
 
         async def produce(number: int) -> None:
-            publisher = c[number].layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+            publisher = c[number].inside.publisher
             for n in range(20):
                 await publisher.publish(session, "notifications/x", {"n": n, "by": number})
 
@@ -77,7 +77,7 @@ async def test_a_stream_that_is_reopened_elsewhere_goes_on(seed: int) -> None:
     async with cluster(3, seed=seed) as c:
         client = await c[0].connected()
         session = (await client.start())["sessionId"]
-        publisher = c[0].layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = c[0].inside.publisher
 
         async def produce() -> None:
             for n in range(60):
@@ -109,10 +109,7 @@ async def test_events_and_questions_come_again_in_the_order_in_which_they_came()
         session = (await client.start())["sessionId"]
         stream = await client.get().started()
         start = stream.events[0].id
-        publishers = [
-            each.layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
-            for each in (c[0], c[1], c[2])
-        ]
+        publishers = [each.inside.publisher for each in (c[0], c[1], c[2])]
         asked: list[Sent] = []
         for number in range(3):
             await publishers[number].publish(session, "notifications/x", {"n": number})
@@ -229,7 +226,7 @@ async def test_what_a_dying_replica_stored_and_did_not_relay_comes(seed: int) ->
         started = await client.start()
         session = started["sessionId"]
         stream = await c.at(1, client).get().started()
-        publisher = c[0].layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = c[0].inside.publisher
 
         async def produce() -> None:
             for n in range(1_000):
@@ -304,7 +301,7 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
     async with cluster(3, seed=seed) as c:
         started = await c[0].client().start()
         session, position = started["sessionId"], started["sessionEventId"]
-        publisher = c[2].layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = c[2].inside.publisher
         clients = [await c[number].connected() for number in range(2)]
         streams = [
             await c.at(1 - number, client).get().started() for number, client in enumerate(clients)
@@ -343,7 +340,7 @@ async def test_a_session_ended_elsewhere_is_over_where_its_stream_is() -> None:
         await stream.has(1)
 
         assert await c.at(2, client).end(session) == {}
-        publisher = c[0].layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = c[0].inside.publisher
         assert not await publisher.publish(session, "notifications/x", {})
         await cycles(50)
 

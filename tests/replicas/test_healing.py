@@ -49,7 +49,7 @@ async def test_what_is_wrong_with_one_step_of_a_round_keeps_no_other_from_being_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with cluster(2) as c:
-        bus = c[0].layer._assembly.bus  # pyright: ignore[reportPrivateUsage]
+        bus = c[0].inside.bus
         assert isinstance(bus, SharedBus)
         done: list[float] = []
 

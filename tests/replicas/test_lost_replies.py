@@ -102,8 +102,8 @@ async def test_what_died_before_it_could_say_that_nothing_began_leaves_an_unknow
 async def test_a_connection_that_this_process_had_and_has_no_more_is_not_there() -> None:
     """Its process lives, and knows better than the store: the session is free."""
     async with cluster(2) as c:
-        own, other = (w.layer._assembly.connections for w in c.worlds)  # pyright: ignore[reportPrivateUsage]
-        process = c[0].layer._assembly.runner.process  # pyright: ignore[reportPrivateUsage]
+        own, other = (w.inside.connections for w in c.worlds)
+        process = c[0].inside.runner.process
         gone = mint_connection_id("websocket", process)
 
         assert not await own.is_there(gone)

@@ -39,7 +39,7 @@ async def test_a_listen_stream_hears_what_other_replicas_store(seed: int) -> Non
         session = await created(c)
 
         async def produce(number: int) -> None:
-            publisher = c[number].layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+            publisher = c[number].inside.publisher
             for n in range(20):
                 await publisher.publish(session, "notifications/x", {"n": n, "by": number})
 
@@ -115,7 +115,7 @@ async def test_a_displaced_listen_stream_hears_nothing_more(seed: int, told: boo
         old = await listening(modern(c, 0), session)
         if not told:
             c.backplane.loses = lost("displaced")
-        publisher = c[2].layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = c[2].inside.publisher
 
         async def produce() -> None:
             for n in range(40):
@@ -195,7 +195,7 @@ async def test_a_listen_stream_whose_attach_failed_leaves_nothing_behind() -> No
         store.attach = attach
 
         assert error["code"] == -32043
-        registry = c[0].layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
+        registry = c[0].inside.connections
         assert not registry.all()
         assert not c.stores[0].exchange.watched
         await listening(modern(c, 0), session)

@@ -603,7 +603,7 @@ async def test_two_writers_repeat_no_id_and_leave_no_hole() -> None:
     """EVT7: "Two writers, 10,000 events, no repeat and no hole"."""
     async with world(max_events=20_000, max_bytes=100_000_000) as w:
         started = await w.client().start()
-        publisher = w.layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = w.inside.publisher
 
         async def write(writer: int) -> None:
             for number in range(5_000):
@@ -714,7 +714,7 @@ async def test_what_is_known_of_evicted_events_goes_with_them() -> None:
     """
     async with world(max_events=10) as w:
         started = await w.client().start()
-        publisher = w.layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = w.inside.publisher
         for number in range(2_000):
             await publisher.publish(started["sessionId"], UPDATED, {"uri": f"a:{number}"})
         await publisher.publish(started["sessionId"], UPDATED, {"uri": "a:0"})

@@ -137,7 +137,7 @@ async def test_how_a_request_ended(lines: Lines) -> None:
         await w.box.gate("cut").started.wait()
         await cut.reply.started()
         cut.reply.leave()
-        runner = w.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
+        runner = w.inside.runner
         await at_most(5, _until(lambda: runner.log_state()["unheard"] == 1))
         w.box.gate("cut").go.set()
         await at_most(5, _until(lambda: runner.running == 0))

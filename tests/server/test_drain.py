@@ -241,7 +241,7 @@ async def test_what_is_on_its_way_may_need_the_listener() -> None:
     """It may ask its client, whose answer comes on a connection of its own."""
     store = _SlowStore()
     async with world(store=store) as w:
-        stops = w.layer._assembly.draining  # pyright: ignore[reportPrivateUsage]
+        stops = w.inside.draining
         client = await w.connected()
         assert not stops.needs_listener()
         store.gate = Gate()

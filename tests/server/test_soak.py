@@ -19,11 +19,11 @@ CYCLES = 10_000
 def sizes(w: World) -> dict[str, int]:
     """How many of each thing the layer holds."""
     store: Any = w.layer.store
-    connections: Any = w.layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
-    attachments: Any = w.layer._assembly.attachments  # pyright: ignore[reportPrivateUsage]
-    host: Any = w.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
-    questions: Any = w.layer._assembly.questions  # pyright: ignore[reportPrivateUsage]
-    sealed: Any = w.layer._assembly.sealed  # pyright: ignore[reportPrivateUsage]
+    connections: Any = w.inside.connections
+    attachments: Any = w.inside.attachments
+    host: Any = w.inside.runner
+    questions: Any = w.inside.questions
+    sealed: Any = w.inside.sealed
     return {
         "sessions": len(store._sessions),
         "principals": len(store._by_principal),

@@ -24,6 +24,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from mcp_sessions import SessionLayer
+from mcp_sessions.assembly import Assembly
+from mcp_sessions.testing.inside import inside
 from mcp_sessions_transports.stdio.server import StdioBinding
 from tests.support.board import Board
 from tests.support.modern import envelope
@@ -319,7 +321,7 @@ class PipePeer(DuplexPeer):
         """Start to serve it."""
         theirs_in, self._out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        served = self._layer._assembly  # pyright: ignore[reportPrivateUsage]
+        served = inside(self._layer)  # pyright: ignore[reportPrivateUsage]
         wire_in = os.fdopen(theirs_in, "rb", buffering=0)
         wire_out = os.fdopen(theirs_out, "wb", buffering=0)
         reader = asyncio.StreamReader(limit=2**24)
@@ -438,6 +440,11 @@ class DuplexWorld:
         """The layer."""
         return self.inner.layer
 
+    @property
+    def inside(self) -> Assembly:
+        """The parts of the layer."""
+        return self.inner.inside
+
     async def websocket(self, **options: Any) -> WebSocketPeer:
         """A client on a WebSocket that has not said a word yet; gone with the world."""
         return await self.stack.enter_async_context(websocket(self.url, **options))
@@ -455,7 +462,7 @@ class DuplexWorld:
 
     async def publish(self, session_id: str, *uris: str, wait: bool = False) -> None:
         """One ``resources/updated`` of that session per URI."""
-        publisher = self.layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = self.inside.publisher
         for uri in uris:
             params = {"uri": uri}
             await publisher.publish(

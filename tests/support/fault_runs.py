@@ -230,19 +230,17 @@ async def _check_nothing_is_held(stage: Stage) -> None:
     # What nobody listens to ends, and what was left undone is made good, in some rounds.
     await asyncio.sleep(DETACHED_TIMEOUT + 20)
     for w in stage.worlds:
-        layer = cast(Any, w.layer)
-        at_work = layer._assembly.runner.log_state()
+        parts = cast(Any, w.inside)
+        at_work = parts.runner.log_state()
         if any(at_work.values()):
             raise Violation(f"still at work: {at_work}")
-        if layer._assembly.questions._open:
-            raise Violation(f"questions that nobody waits for: {layer._assembly.questions._open}")
-        locked = [
-            turn for turn in layer._assembly.attachments._session_locks.values() if turn.locked()
-        ]
+        if parts.questions._open:
+            raise Violation(f"questions that nobody waits for: {parts.questions._open}")
+        locked = [turn for turn in parts.attachments._session_locks.values() if turn.locked()]
         if locked:
             raise Violation("a session's lock is held for ever")
-        alive = {connection.id for connection in layer._assembly.connections.all()}
-        dead = [c for c in layer._assembly.connections.all() if c.kind != "http"]
+        alive = {connection.id for connection in parts.connections.all()}
+        dead = [c for c in parts.connections.all() if c.kind != "http"]
         if dead:
             raise Violation(f"connections that are gone are kept: {dead}")
         for record in await w.layer.store.all_sessions():

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from starlette.types import Message as AsgiMessage
 
 from mcp_sessions import SessionLayer
+from mcp_sessions.testing.inside import inside
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.stdio.server import StdioBinding
 from tests.support.duplex import DuplexPeer
@@ -108,7 +109,7 @@ class _Lines(StdioBinding):
     """Reads and writes lines of this event loop."""
 
     def __init__(self, layer: SessionLayer, peer: "MemoryPipe") -> None:
-        super().__init__(layer._assembly)  # pyright: ignore[reportPrivateUsage]
+        super().__init__(inside(layer))
         self._peer = peer
 
     async def _read(self, connection: DuplexConnection, wire_in: BinaryIO) -> None:

@@ -31,8 +31,10 @@ from mcp_sessions import (
     SessionSecurity,
     current_session,
 )
+from mcp_sessions.assembly import Assembly
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.testing.clock import ClockedLayer
+from mcp_sessions.testing.inside import inside
 from tests.stores.every_store import STORES
 from tests.support.raw import AsgiCarrier, Json, RawClient, in_process
 from tests.support.virtual_time import VirtualTimeLoop
@@ -235,9 +237,14 @@ class World:
         """The ASGI app."""
         return self.carrier._app  # pyright: ignore[reportPrivateUsage]
 
+    @property
+    def inside(self) -> Assembly:
+        """The parts of the layer."""
+        return inside(self.layer)
+
     async def expire(self) -> int:
         """What the reaper does in one round; how many sessions it ended."""
-        return await self.layer._assembly.lifecycle.round()  # pyright: ignore[reportPrivateUsage]
+        return await self.inside.lifecycle.round()
 
 
 @asynccontextmanager

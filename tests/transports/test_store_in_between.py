@@ -333,7 +333,7 @@ async def test_a_request_whose_connection_ends_is_answered_on_its_stream(how: st
             await w.expire()
         else:
             await w.layer.store.end(session_id)
-            await w.layer._assembly.lifecycle.forget_here(session_id, None)  # pyright: ignore[reportPrivateUsage]
+            await w.inside.lifecycle.forget_here(session_id, None)
 
         error = await sent.error()
         assert error["code"] == -32043 and error["data"]["started"] is True

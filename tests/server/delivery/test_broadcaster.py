@@ -6,6 +6,7 @@ import pytest
 
 from mcp_sessions import SessionLayer
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.testing.inside import inside
 from tests.support.raw import Json, event_ids, in_session, text_of, uris
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, world
@@ -18,7 +19,7 @@ async def test_whoever_has_the_answer_can_rely_on_the_change() -> None:
     async with world() as w:
 
         async def touch(ctx: Ctx, arguments: Json) -> str:
-            w.layer._assembly.broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
+            w.inside.broadcaster.announce(
                 "notifications/resources/updated", {"uri": arguments["uri"]}
             )
             return "touched"
@@ -45,9 +46,7 @@ async def test_an_answer_waits_for_no_change_of_others() -> None:
 
         async def change_for_long() -> None:
             for _ in range(1_000):
-                w.layer._assembly.broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
-                    "notifications/tools/list_changed", None
-                )
+                w.inside.broadcaster.announce("notifications/tools/list_changed", None)
                 await asyncio.sleep(0)
 
         changing = asyncio.create_task(change_for_long())
@@ -88,9 +87,7 @@ async def test_many_changes_at_once_let_others_run() -> None:
         stream = await client.get().started()
         await client.start()
         for _ in range(5_000):
-            w.layer._assembly.broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
-                "notifications/tools/list_changed", None
-            )
+            w.inside.broadcaster.announce("notifications/tools/list_changed", None)
         await cycles(50)
 
         assert 0 < len(stream.messages) < 200
@@ -104,7 +101,7 @@ async def test_a_change_that_cannot_be_told_hinders_no_other() -> None:
         client = await w.connected()
         stream = client.get()
         await client.start()
-        changes = w.layer._assembly.broadcaster  # pyright: ignore[reportPrivateUsage]
+        changes = w.inside.broadcaster
 
         changes.announce("notifications/tools/list_changed", {"x": object()})
         changes.announce("notifications/prompts/list_changed", None)
@@ -202,7 +199,7 @@ class _Touch:
         self.announced = asyncio.Event()
 
     async def __call__(self, ctx: Ctx, arguments: Json) -> str:
-        self._layer._assembly.broadcaster.announce(  # pyright: ignore[reportPrivateUsage]
+        inside(self._layer).broadcaster.announce(
             "notifications/resources/updated", {"uri": arguments["uri"]}
         )
         self.announced.set()

@@ -212,7 +212,7 @@ async def test_a_session_in_the_middle_of_something_keeps_nobody_waiting() -> No
     """A session's turn is taken by a store call that takes long; it hears when that is over."""
     async with shared() as s:
         started = await s.subscribers(3)
-        attachments = s.world.layer._assembly.attachments  # pyright: ignore[reportPrivateUsage]
+        attachments = s.world.inside.attachments
         async with attachments.session_lock(SessionId(started[0]["sessionId"])):
             telling = asyncio.create_task(s.world.layer.notify_resource_updated(URI))
             for each in started[1:]:
@@ -238,7 +238,7 @@ async def test_other_replicas_bare_connections_hear_of_it_once() -> None:
         assert messages[0]["params"]["uri"] == URI
         await cycles(50)
         assert c.told("change") == 1
-        heard = c[1].layer._assembly.broadcaster  # pyright: ignore[reportPrivateUsage]
+        heard = c[1].inside.broadcaster
         assert heard.is_new("x.1")
         assert not heard.is_new("x.1")
 

@@ -12,6 +12,7 @@ from mcp_sessions.errors import ConfigurationError, LimitReached, StoreUnavailab
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.testing.clock import ClockedLayer
+from mcp_sessions.testing.inside import inside
 from tests.support.raw import Json, RawClient, call_params, in_session, keyed, text_of, uris
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, Toolbox, World, world
@@ -198,7 +199,7 @@ async def test_a_session_that_is_busy_elsewhere_is_not_reaped() -> None:
         for _ in range(4):
             w.clock.advance(60)
             await w.expire()
-            assert await other._assembly.lifecycle.round() == 0  # pyright: ignore[reportPrivateUsage]
+            assert await inside(other).lifecycle.round() == 0
         w.box.gate("g").go.set()
 
         assert text_of(await running.result()) == "through g"
@@ -508,8 +509,8 @@ async def test_the_end_removes_every_trace(end: str) -> None:
             await w.expire()
 
         store: Any = w.layer.store
-        registry: Any = w.layer._assembly.connections  # pyright: ignore[reportPrivateUsage]
-        host: Any = w.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
+        registry: Any = w.inside.connections
+        host: Any = w.inside.runner
         assert session not in store._sessions
         assert store._by_uri == {}
         assert session not in registry._used_on

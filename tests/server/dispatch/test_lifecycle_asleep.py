@@ -22,13 +22,13 @@ ON: dict[str, Any] = {"conversations": Conversations(), "forget_after": 30 * DAY
 async def sleep(w: World) -> int:
     """What the rounds do; how many sessions are over."""
     over = await w.expire()
-    await w.layer._assembly.lifecycle.sleep()  # pyright: ignore[reportPrivateUsage]
+    await w.inside.lifecycle.sleep()
     return over
 
 
 def known_here(w: World) -> list[StoredConnection]:
     """What the process holds of connections over HTTP."""
-    connections = w.layer._assembly.connections.all()  # pyright: ignore[reportPrivateUsage]
+    connections = w.inside.connections.all()
     return [each for each in connections if isinstance(each, StoredConnection)]
 
 

@@ -38,7 +38,7 @@ async def test_what_is_produced_while_a_replay_runs_comes_once_and_in_order(seed
     async with world(store=suspending_store(seed)) as w:
         started = await w.client().start()
         session = started["sessionId"]
-        publisher = w.layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = w.inside.publisher
 
         async def produce() -> None:
             for number in range(40):
@@ -65,7 +65,7 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
     async with world(store=suspending_store(seed)) as w:
         started = await w.client().start()
         session, position = started["sessionId"], started["sessionEventId"]
-        publisher = w.layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = w.inside.publisher
         clients = [await with_stream(w) for _ in range(2)]
         await clients[0][0].resume(session, position)
 
@@ -100,7 +100,7 @@ async def test_the_displaced_connection_hears_nothing_more(seed: int) -> None:
         old, old_stream = await with_stream(w)
         started = await old.start()
         session = started["sessionId"]
-        publisher = w.layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = w.inside.publisher
 
         async def produce() -> None:
             for number in range(30):
@@ -160,7 +160,7 @@ async def test_nothing_follows_the_end(seed: int) -> None:
     async with world(store=suspending_store(seed)) as w:
         client, stream = await with_stream(w)
         session = (await client.start())["sessionId"]
-        publisher = w.layer._assembly.publisher  # pyright: ignore[reportPrivateUsage]
+        publisher = w.inside.publisher
 
         async def produce() -> None:
             while await publisher.publish(session, "notifications/x", {}):

@@ -74,7 +74,7 @@ async def test_every_sender_is_answered_though_a_response_stream_cannot_be_put_a
 
 def sent_channel_fails(w: World) -> list[str]:
     """The first carrier's channel fails when it has told the answer."""
-    running = next(iter(w.layer._assembly.runner.at_work))  # pyright: ignore[reportPrivateUsage]
+    running = next(iter(w.inside.runner.at_work))
     return fails(running.waiters[0].inbound.channel, "answer", after=True)
 
 
@@ -239,7 +239,7 @@ async def test_what_runs_for_one_connection_or_session_is_bounded() -> None:
             w.box.gate("g").go.clear()
             kept = await whose.call("echo", text="x", meta={**meta, **keyed(key)}).result()
             assert text_of(kept) == "x"
-        assert not len(w.layer._assembly.runner.calls.load)  # pyright: ignore[reportPrivateUsage]
+        assert not len(w.inside.runner.calls.load)
 
 
 async def test_a_key_sent_again_and_again_counts_each_time() -> None:
@@ -253,5 +253,5 @@ async def test_a_key_sent_again_and_again_counts_each_time() -> None:
         w.box.gate("g").go.set()
         for one in sent:
             assert text_of(await one.result()) == "through g"
-        assert not len(w.layer._assembly.runner.calls.load)  # pyright: ignore[reportPrivateUsage]
+        assert not len(w.inside.runner.calls.load)
         assert w.box.calls == ["wait"]

@@ -42,6 +42,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.layer import SessionLayer
+from mcp_sessions.testing.inside import inside
 from mcp_sessions_transports.stdio.server import StdioBinding
 
 LEG = os.environ["MCP_SESSIONS_LEG"]
@@ -179,7 +180,7 @@ def _as_file(connection: socket.socket) -> BinaryIO:
 async def on_stdio(server: Any) -> AsyncGenerator[StdioServerParameters]:
     """A server behind the layer; the child to start for it, which relays."""
     layer = SessionLayer(server)
-    served = layer._assembly  # pyright: ignore[reportPrivateUsage]
+    served = inside(layer)
     loop = asyncio.get_running_loop()
 
     async def serve(connection: socket.socket) -> None:

@@ -82,7 +82,7 @@ async def test_what_is_told_to_others_as_well_is_bounded_and_keeps_nothing_of_wh
 ) -> None:
     """Of those whom the server refused, however they describe themselves; the log quotes none."""
     async with child_world() as w:
-        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        upstream: Any = w.inside.upstream
         of: Children = upstream.children
         client = ModernClient(w.carrier)
         assert await client.text("count") == "1"
@@ -168,7 +168,7 @@ async def test_who_waits_for_one_that_starts_while_the_layer_drains_is_answered(
 
 async def test_who_was_at_a_place_that_is_over_starts_no_child_that_nobody_would_end() -> None:
     async with child_world() as w:
-        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        upstream: Any = w.inside.upstream
         client = await w.connected()
         assert await client.text("count") == "1"
         ((key, place),) = upstream.children._places.items()
@@ -183,7 +183,7 @@ async def test_who_waits_for_one_that_starts_for_what_is_over_is_answered(tmp_pa
     """It was the start that was cancelled, and not whoever waits for it."""
     noted = tmp_path / "calls"
     async with child_world("silent", options={"env": {"CALLS": str(noted)}}) as w:
-        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        upstream: Any = w.inside.upstream
         sent = ModernClient(w.carrier).call("count")
         await until(lambda: starts(noted) == 1, "it is started")
         ((key, _),) = upstream.children._places.items()
@@ -195,7 +195,7 @@ async def test_who_waits_for_one_that_starts_for_what_is_over_is_answered(tmp_pa
 
 async def test_a_start_that_is_cancelled_before_it_begins_hinders_no_other() -> None:
     async with child_world() as w:
-        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        upstream: Any = w.inside.upstream
         client = await w.connected()
         assert await client.text("count") == "1"
         ((_, place),) = upstream.children._places.items()
@@ -294,7 +294,7 @@ async def test_what_a_client_asked_before_its_session_leaves_it_one_process(besi
     one ends, if nobody else asks there and nothing ran there.
     """
     async with child_world() as w:
-        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        upstream: Any = w.inside.upstream
         client = ModernClient(w.carrier)
         await client.send("server/discover").result()
         await client.send("tools/list").result()

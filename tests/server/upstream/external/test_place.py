@@ -24,7 +24,7 @@ async def test_a_client_that_takes_nothing_keeps_no_answer_of_another(per: str) 
     server = child(per=per)
     async with duplex_world(server=server, send_buffer=10_000, slow_timeout=600) as w:
         slow, other = await w.connected(), await w.connected("pipe")
-        (first, *_) = w.layer._assembly.connections.all()  # pyright: ignore[reportPrivateUsage]
+        (first, *_) = w.inside.connections.all()
         release = cast(DuplexTransport, first.transport).outbox.hold()
         meta = {"progressToken": "mine"}
         sent = await slow.call("progress", steps=100, size=1_000, meta=meta)

@@ -219,7 +219,7 @@ async def test_each_session_is_asked_what_its_own_request_asks() -> None:
 
 
 def _running(w: World) -> int:
-    upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+    upstream: Any = w.inside.upstream
     return sum(len(place.calls) for place in upstream.children._places.values())
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 def children(w: World) -> Children:
     """Those of a layer."""
-    upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+    upstream: Any = w.inside.upstream
     return upstream.children
 
 

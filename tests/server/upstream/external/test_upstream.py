@@ -284,7 +284,7 @@ async def test_sessions_come_and_go_and_some_of_their_processes_are_killed() -> 
     options = {"max_children": 200}
     others = set(children_of(os.getpid()))
     async with child_world(options=options) as w:
-        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        upstream: Any = w.inside.upstream
         await (await w.connected()).delete().done()
 
         async def one(number: int) -> list[int]:
@@ -360,7 +360,7 @@ async def test_the_process_of_a_connection_that_sleeps_ends_and_it_wakes_with_an
         assert int(await other.text("pid")) == others
         w.clock.advance(1)
         assert await w.expire() == 0
-        await w.layer._assembly.lifecycle.sleep()  # pyright: ignore[reportPrivateUsage]
+        await w.inside.lifecycle.sleep()
         await until(lambda: not is_alive(pid), "the process of who sleeps ended")
         assert is_alive(others)
         assert int(await sleeps.text("pid")) not in (pid, others)
@@ -437,7 +437,7 @@ async def test_what_a_process_of_another_user_said_in_its_handshake_is_told_nobo
 async def test_a_session_that_goes_on_elsewhere_leaves_that_connection_no_process() -> None:
     """The one with which it shook hands is of no use; what it used, it keeps."""
     async with duplex_world(server=child()) as w:
-        upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+        upstream: Any = w.inside.upstream
         peer = await w.connected("websocket")
         session = await peer.start()
         pid = await peer.text("pid")

@@ -319,7 +319,7 @@ async def test_what_is_cancelled_before_one_could_take_it_never_runs(tmp_path: P
     async with child_world(options={"env": {"CALLS": str(notes)}}) as w:
         client = await w.connected()
         pid = int(await client.text("pid"))
-        runner = w.layer._assembly.runner  # pyright: ignore[reportPrivateUsage]
+        runner = w.inside.runner
         os.kill(pid, signal.SIGSTOP)
         try:
             taken = client.call("echo", text="x" * 1_000_000)
@@ -411,7 +411,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
                                        "clientInfo": {"name": "raw", "version": "1"}})  # fmt: skip
         await until(lambda: noted(notes), "it was started")
         left = [pid for pid in set(children_of(os.getpid())) - others if is_alive(pid)]
-        await w.layer._assembly.upstream.children.close()  # type: ignore[attr-defined]
+        await w.inside.upstream.children.close()  # type: ignore[attr-defined]
         assert left and not any(is_alive(pid) for pid in left)
 
 
@@ -472,7 +472,7 @@ async def test_nothing_survives_a_layer_that_fails() -> None:
 
 async def test_the_guard_is_started_again_and_knows_of_all() -> None:
     steps = (
-        "guard = w.layer._assembly.upstream.children.starter._processes._guard",
+        "guard = w.inside.upstream.children.starter._processes._guard",
         "guard.kill()",
         "await guard.wait()",
         "other = await w.connected()",

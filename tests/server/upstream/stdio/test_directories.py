@@ -28,7 +28,7 @@ async def place(client: RawClient | ModernClient, **named: Any) -> Path:
 
 async def replaced(w: World, pid: int) -> None:
     """A process died, and that was noticed."""
-    upstream: Any = w.layer._assembly.upstream  # pyright: ignore[reportPrivateUsage]
+    upstream: Any = w.inside.upstream
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not is_alive(pid), "it is dead")
     await until(lambda: any(each.is_over for each in upstream.children._living), "it is noticed")
@@ -96,7 +96,7 @@ async def test_a_session_that_sleeps_keeps_its_directory(tmp_path: Path) -> None
         (found / "file").write_text("kept")
         pid = int(await client.text("pid"))
         w.clock.now += 20
-        await w.layer._assembly.lifecycle.sleep()  # pyright: ignore[reportPrivateUsage]
+        await w.inside.lifecycle.sleep()
         await until(lambda: not is_alive(pid), "it ended")
         assert await place(client) == found and (found / "file").exists()
 

@@ -1,0 +1,14 @@
+"""What a layer is made of, for this project's own tests: where it is private to everyone else.
+
+Its parts and their names change with any release.
+"""
+
+from __future__ import annotations
+
+from mcp_sessions.assembly import Assembly
+from mcp_sessions.layer import SessionLayer
+
+
+def inside(layer: SessionLayer) -> Assembly:
+    """The parts of a layer, to look at them or to do what only they can."""
+    return layer._assembly  # pyright: ignore[reportPrivateUsage]
