@@ -144,6 +144,10 @@ class Assembly:
             )
         self.upstream = upstream
         """The wrapped server."""
+
+        self.external = external
+        """The same if it is outside of this process."""
+
         add_capabilities = partial(advertise, policy=policy, remembers=store.remembers)
 
         owed = Owed()

@@ -20,7 +20,7 @@ def given_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def _tries(options: argparse.Namespace) -> bool:
     """Whether each is started once before a client needs it."""
-    if options.lazy:
+    if options.lazy or options.check:
         return False
     if options.worker is not None:
         # Few commands have workers.

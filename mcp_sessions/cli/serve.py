@@ -67,6 +67,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    if options.check:
+        return _check(options)
     audit = AuditFile(options.audit) if options.audit is not None else None
     if options.workers is not None and options.worker is None:
         return _keep_workers(options, arguments)
@@ -85,9 +87,38 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         except KeyboardInterrupt:
             return INTERRUPTED
         return 0
-    port = DEFAULT_PORT if options.port is None else options.port
-    with listening_socket(options.host, port) as sock:
+    with listening_socket(options.host, _port(options)) as sock:
         return _serve(options, layer, sock, lambda: _start_up(options, sock, store))
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Say what a start would do, and return the exit status."""
+    from mcp_sessions.cli.check import Served, Steps, check
+
+    def listen() -> socket.socket | None:
+        if options.stdio and options.port is None:
+            return None
+        return listening_socket(options.host, _port(options))
+
+    def served() -> list[Served]:
+        if options.config is None:
+            layer, store = _layer(options)
+            own = external_server(options)
+            return [Served(options.path, layer.store, store, layer.policy, own)]
+        from mcp_sessions.cli.serve_config import externals_of, layers_of
+
+        named = options.store or DEFAULT_STORE
+        layers = layers_of(options, named, _policy(options), _conversations(options))
+        return [
+            Served(path, layers[path].store, redacted(named), layers[path].policy, server)
+            for path, server in externals_of(options).items()
+        ]
+
+    return check(options, Steps(listen, served))
+
+
+def _port(options: argparse.Namespace) -> int:
+    return DEFAULT_PORT if options.port is None else options.port
 
 
 def _serve(
@@ -133,8 +164,7 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
         worker = _joined(options, [layer.store for layer in layers.values()], redacted(store))
         with worker.listener as sock:
             return serve_all(options, layers, sock, _security(options), worker.is_ready)
-    port = DEFAULT_PORT if options.port is None else options.port
-    with listening_socket(options.host, port) as sock:
+    with listening_socket(options.host, _port(options)) as sock:
         return serve_all(
             options,
             layers,
@@ -176,8 +206,7 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     async def run() -> int:
         return await Workers(arguments, options.workers, sock, keys).run(started)
 
-    port = DEFAULT_PORT if options.port is None else options.port
-    with listening_socket(options.host, port) as sock:
+    with listening_socket(options.host, _port(options)) as sock:
         return asyncio.run(run())
 
 

@@ -13,6 +13,7 @@ from mcp_sessions.cli.config_file import servers_of
 from mcp_sessions.cli.external import given_options
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.open_connections import connection_limits
@@ -62,13 +63,23 @@ def layers_of(
     return layers
 
 
+def externals_of(options: argparse.Namespace) -> dict[str, ExternalServer]:
+    """Each server of the file, by its path.
+
+    Raises:
+        ConfigurationError: One cannot be served.
+    """
+    servers = servers_of(options.config, given_options(options))
+    return {f"/{name}{options.path}": server for name, server in servers.items()}
+
+
 def paths_of(options: argparse.Namespace) -> list[str]:
     """Where each server of the file is.
 
     Raises:
         ConfigurationError: One cannot be served.
     """
-    return [f"/{name}{options.path}" for name in servers_of(options.config, given_options(options))]
+    return list(externals_of(options))
 
 
 def serve_all(

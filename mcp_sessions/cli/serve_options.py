@@ -230,6 +230,12 @@ def make_parser() -> types.OneLineParser:
         help="serve with N processes on the one port, each started again if it ends; needs a "
         "store that processes share (redis://...)",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="serve nothing: print what a start would do and what is wrong with it, and exit with "
+        "0 or 2; reaches the store, and starts each command or tries each URL once",
+    )
     # What a worker is given by the process that keeps it.
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument(

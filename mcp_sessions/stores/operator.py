@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -9,6 +11,7 @@ from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.probe import probe
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.urls import open_store, sqlite_place
 
@@ -57,6 +60,30 @@ async def open_beside(url: str, ended: Ended) -> Beside:
         )
     await store.open(SessionPolicy())
     return SharedStore(store, ended)
+
+
+async def look(store: SessionStore, policy: SessionPolicy) -> str:
+    """What a server would find at a store that is not open. Nothing there is changed.
+
+    Raises:
+        ConfigurationError: A server cannot serve from it.
+        StoreUnavailable: It cannot be reached, or refuses.
+    """
+    if store.name == "sqlite":
+        from mcp_sessions.stores.sqlite.operator import look_at
+        from mcp_sessions.stores.sqlite.store import SQLiteStore
+
+        if not isinstance(store, SQLiteStore):
+            raise AssertionError("no other store has that name")
+        return await asyncio.to_thread(look_at, store.path)
+    if not store.survives_process:
+        return "in the memory of the process"
+    await store.open(policy)
+    try:
+        await probe(store, now=time.time())
+    finally:
+        await store.close()
+    return "reached, and takes writes"
 
 
 class SharedStore:

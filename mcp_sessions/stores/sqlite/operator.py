@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite import schema, sessions
@@ -99,3 +99,34 @@ class SQLiteBeside:
             raise schema.unavailable(self._path, failed) from failed
         finally:
             connection.close()
+
+
+def look_at(path: Path) -> str:
+    """What a server would find at a path.
+
+    Raises:
+        ConfigurationError: It cannot be served from.
+        StoreUnavailable: Another program has it locked.
+    """
+    place = Path(os.path.realpath(path))
+    if not place.exists():
+        if not os.access(place.parent, os.W_OK | os.X_OK):
+            raise ConfigurationError(
+                f"{path} cannot be made: {place.parent} is no directory that can be written"
+            )
+        return "a new file"
+    if not os.access(place, os.W_OK):
+        raise ConfigurationError(f"{path} cannot be written: look at its permissions")
+    version = schema.version_of(place)
+    lock = FileLock(place.with_name(place.name + "-lock"))
+    if lock.path.exists():
+        try:
+            lock.acquire()
+        except Locked as held:
+            raise StoreInUse(
+                f"{path} is in use by {held}: one process serves from a file at a time"
+            ) from None
+        lock.release()
+    if version not in (0, schema.VERSION):
+        return f"reached; a start migrates it from version {version} to {schema.VERSION}"
+    return "reached"

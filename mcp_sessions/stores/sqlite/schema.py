@@ -185,18 +185,7 @@ def open_beside(path: Path) -> sqlite3.Connection:
         ConfigurationError: It is not.
         StoreUnavailable: Another program has it locked.
     """
-    if not path.is_file():
-        check_no_directory(path)
-        raise ConfigurationError(f"no such file: {path}")
-    try:
-        connection = _connect(path)
-        try:
-            found = _check_kind(connection, path)
-        except BaseException:
-            connection.close()
-            raise
-    except sqlite3.Error as failed:
-        raise opening_failed(path, failed) from failed
+    connection, found = _looked_into(path)
     if found != VERSION:
         connection.close()
         raise ConfigurationError(
@@ -204,6 +193,33 @@ def open_beside(path: Path) -> sqlite3.Connection:
             "it is migrated when a server of this version opens it"
         )
     return connection
+
+
+def version_of(path: Path) -> int:
+    """The version of a file; 0: it is new.
+
+    Raises:
+        ConfigurationError: It is none of ours, or newer than we are.
+        StoreUnavailable: Another program has it locked.
+    """
+    connection, found = _looked_into(path)
+    connection.close()
+    return found
+
+
+def _looked_into(path: Path) -> tuple[sqlite3.Connection, int]:
+    if not path.is_file():
+        check_no_directory(path)
+        raise ConfigurationError(f"no such file: {path}")
+    try:
+        connection = _connect(path)
+        try:
+            return connection, _check_kind(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as failed:
+        raise opening_failed(path, failed) from failed
 
 
 def open_again(path: Path, durability: Durability) -> sqlite3.Connection:

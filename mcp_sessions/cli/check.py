@@ -1,0 +1,214 @@
+"""``mcp-sessions serve --check``: what a start would do and what is wrong with it, a line for each.
+
+Rules, owned by ``tests/cli/test_check.py``:
+
+1. Nothing is served, and nothing is changed: no port stays taken, no file is made or migrated.
+2. The store is reached, and each server outside of this process is started once.
+3. One problem hides no other. With a problem the exit status is 2, else 0.
+4. No line has a password or an argument of a command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.assembly import Assembly
+from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line
+from mcp_sessions.core.messages import members_of
+from mcp_sessions.errors import ConfigurationError, SessionsError
+from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.upstream.external.trial import why_not
+from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.stdio_server import StdioServer
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.operator import look
+
+_WIDTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One server that a start would serve."""
+
+    path: str
+    store: SessionStore
+    store_name: str
+    """As the start would name it."""
+
+    policy: SessionPolicy
+    external: ExternalServer | None
+    """None: it is an object of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What a start does, one step after the other. Each raises ``ConfigurationError``."""
+
+    listen: Callable[[], socket.socket | None]
+    """None: it serves standard input and output."""
+
+    served: Callable[[], Sequence[Served]]
+
+
+class Report:
+    """The lines."""
+
+    def __init__(self) -> None:
+        self.problems = 0
+
+    def say(self, name: str, text: str) -> None:
+        """One that is well."""
+        print(f"{name:<{_WIDTH}}{text}", flush=True)
+
+    def wrong(self, name: str, text: object) -> None:
+        """One that is not."""
+        self.problems += 1
+        print(f"{name:<{_WIDTH}}WRONG: {one_line(text)}", flush=True)
+
+
+def check(options: argparse.Namespace, steps: Steps) -> int:
+    """Print the lines, and return the exit status."""
+    report = Report()
+    report.say("serves", options.target)
+    _say_settings(report, options)
+    _say_address(report, options, steps)
+    if options.audit not in (None, "-"):
+        _say_audit(report, options.audit)
+    try:
+        served = steps.served()
+    except ConfigurationError as failed:
+        report.wrong("server", failed)
+        served = ()
+    try:
+        asyncio.run(_reach_all(report, options, served))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if report.problems:
+        report.say("result", f"{report.problems} wrong: correct the lines above")
+        return USAGE_ERROR
+    report.say("result", "it can start")
+    return 0
+
+
+def _say_settings(report: Report, options: argparse.Namespace) -> None:
+    names = [each.variable for each in options.settings]
+    if options.config is not None:
+        report.say("servers of", options.config)
+    report.say("environment", ", ".join(names) or "sets no option")
+    if options.unknown_variables:
+        report.say("ignored", f"{', '.join(options.unknown_variables)}: sets no option")
+
+
+def _say_address(report: Report, options: argparse.Namespace, steps: Steps) -> None:
+    try:
+        listener = steps.listen()
+    except ConfigurationError as failed:
+        report.wrong("address", failed)
+        return
+    if listener is None:
+        report.say("address", "standard input and output")
+        return
+    with listener:
+        port = "any free port" if options.port == 0 else f"port {listener.getsockname()[1]}"
+    report.say("address", f"{options.host}, {port}: free")
+    on_loopback = options.host in ("127.0.0.1", "localhost", "::1")
+    any_host = "loopback names" if on_loopback else "any"
+    report.say("hosts", ", ".join(options.allowed_host) or any_host)
+    own = "pages of this machine" if on_loopback else "no check"
+    report.say("origins", ", ".join(options.allowed_origin) or own)
+
+
+def _say_audit(report: Report, path: str) -> None:
+    place = path if os.path.exists(path) else os.path.dirname(os.path.abspath(path))
+    if os.access(place, os.W_OK):
+        report.say("audit", path)
+    else:
+        report.wrong("audit", f"{place} cannot be written: look at its permissions")
+
+
+async def _reach_all(report: Report, options: argparse.Namespace, served: Sequence[Served]) -> None:
+    if served:
+        _say_limits(report, served[0].policy)
+    tries = [asyncio.create_task(_start(each)) for each in served]
+    try:
+        for each, trying in zip(served, tries, strict=True):
+            if len(served) > 1:
+                print()
+                report.say("path", each.path)
+            await _say_store(report, options, each)
+            _say_started(report, each, await trying)
+    finally:
+        for trying in tries:
+            trying.cancel()
+        await asyncio.gather(*tries, return_exceptions=True)
+
+
+def _say_limits(report: Report, policy: SessionPolicy) -> None:
+    connections = policy.max_connections or "as many as file descriptors allow"
+    report.say("limits", f"a session expires after {policy.idle_timeout:g} s without a request")
+    report.say("", f"events of a session for replay: {policy.max_events}")
+    report.say("", f"message of a client: {policy.max_message} bytes")
+    report.say("", f"answer of a command or URL: {policy.max_answer} bytes")
+    report.say("", f"connections: {connections}")
+
+
+async def _say_store(report: Report, options: argparse.Namespace, served: Served) -> None:
+    store = served.store
+    if options.workers is not None and store.remembers and store.exchange is None:
+        report.wrong("store", f"{served.store_name} cannot be shared: --workers needs redis://...")
+        return
+    try:
+        report.say("store", f"{served.store_name}: {await look(store, served.policy)}")
+    except SessionsError as failed:
+        report.wrong("store", failed)
+
+
+async def _start(served: Served) -> Mapping[str, Any] | UpstreamError | None:
+    """What a server outside of this process answers, or why it does not; None: it is not."""
+    if served.external is None:
+        return None
+    alone = Assembly(
+        served.external, store=MemoryStore(), policy=served.policy, security=None, clock=time.time
+    )
+    if alone.external is None:
+        raise AssertionError("it wraps one")
+    async with alone.external.lifespan():
+        try:
+            return await alone.external.try_once()
+        except UpstreamError as failed:
+            return failed
+
+
+def _say_started(
+    report: Report, served: Served, outcome: Mapping[str, Any] | UpstreamError | None
+) -> None:
+    server = served.external
+    if server is None:
+        report.say("server", "loaded")
+        return
+    name = server.name if isinstance(server, HTTPServer) else ""
+    if isinstance(server, StdioServer):
+        name = server.program
+    if isinstance(outcome, UpstreamError):
+        verb = "cannot be used" if isinstance(server, HTTPServer) else "does not start"
+        report.wrong("server", f"{name} {verb}: {why_not(outcome)}")
+        return
+    info = members_of((outcome or {}).get("serverInfo"))
+    said = " ".join(str(info[each]) for each in ("name", "version") if info.get(each))
+    report.say("server", f"{name} starts: it is {ascii(said)[1:-1] or 'without a name'}")
+    report.say(
+        "", f"one {server.kind} for each {_WHOSE[server.per]}, {server.max_children} at most"
+    )
+
+
+_WHOSE = {"session": "session", "principal": "principal", "shared": "server"}

@@ -1,0 +1,142 @@
+"""``mcp-sessions serve --check``: what a start would do and what is wrong with it."""
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sessions.cli import logs
+from mcp_sessions.cli.main import main
+from mcp_sessions.stores.sqlite import schema
+from tests.support.children import CHILD
+from tests.support.redis_server import redis_server, shared_redis
+from tests.support.serving import read_lines, serving
+
+COMMAND = ("--", sys.executable, "-S", CHILD)
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The command configures the logs of its process; this process is pytest's."""
+
+    def nothing(**_: object) -> None:
+        """Instead of it."""
+
+    monkeypatch.setattr(logs, "configure", nothing)
+    monkeypatch.chdir(tmp_path)
+
+
+def checked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, str]]:
+    """The exit status, and what stands behind each name; without one: behind ``''``."""
+    status = main(["serve", "--check", *arguments])
+    lines: dict[str, str] = {}
+    for line in capsys.readouterr().out.splitlines():
+        name, text = line[:12].rstrip(), line[12:]
+        lines[name] = f"{lines[name]}\n{text}" if name in lines else text
+    return status, lines
+
+
+def test_what_a_start_would_do_is_said_and_nothing_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_SESSIONS_IDLE_TIMEOUT", "77")
+    monkeypatch.setenv("MCP_SESSIONS_NOTHING", "1")
+    noted = tmp_path / "calls"
+    status, lines = checked(
+        capsys, "--port", "0", "--store", "sqlite:///a.db", "--env", f"CALLS={noted}", *COMMAND
+    )
+    assert (status, lines["result"]) == (0, "it can start")
+    assert lines["serves"] == sys.executable and "starts: it is child 1" in lines["server"]
+    assert lines["store"] == "sqlite:///a.db: a new file"
+    assert lines["address"] == "127.0.0.1, any free port: free"
+    assert lines["environment"] == "MCP_SESSIONS_IDLE_TIMEOUT"
+    assert lines["ignored"] == "MCP_SESSIONS_NOTHING: sets no option"
+    assert lines["limits"] == "a session expires after 77 s without a request"
+    assert lines["origins"] == "pages of this machine" and lines["hosts"] == "loopback names"
+    assert noted.read_text() == "started\n", "once"
+    assert list(tmp_path.iterdir()) == [noted]
+
+
+def test_one_problem_hides_no_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "a.db").write_text("something else, as long as the header of a file\n" * 9)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = ("--port", port, "--store", "sqlite:///a.db", "--audit", "/no/such/audit")
+        status, lines = checked(capsys, *given, *COMMAND, "dies", "key")
+    assert status == 2 and lines["result"].startswith("4 wrong")
+    assert "the port is in use" in lines["address"]
+    assert "a.db is not a SQLite file" in lines["store"]
+    assert "cannot be written" in lines["audit"]
+    assert "does not start: it ended with status 1: the key is missing" in lines["server"]
+    for name in ("address", "store", "audit", "server"):
+        assert lines[name].startswith("WRONG: ")
+
+
+def test_each_server_of_a_file_is_started_and_each_url_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good: dict[str, Any] = {"command": sys.executable, "args": ["-S", CHILD, "secret"]}
+    dies = {**good, "args": ["-S", CHILD, "dies", "key"]}
+    url = {"url": "http://127.0.0.1:1/mcp?key=secret"}
+    (tmp_path / "mcp.json").write_text(
+        json.dumps({"mcpServers": {"good": good, "dies": dies, "url": url}})
+    )
+    status, lines = checked(capsys, "--port", "0", "--config", "mcp.json")
+    assert (status, lines["result"][:7]) == (2, "2 wrong")
+    assert lines["path"] == "/good/mcp\n/dies/mcp\n/url/mcp"
+    first, second, third = lines["server"].splitlines()
+    assert "it is child 1" in first and "the key is missing" in second
+    assert "http://127.0.0.1:1/mcp cannot be used" in third and "connection refused" in third
+    assert "secret" not in str(lines)
+
+
+def test_a_file_that_is_served_from_is_in_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(tmp_path, "--lazy", "--store", "sqlite:///a.db", *COMMAND) as process:
+        read_lines(process, 5)
+        status, lines = checked(capsys, "--port", "0", "--store", "sqlite:///a.db", *COMMAND)
+        assert status == 2
+        assert lines["store"].startswith(f"WRONG: a.db is in use by process {process.pid}")
+
+
+def test_a_file_of_an_older_version_is_not_migrated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.db"
+    connection = schema.open_file(file, "normal")
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    before = file.read_bytes()
+    status, lines = checked(capsys, "--port", "0", "--store", "sqlite:///a.db", *COMMAND)
+    assert status == 0 and "a start migrates it from version 1" in lines["store"]
+    assert file.read_bytes() == before
+
+
+@pytest.mark.redis
+def test_a_redis_is_reached_and_asked_whether_it_takes_writes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = shared_redis().url
+    status, lines = checked(capsys, "--port", "0", "--store", url, *COMMAND)
+    assert (status, lines["store"]) == (0, f"{url}: reached, and takes writes")
+    with redis_server() as other:
+        other.ask("CONFIG SET requirepass right")
+        wrong = other.url.replace("redis://", "redis://:wrong@")
+        status, lines = checked(capsys, "--port", "0", "--store", wrong, *COMMAND)
+    assert status == 2 and lines["store"].startswith("WRONG: ") and "wrong@" not in lines["store"]
+
+
+def test_a_python_server_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.py").write_text(
+        "from mcp.server import MCPServer\nmcp = MCPServer('notes')\n"
+    )
+    status, lines = checked(capsys, "--port", "0", "notes.py")
+    assert (status, lines["server"]) == (0, "loaded")
+    status, lines = checked(capsys, "--port", "0", "--workers", "2", "notes.py")
+    assert status == 2 and "--workers needs redis://" in lines["store"]
+    status, lines = checked(capsys, "--port", "0", "none.py")
+    assert status == 2 and lines["server"] == "WRONG: no such file: none.py"
