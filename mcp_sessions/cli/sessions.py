@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mcp_sessions.cli import arguments as types
+from mcp_sessions.core.messages import members_of
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, digest
@@ -38,6 +39,9 @@ _DASHED_ID = re.compile(r"-[A-Za-z0-9_-]{42}")
 """A whole id, as one in sixty-four is."""
 
 _KINDS = ("websocket", "stdio", "listen")
+_NAME = 40
+"""Characters of a client's name and version in the table."""
+
 NOWHERE = "none"
 """Instead of a transport: nobody hears the session's events."""
 
@@ -156,6 +160,18 @@ def _who(principal: Principal) -> str:
     return principal.subject or principal.client_id or principal.issuer or "anonymous"
 
 
+def _client(record: SessionRecord) -> Any:
+    """What the client that made it says of itself; None: nothing."""
+    peer = record.peer
+    return (peer.initialize_params or {}).get("clientInfo") if peer is not None else None
+
+
+def _client_name(record: SessionRecord) -> str:
+    info = members_of(_client(record))
+    named = " ".join(str(info[each]) for each in ("name", "version") if info.get(each))
+    return named[:_NAME] or "-"
+
+
 def _row(record: SessionRecord, view: View) -> dict[str, Any]:
     named = {"id": record.session_id} if view.options.ids else {}
     idle = _idle(record, view)
@@ -164,6 +180,7 @@ def _row(record: SessionRecord, view: View) -> dict[str, Any]:
         **named,
         "mode": record.mode.value,
         "transport": _transport(record, view),
+        "client": _client(record),
         "principal": {
             "clientId": record.principal.client_id,
             "issuer": record.principal.issuer,
@@ -178,7 +195,6 @@ def _row(record: SessionRecord, view: View) -> dict[str, Any]:
 
 def _details(record: SessionRecord, view: View) -> dict[str, Any]:
     peer = record.peer
-    client: Any = (peer.initialize_params or {}).get("clientInfo") if peer is not None else None
     current = record.current
     return {
         **_row(record, view),
@@ -186,7 +202,6 @@ def _details(record: SessionRecord, view: View) -> dict[str, Any]:
         "createdAt": _moment(record.created_at),
         "endsAt": _moment(record.ends_at),
         "protocolVersion": peer.protocol_version if peer is not None else None,
-        "client": client,
         "attachments": record.fencing_epoch,
         "current": _name(current.session_id, view) if current is not None else None,
         "carries": sorted(_name(each, view) for each in record.carried),
@@ -211,12 +226,13 @@ def _print_list(chosen: Sequence[SessionRecord], view: View) -> None:
     if view.options.format == "json":
         print(_json(rows))
         return
-    heads = ["SESSION", "MODE", "TRANSPORT", "PRINCIPAL", "AGE", "IDLE", "EXPIRES"]
+    heads = ["SESSION", "MODE", "TRANSPORT", "CLIENT", "PRINCIPAL", "AGE", "IDLE", "EXPIRES"]
     lines = [
         [
             str(row.get("id") or row["digest"]),
             row["mode"],
             row["transport"],
+            ascii(_client_name(record))[1:-1],
             # Names come from elsewhere: no control character of theirs reaches a terminal.
             ascii(_who(record.principal))[1:-1],
             _duration(row["age"]),

@@ -34,6 +34,12 @@ def described(params: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: params[name] for name in MEMBERS if name in params} if params else {}
 
 
+def of_envelope(capabilities: object, info: object) -> dict[str, Any]:
+    """What a request of the modern era says of its client, under the names of a handshake."""
+    client = {"capabilities": capabilities}
+    return {**client, "clientInfo": info} if isinstance(info, dict) else client
+
+
 def outlined(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What a protocol-mode session keeps of the client that made it: what that can be asked, and
     its name for people. Whoever uses the session later comes with a description of its own.

@@ -82,8 +82,20 @@ async def test_sessions_are_listed_by_digest_and_told_apart(
     assert await run(path, "list") == 0
     table, counted = capsys.readouterr()
     lines = [line.split() for line in table.splitlines()]
-    assert lines[0] == ["SESSION", "MODE", "TRANSPORT", "PRINCIPAL", "AGE", "IDLE", "EXPIRES"]
-    rows = {line[0]: line[1:6] for line in lines[1:]}
+    assert lines[0] == [
+        "SESSION",
+        "MODE",
+        "TRANSPORT",
+        "CLIENT",
+        "PRINCIPAL",
+        "AGE",
+        "IDLE",
+        "EXPIRES",
+    ]
+    # A name and a version are two words.
+    shown = [line[:3] + line[5:] if "stock" in line else line[:3] + line[4:] for line in lines]
+    assert all("stock 1" in line for line in table.splitlines() if "alice" in line)
+    rows = {line[0]: line[1:6] for line in shown[1:]}
     names = {name: digest(record.session_id) for name, record in made.items()}
     assert list(rows) == [names[each] for each in ("http", "on http", "waiting", "nobody's")]
     assert rows[names["http"]][:3] == ["transport", "http", "alice"]

@@ -439,6 +439,16 @@ async def test_an_operator_lists_and_ends_sessions() -> None:
         assert (await older.send("ping").reply.done()).status == 404
 
 
+async def test_a_session_keeps_the_name_and_version_of_the_client_that_made_it() -> None:
+    """For an operator's list. More than that nobody reads, and a client may write much."""
+    async with modern() as (w, client):
+        for made in (await client.start(), await client.create()):
+            record = await w.layer.store.load(made["sessionId"], now=w.clock.now)
+            assert record is not None and record.peer is not None and record.peer.modern
+            info = (record.peer.initialize_params or {}).get("clientInfo")
+            assert info == {"name": "raw", "version": "1"}
+
+
 # --- limits --------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+from mcp_sessions.core.client_description import of_envelope
 from mcp_sessions.core.listening import LISTEN, Filter, acknowledgement
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.message import Message, read
@@ -436,8 +437,8 @@ class DuplexConnection:
         except LimitReached as refused:
             await channel.answer(error_message(request.id, wire_error(refused)))
             return
-        capabilities = {"capabilities": route.client_capabilities}
-        peer = Peer(route.protocol_version, capabilities, modern=True)
+        client = of_envelope(route.client_capabilities, route.client_info)
+        peer = Peer(route.protocol_version, client, modern=True)
         if self.client.peer.initialize_params is None and request.method != DISCOVER:
             # Who asks which versions there are may go on with a handshake (WSS10), above all if
             # that was refused.

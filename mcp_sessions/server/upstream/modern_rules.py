@@ -33,6 +33,11 @@ class Route(Protocol):
         """What its client declared, as it was sent."""
         ...
 
+    @property
+    def client_info(self) -> Any:
+        """Its client's name and version, as they were sent."""
+        ...
+
 
 class ModernRules(Protocol):
     """What a POST must be like, and how its answer is written."""

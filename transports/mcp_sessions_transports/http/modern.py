@@ -13,6 +13,7 @@ from typing import cast
 from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
+from mcp_sessions.core.client_description import of_envelope
 from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (
@@ -100,9 +101,8 @@ class ModernHttp:
                 error = error_message(request.id, wire_error(refused))
                 await send_json(send, error)
                 return
-            peer = Peer(
-                route.protocol_version, {"capabilities": route.client_capabilities}, modern=True
-            )
+            client = of_envelope(route.client_capabilities, route.client_info)
+            peer = Peer(route.protocol_version, client, modern=True)
             inbound = self._inbound(call, peer, http_request, route)
             await self._serve(request, inbound, call)
 
