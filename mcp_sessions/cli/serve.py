@@ -105,14 +105,10 @@ def _check(options: argparse.Namespace) -> int:
             layer, store = _layer(options)
             own = external_server(options)
             return [Served(options.path, layer.store, store, layer.policy, own)]
-        from mcp_sessions.cli.serve_config import externals_of, layers_of
+        from mcp_sessions.cli.serve_config import served_of
 
         named = options.store or DEFAULT_STORE
-        layers = layers_of(options, named, _policy(options), _conversations(options))
-        return [
-            Served(path, layers[path].store, redacted(named), layers[path].policy, server)
-            for path, server in externals_of(options).items()
-        ]
+        return served_of(options, named, redacted(named), _policy(options), _conversations(options))
 
     return check(options, Steps(listen, served))
 

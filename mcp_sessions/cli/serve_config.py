@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.cli.arguments import INTERRUPTED
+from mcp_sessions.cli.check import Served
 from mcp_sessions.cli.config_file import servers_of
 from mcp_sessions.cli.external import given_options
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.open_connections import connection_limits
@@ -63,14 +63,24 @@ def layers_of(
     return layers
 
 
-def externals_of(options: argparse.Namespace) -> dict[str, ExternalServer]:
-    """Each server of the file, by its path.
+def served_of(
+    options: argparse.Namespace,
+    store: str,
+    store_name: str,
+    policy: SessionPolicy,
+    conversations: Conversations | None,
+) -> list[Served]:
+    """Each server of the file, to be checked; arguments and errors are those of :func:`layers_of`.
 
-    Raises:
-        ConfigurationError: One cannot be served.
+    Args:
+        store_name: The URL of the store without its password.
     """
+    layers = layers_of(options, store, policy, conversations)
     servers = servers_of(options.config, given_options(options))
-    return {f"/{name}{options.path}": server for name, server in servers.items()}
+    return [
+        Served(path, layer.store, store_name.replace(SERVER, name), layer.policy, server)
+        for (name, server), (path, layer) in zip(servers.items(), layers.items(), strict=True)
+    ]
 
 
 def paths_of(options: argparse.Namespace) -> list[str]:
@@ -79,7 +89,7 @@ def paths_of(options: argparse.Namespace) -> list[str]:
     Raises:
         ConfigurationError: One cannot be served.
     """
-    return list(externals_of(options))
+    return [f"/{name}{options.path}" for name in servers_of(options.config, given_options(options))]
 
 
 def serve_all(

@@ -117,7 +117,9 @@ def look_at(path: Path) -> str:
         return "a new file"
     if not os.access(place, os.W_OK):
         raise ConfigurationError(f"{path} cannot be written: look at its permissions")
-    version = schema.version_of(place)
+    connection = schema.open_beside(place, any_version=True)
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.close()
     lock = FileLock(place.with_name(place.name + "-lock"))
     if lock.path.exists():
         try:

@@ -177,49 +177,33 @@ def open_file(path: Path, durability: Durability) -> sqlite3.Connection:
     return connection
 
 
-def open_beside(path: Path) -> sqlite3.Connection:
+def open_beside(path: Path, *, any_version: bool = False) -> sqlite3.Connection:
     """A connection for who does not hold the lock: the file has to be there, and of this
-    version.
+    version, or of an older one if ``any_version``.
 
     Raises:
         ConfigurationError: It is not.
         StoreUnavailable: Another program has it locked.
     """
-    connection, found = _looked_into(path)
-    if found != VERSION:
-        connection.close()
-        raise ConfigurationError(
-            f"{path} is of schema version {found}, not {VERSION}: "
-            "it is migrated when a server of this version opens it"
-        )
-    return connection
-
-
-def version_of(path: Path) -> int:
-    """The version of a file; 0: it is new.
-
-    Raises:
-        ConfigurationError: It is none of ours, or newer than we are.
-        StoreUnavailable: Another program has it locked.
-    """
-    connection, found = _looked_into(path)
-    connection.close()
-    return found
-
-
-def _looked_into(path: Path) -> tuple[sqlite3.Connection, int]:
     if not path.is_file():
         check_no_directory(path)
         raise ConfigurationError(f"no such file: {path}")
     try:
         connection = _connect(path)
         try:
-            return connection, _check_kind(connection, path)
+            found = _check_kind(connection, path)
         except BaseException:
             connection.close()
             raise
     except sqlite3.Error as failed:
         raise opening_failed(path, failed) from failed
+    if found != VERSION and not any_version:
+        connection.close()
+        raise ConfigurationError(
+            f"{path} is of schema version {found}, not {VERSION}: "
+            "it is migrated when a server of this version opens it"
+        )
+    return connection
 
 
 def open_again(path: Path, durability: Durability) -> sqlite3.Connection:
