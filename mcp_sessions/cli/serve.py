@@ -196,7 +196,7 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         if not keys:
             logging.getLogger(__name__).warning(
                 "sessions outlive these processes, but the keys that seal their state do not: "
-                "set MCP_SESSIONS_KEYS"
+                "set MCP_SESSIONS_KEYS to what `mcp-sessions keygen` prints"
             )
 
     async def run() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from urllib.parse import urlsplit, urlunsplit
 
@@ -62,7 +63,9 @@ def parsed(
     if has_scheme(target) and not is_url(target):
         raise ConfigurationError(wrong_address(target, HTTP))
     if more:
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        near = nearest(parser, more[0])
+        hint = f"; did you mean {near}?" if near is not None else ""
+        parser.error(f"unrecognized arguments: {' '.join(more)}{hint}")
     if options.config is not None:
         if options.target is not None or command:
             parser.error("either --config or one server is served, not both")
@@ -82,6 +85,12 @@ def parsed(
     with variables_named(settings):
         _check(options)
     return options
+
+
+def nearest(parser: types.OneLineParser, text: str) -> str | None:
+    """The option that was probably meant; None: none is like it."""
+    known = [option for action in parser.shown_options() for option in action.option_strings]
+    return next(iter(get_close_matches(text.partition("=")[0], known, 1, 0.75)), None)
 
 
 def is_url(target: str) -> bool:

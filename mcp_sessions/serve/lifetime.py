@@ -97,7 +97,7 @@ class Lifetime:
         if self._security.is_ephemeral and self._store.survives_process:
             logger.warning(
                 "sessions outlive this process, but the keys that seal their state do not: "
-                "set MCP_SESSIONS_KEYS"
+                "set MCP_SESSIONS_KEYS to what `mcp-sessions keygen` prints"
             )
         is_lasting = self._store.remembers and self._store.survives_process
         if (self._bus.is_shared or is_lasting) and self._upstream.keeps_state_in_memory:

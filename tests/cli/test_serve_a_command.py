@@ -167,6 +167,22 @@ def test_options_that_make_no_sense_are_one_line(
 
 
 @pytest.mark.parametrize("more", [[], ["-y", "server-everything"], ["server.js"]])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--stroe", "x", "app.py"], "arguments: --stroe app.py; did you mean --store? (see"),
+        (["app.py", "--prot=1"], "arguments: --prot=1; did you mean --port? (see"),
+        (["app.py", "--unlike"], "arguments: --unlike (see"),
+    ],
+)
+def test_a_mistyped_option_is_answered_with_the_one_that_was_meant(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *arguments])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
 def test_who_forgets_what_stands_before_a_command_is_told(
     more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

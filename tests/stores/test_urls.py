@@ -67,6 +67,8 @@ async def test_where_nobody_answers_and_why_is_named() -> None:
             await store.close()
 
             assert f"Redis at {place} is away: {reason}" in str(away.value)
+            is_refused = reason.startswith("ConnectionRefused")
+            assert is_refused == ("start it, or correct the URL" in str(away.value))
             assert SECRET not in str(away.value)
 
 

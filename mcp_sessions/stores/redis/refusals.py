@@ -117,6 +117,8 @@ def unavailable(
         if isinstance(cause, OSError) and cause.strerror:
             # Of several addresses asyncio tells all, each with its error.
             reason = f"{type(cause).__name__}: {cause.strerror}"
+            if isinstance(cause, ConnectionRefusedError):
+                reason += ". Nothing listens there: start it, or correct the URL"
             break
         cause = cause.__cause__ or cause.__context__
     else:
