@@ -64,8 +64,10 @@ class WatchedChannel:
 
     def over(self) -> None:
         """What was to follow the answer follows now, once, whether there was an answer or none."""
-        follows, self._next = self._next, _nobody
-        follows()
+        follows = self._next
+        if follows is not _nobody:
+            self._next = _nobody
+            follows()
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)

@@ -107,10 +107,8 @@ def arriving(request: Message, inbound: Inbound, *, is_ours: bool = False) -> Ca
     """
     if is_ours:
         return Call(request, inbound)
-    connection, named = inbound.connection, request.session
-    whose = load_of(
-        connection.id if connection is not None else None,
-        named if not isinstance(named, NotNamed) else None,
-        inbound.principal,
-    )
-    return Call(request, inbound, whose)
+    if inbound.connection is not None:
+        return Call(request, inbound, inbound.connection.id)
+    named = request.session
+    session_id = named if not isinstance(named, NotNamed) else None
+    return Call(request, inbound, load_of(None, session_id, inbound.principal))

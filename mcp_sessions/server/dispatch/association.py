@@ -107,8 +107,12 @@ class Associations:
                 SessionRequiredByServer
             UnknownHandle: See :meth:`BoundSessions.of`.
         """
-        key = message.keyed() if is_request and keyed else None
-        named = message.named()
+        if message.is_misnamed or message.is_miskeyed:
+            if is_request and keyed:
+                message.keyed()
+            message.named()
+        key = message.key if is_request and keyed else None
+        named = message.session
         request = message if is_request else None
         connection = inbound.connection
         if not isinstance(named, NotNamed):

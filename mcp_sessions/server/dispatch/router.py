@@ -186,7 +186,9 @@ class Router:
         is_ours = request.method in SESSION_METHODS
         try:
             # ASC20: a malformed key is refused before anything else.
-            key = None if is_ours else request.keyed()
+            key = request.key
+            if request.is_miskeyed and not is_ours:
+                request.keyed()
             call = arriving(request, inbound, is_ours=is_ours)
             self._runner.calls.open(call, is_ours=is_ours)
             try:

@@ -235,11 +235,13 @@ class RunningRequest:
         if self.done:
             return
         self.done = True
+        keeps = self._outcomes.keeps(self)
         self._at_work.handled(self)
         if self._asked:
             self._fail_open_questions(INTERNAL_ERROR, "the request that asked is over")
         try:
-            await self._outcomes.keep(self, outcome)
+            if keeps:
+                await self._outcomes.keep(self, outcome)
         except StoreUnavailable as failed:
             # The handler ran: whoever still listens gets the answer.
             logger.warning("the end of %s moved no deadline: %s", self.request.method, failed)
@@ -251,7 +253,9 @@ class RunningRequest:
         for waiter in self.waiters:
             message, code = self._outcomes.answer(self, waiter, outcome)
             try:
-                await waiter.inbound.answer(message, code=code, away=outcome.away)
+                inbound = waiter.inbound
+                answer = inbound.answer if inbound.audit is not None else inbound.channel.answer
+                await answer(message, code=code, away=outcome.away)
             except StoreUnavailable as failed:
                 # It was told; what the store keeps of its stream is looked after there. The
                 # other senders are owed the answer all the same (KEY5).
@@ -438,6 +442,15 @@ class Outcomes:
     _owed: Owed
     _stamp: Stamp
 
+    def keeps(self, running: RunningRequest) -> bool:
+        """Whether the store is told of a request that ends now: most have no key and are short."""
+        return running.key is not None or self._is_long(running, self.clock())
+
+    def _is_long(self, running: RunningRequest, now: float) -> bool:
+        # Idle time counts from the end of the last request (SES14). Admission moved
+        # the deadline already; a store is written again only if that was a while ago.
+        return now - running.started_at > self.policy.idle_timeout / 100
+
     async def keep(self, running: RunningRequest, outcome: Outcome) -> None:
         """Store what becomes of the request's key, and move its sessions' deadlines.
 
@@ -453,9 +466,7 @@ class Outcomes:
                 kept, size = None, 0
             finish = partial(self._store.finish_request, session_id, running.key, kept, now=now)
             await self._owed.settle({("finish", session_id, running.key): finish}, size=size)
-        # Idle time counts from the end of the last request (SES14). Admission moved
-        # the deadline already; a store is written again only if that was a while ago.
-        if now - running.started_at > self.policy.idle_timeout / 100:
+        if self._is_long(running, now):
             await self._store.touch(running.sessions, now=now)
 
     def answer(

@@ -210,7 +210,18 @@ class StreamableHttp:
             return
         principal = self._principal_of(scope)
         watch = partial(self._credentials.over, scope, principal)
-        call = HttpCall(scope, receive, send, headers, principal, watch, arrived or _late)
+        header = headers.get(b"mcp-session-id")
+        call = HttpCall(
+            scope,
+            receive,
+            send,
+            headers,
+            principal,
+            watch,
+            arrived or _late,
+            session_header=header.decode("latin-1") if header is not None else None,
+            resumes_stream=b"last-event-id" in headers,
+        )
         try:
             if is_modern:
                 await self._modern.serve(call)

@@ -183,11 +183,12 @@ class HandshakeHttp:
         peer = connection.peer if connection is not None else Peer(version.decode("latin-1"))
         # SEC11. As this very message was admitted: by whom its connection was made.
         needed = record.principal.scopes if record is not None else principal.scopes
+        loop = self._loop
         channel = PostChannel(
             0 if isinstance(message, Answer) or message.is_notification else message.id,
             http_transport(connection).responses if connection is not None else None,
             self._served.policy,
-            self._loop,
+            loop,
             post.prefers_stream,
             self._served.bus.process,
             # Most need no others, and the empty set is one.

@@ -60,16 +60,11 @@ class HttpCall:
     """Says that the server need not wait for it any more before it stops: it runs, or was
     answered."""
 
-    @property
-    def session_header(self) -> str | None:
-        """Its ``Mcp-Session-Id``."""
-        header = self.headers.get(b"mcp-session-id")
-        return header.decode("latin-1") if header is not None else None
+    session_header: str | None
+    """Its ``Mcp-Session-Id``."""
 
-    @property
-    def resumes_stream(self) -> bool:
-        """Whether it has a ``Last-Event-ID``."""
-        return b"last-event-id" in self.headers
+    resumes_stream: bool
+    """Whether it has a ``Last-Event-ID``."""
 
 
 class Post(NamedTuple):

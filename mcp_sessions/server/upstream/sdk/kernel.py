@@ -351,7 +351,7 @@ class SdkPeer:
         CALL.set(call)
         try:
             self._runner = runner = self._runner_of(self._connection, params, self._runner)
-            result = await runner.on_request(CallContext(call), method, params)
+            result = await runner.on_request(CallContext(call, call.request_id), method, params)
             if method in methods.SPEC_CLIENT_METHODS:
                 if call.store_failure is None or method != "tools/call":
                     return result
@@ -375,7 +375,7 @@ class SdkPeer:
         """See :class:`UpstreamPeer`."""
         CALL.set(call)
         self._runner = runner = self._runner_of(self._connection, params, self._runner)
-        await runner.on_notify(CallContext(call), method, params)
+        await runner.on_notify(CallContext(call, call.request_id), method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:
         """See :class:`NewPeer`."""

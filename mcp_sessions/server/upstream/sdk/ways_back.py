@@ -21,6 +21,9 @@ class CallContext:
     """The SDK's ``DispatchContext`` over a :class:`Call`."""
 
     _call: Call
+    request_id: str | int | None
+    """Its id; None: a notification."""
+
     _cancel_requested: anyio.Event | None = None
 
     @property
@@ -37,11 +40,6 @@ class CallContext:
     def can_send_request(self) -> bool:
         """Whether its client can be asked something."""
         return self._call.can_send_request
-
-    @property
-    def request_id(self) -> str | int | None:
-        """Its id; None: a notification."""
-        return self._call.request_id
 
     @property
     def message_metadata(self) -> ServerMessageMetadata:
