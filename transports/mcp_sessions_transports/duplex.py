@@ -52,7 +52,7 @@ from mcp_sessions.server.connection import (
 )
 from mcp_sessions.server.dispatch.modern_limits import check_modern
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
-from mcp_sessions.server.requests.running import store_error
+from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.subscriptions import DISCOVER
 from mcp_sessions.stores.records import Attached, Peer, SessionRecord

@@ -36,6 +36,9 @@ from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.audit import Audit
 from mcp_sessions.server.calls.call import Call, arriving
+from mcp_sessions.server.calls.stages.handles import Handles
+from mcp_sessions.server.calls.stages.stage import Stage
+from mcp_sessions.server.calls.stages.visibility import Concealing
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
 from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
@@ -51,10 +54,9 @@ from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest
-from mcp_sessions.server.upstream.handle_argument import HandleArgument, WithHandles
+from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream, UpstreamError
-from mcp_sessions.server.upstream.visible import Visible
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.limits import check_peer
 from mcp_sessions.stores.records import Peer, SessionRecord
@@ -372,18 +374,19 @@ class Router:
             await _refuse_at_the_end(request, inbound)
             return
         peer = self._peers.serving(request, inbound, record)
+        # What is hidden comes first: it is in no list, also if it takes a handle.
+        stages: list[Stage] = [] if is_plain else [Concealing(sees)]
         if argument is not None:
             tool = argument.tool_of(request)
             taken = tool if argument.takes(tool) and not put else None
-            peer = WithHandles(peer, argument, taken, association.started)
-        if not is_plain:
-            peer = Visible(peer, sees)
+            stages.append(Handles(argument, taken, association.started))
         running = self._runner.call(
             waiter,
             record,
             partial(self._peers.standalone, inbound, record),
             key=key,
             handle=handle,
+            stages=stages,
             bound_session=association.bound.session_id if association.bound is not None else None,
             restored=partial(restored, put=put) if put else None,
         )

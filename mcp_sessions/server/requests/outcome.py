@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
-from mcp_sessions.core.messages import error_outcome, result_outcome
-from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.core.messages import error_body, error_outcome, result_outcome
+from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -35,3 +35,8 @@ class Outcome(NamedTuple):
         except NOT_JSON:
             logger.exception("the outcome of %s cannot be kept", method)
             return None
+
+
+def store_error(failed: StoreUnavailable) -> dict[str, Any]:
+    """The error of an answer where a store that fails has no status of its own (HTP5)."""
+    return error_body(INTERNAL_ERROR, f"{failed.told}: ask again later")

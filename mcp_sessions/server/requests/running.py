@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.calls.call import Call
+from mcp_sessions.server.calls.stages.stage import Stage
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.questions import (
     PendingQuestion,
@@ -34,7 +35,7 @@ from mcp_sessions.server.delivery.questions import (
 )
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
-from mcp_sessions.server.requests.outcome import NOT_JSON, Outcome
+from mcp_sessions.server.requests.outcome import NOT_JSON, Outcome, store_error
 from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.upstream import port
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
@@ -42,11 +43,6 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
-
-
-def store_error(failed: StoreUnavailable) -> dict[str, Any]:
-    """The error of an answer where a store that fails has no status of its own (HTP5)."""
-    return error_body(INTERNAL_ERROR, f"{failed.told}: ask again later")
 
 
 _MOST_OWED = 16_777_216
@@ -81,6 +77,7 @@ class RunningRequest:
         outcomes: Keeps what became of it.
         questions: Those of this process to its clients.
         standalone: Makes the way to its client that is left when it was answered.
+        stages: What features change before the handler, and of its answer.
         bound_session: That of its conversation, of which its client knows nothing.
         restored: Puts the names that its client uses into what its handler sends it; None:
             those are the handler's.
@@ -94,6 +91,7 @@ class RunningRequest:
     _standalone: Callable[[], Outbound]
     key: RequestKey | None = None
     handle: SessionHandle | None = None
+    stages: Sequence[Stage] = ()
     bound_session: SessionId | None = None
     is_notification: InitVar[bool] = False
     restored: Callable[[Any], Any] | None = None
@@ -189,9 +187,17 @@ class RunningRequest:
                 # Cancelled before it began.
                 return
             # A handler is not told the credential by which its client names the session.
-            result = await peer.request(self, request.method, request.forwarded)
+            method, params = request.method, request.forwarded
+            for stage in self.stages:
+                params = stage.before(method, params)
+            answered = await peer.request(self, method, params)
+            for stage in reversed(self.stages):
+                answered = stage.after(method, answered)
+            result = answered
         except UpstreamError as failed:
             error = failed.error
+            for stage in reversed(self.stages):
+                error = stage.failed(error)
             if isinstance(failed, port.StoreFailedHandler):
                 logger.error("the session store failed %s: %s", request.method, failed.failed)
                 error = error if self.key is None else wire_error(OutcomeUnknown())

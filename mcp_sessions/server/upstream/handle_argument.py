@@ -13,12 +13,10 @@ from mcp_sessions.core.handles import (
     handle_in,
     is_extensible,
     with_handle,
-    without_handle,
 )
 from mcp_sessions.core.message import Message
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.server.upstream.port import Call, UpstreamPeer
-from mcp_sessions.server.upstream.subscriptions import Around
 
 logger = logging.getLogger(__name__)
 
@@ -135,31 +133,3 @@ class HandleArgument:
         structured = self._tells.get(tool, False)
         said = with_handle(result, self.name, handle, self.tools, is_structured=structured)
         return carrying(said, handle)
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class WithHandles(Around):
-    """The wrapped server's tools, some of which take a handle.
-
-    Args:
-        tool: The one that is called, if it takes one.
-        started: The handle of the session that the call started.
-    """
-
-    _argument: HandleArgument
-    _tool: str | None
-    _started: str | None
-
-    async def request(
-        self, call: Call, method: str, params: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        """See :class:`UpstreamPeer`."""
-        if method == LIST:
-            return self._argument.listed(await self._peer.request(call, method, params))
-        if self._tool is None:
-            return await self._peer.request(call, method, params)
-        seen = without_handle(params, self._argument.name)
-        result = await self._peer.request(call, method, seen)
-        if self._started is None:
-            return result
-        return self._argument.told(self._tool, result, self._started)
