@@ -117,7 +117,11 @@ def messages_of(line: bytes) -> Iterator[Message | Unreadable]:
     try:
         value: object = _decoded(line)
     except ValueError:
-        yield from _each_of(line)
+        if b"{" in line:
+            yield from _each_of(line)
+        else:
+            # As most of what a program prints: quickly.
+            yield Unreadable(NO_JSON, None, False, False)
         return
     deep = is_deep(line, value)
     for said in _elements(value):
