@@ -166,7 +166,6 @@ def test_options_that_make_no_sense_are_one_line(
     assert said in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("more", [[], ["-y", "server-everything"], ["server.js"]])
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -183,6 +182,7 @@ def test_a_mistyped_option_is_answered_with_the_one_that_was_meant(
     assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", [[], ["-y", "server-everything"], ["server.js"]])
 def test_who_forgets_what_stands_before_a_command_is_told(
     more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
