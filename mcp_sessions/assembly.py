@@ -40,6 +40,7 @@ from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.capabilities import advertise
 from mcp_sessions.server.dispatch.conversations import BoundSessions
+from mcp_sessions.server.dispatch.history import History
 from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
@@ -181,6 +182,7 @@ class Assembly:
         )
         outcomes = Outcomes(store, policy, clock, owed, sealed.stamp)
         self.runner = runner = RequestRunner(outcomes, questions, policy, process=bus.process)
+        audit = Audit(security, bus.process)
         self.lifecycle = lifecycle = Lifecycle(
             store,
             connections,
@@ -189,6 +191,7 @@ class Assembly:
             sealed,
             bus,
             owed,
+            History(store, audit, policy, clock),
             policy,
             clock,
             upstream.session_over,
@@ -251,7 +254,7 @@ class Assembly:
             add_capabilities,
             clock,
             bus,
-            Audit(security, bus.process),
+            audit,
             visibility,
         )
         self.listening = Listening(

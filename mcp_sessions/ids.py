@@ -96,12 +96,15 @@ def process_of(name: str) -> str | None:
     return match[1] if match is not None else None
 
 
+DIGEST_LENGTH = 12
+
+
 def digest(session_id: str) -> str:
     """Twelve hexadecimal digits that name a session in logs and metrics.
 
     The digest is not the credential: it cannot be used to resume (SEC2).
     """
-    return name_for_handlers(session_id)[:12]
+    return name_for_handlers(session_id)[:DIGEST_LENGTH]
 
 
 def name_for_handlers(session_id: str) -> str:

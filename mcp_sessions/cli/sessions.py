@@ -5,6 +5,8 @@ what is printed is its digest, the twelve digits under which it stands in the lo
 few digits of that are enough to name it. ``--ids`` prints whole ids.
 
 What the application keeps (``state``, ``data``) and what was said is printed by nothing here.
+
+A session that ended is shown too, for a time: when, and why.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mcp_sessions.cli import arguments as types
+from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR, SessionEnd, duration
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError
@@ -29,11 +32,13 @@ from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.dispatch.ending import ended_beside
-from mcp_sessions.stores.operator import open_beside
+from mcp_sessions.stores.operator import Beside, open_beside
 from mcp_sessions.stores.records import SessionRecord
 
 _DIGITS = re.compile(r"[0-9a-f]{4,12}")
 """What names a session: so much of its digest."""
+
+_ID = re.compile(r"[!-~]{16,}")
 
 _DASHED_ID = re.compile(r"-[A-Za-z0-9_-]{42}")
 """A whole id, as one in sixty-four is."""
@@ -79,11 +84,17 @@ async def _run(options: argparse.Namespace) -> int:
         live = [each for each in await beside.all_sessions() if each.expires_at > now]
         view = View(options, frozenset(each.session_id for each in live), now)
         match options.what:
+            case "list" if options.ended:
+                _print_ends(await beside.ends(), view)
             case "list":
                 chosen = [each for each in live if _is_wanted(each, view)]
                 _print_list(chosen, view)
             case "show":
-                print(_json(_details(_named(options.session, live), view)))
+                record = _found(options.session, live)
+                if record is None:
+                    await _show_end(options.session, beside)
+                else:
+                    print(_json(_details(record, view)))
             case "end":
                 for record in [_named(name, live) for name in options.sessions]:
                     was_there = await beside.end(record.session_id)
@@ -102,20 +113,61 @@ def _named(name: str, live: Sequence[SessionRecord]) -> SessionRecord:
     Raises:
         ConfigurationError: None does, or more than one.
     """
-    for record in live:
-        if record.session_id == name:
-            return record
-    if not _DIGITS.fullmatch(name):
+    record = _found(name, live)
+    if record is None and not _DIGITS.fullmatch(name):
         # Not repeated: it may be the id of a session that is over.
         raise ConfigurationError(
             "no such session: name it by 4 to 12 digits of its digest, or by its whole id"
         )
-    found = [record for record in live if digest(record.session_id).startswith(name)]
-    if not found:
+    if record is None:
         raise ConfigurationError(f"no session {name}")
+    return record
+
+
+def _found(name: str, live: Sequence[SessionRecord]) -> SessionRecord | None:
+    """The same; None: none does.
+
+    Raises:
+        ConfigurationError: More than one does.
+    """
+    for record in live:
+        if record.session_id == name:
+            return record
+    if not _DIGITS.fullmatch(name):
+        return None
+    found = [record for record in live if digest(record.session_id).startswith(name)]
     if len(found) > 1:
         raise ConfigurationError(f"{len(found)} sessions begin with {name}: give more digits")
-    return found[0]
+    return found[0] if found else None
+
+
+async def _show_end(name: str, beside: Beside) -> None:
+    """Print how a session ended that is not there.
+
+    Raises:
+        ConfigurationError: That is not known.
+    """
+    named = name if _DIGITS.fullmatch(name) else digest(SessionId(name))
+    found = {end.session: end for end in await beside.ends() if end.session.startswith(named)}
+    if len(found) > 1:
+        raise ConfigurationError(f"{len(found)} sessions begin with {named}: give more digits")
+    for end in found.values():
+        print(_json(_end_row(end)))
+        return
+    if not _DIGITS.fullmatch(name) and not _ID.fullmatch(name):
+        raise ConfigurationError(
+            "no such session: name it by 4 to 12 digits of its digest, or by its whole id"
+        )
+    raise ConfigurationError(f"no session {named}: {await _why_unknown(beside)}")
+
+
+async def _why_unknown(beside: Beside) -> str:
+    days = round(REMEMBERED_FOR / 86_400)
+    kept = f"no such session is there, and no end of one is remembered ({MOST_ENDS}, {days} days)"
+    made = await beside.made()
+    if made is None:
+        return kept
+    return f"{kept}. This store is new since {_moment(made.at)}: what was before is gone"
 
 
 def _is_wanted(record: SessionRecord, view: View) -> bool:
@@ -235,27 +287,50 @@ def _print_list(chosen: Sequence[SessionRecord], view: View) -> None:
             ascii(_client_name(record))[1:-1],
             # Names come from elsewhere: no control character of theirs reaches a terminal.
             ascii(_who(record.principal))[1:-1],
-            _duration(row["age"]),
-            "-" if row["idle"] is None else _duration(row["idle"]),
+            duration(row["age"]),
+            "-" if row["idle"] is None else duration(row["idle"]),
             row["expiresAt"] or "never",
         ]
         for row, record in zip(rows, chosen, strict=True)
     ]
-    widths = [max(len(line[column]) for line in [heads, *lines]) for column in range(len(heads))]
-    for line in [heads, *lines]:
-        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        print("  ".join(cells).rstrip())
+    _print_table([heads, *lines])
     print(f"{len(rows)} of {len(view.known)} sessions", file=sys.stderr)
 
 
-def _duration(seconds: int) -> str:
-    """``3d4h``, ``2h5m``, ``1m30s`` or ``9s``."""
-    parts: list[str] = []
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        if seconds >= length or (unit == "s" and not parts):
-            parts.append(f"{seconds // length}{unit}")
-            seconds %= length
-    return "".join(parts[:2])
+def _end_row(end: SessionEnd) -> dict[str, Any]:
+    return {
+        "digest": end.session,
+        "ended": True,
+        "endedAt": _moment(end.at),
+        "reason": end.reason.value,
+        "limit": end.limit,
+        "why": str(end),
+        "mode": end.mode.value if end.mode is not None else None,
+        "age": round(end.age) if end.age is not None else None,
+        "idle": round(end.idle) if end.idle is not None else None,
+    }
+
+
+def _print_ends(ends: Sequence[SessionEnd], view: View) -> None:
+    mode = view.options.mode
+    chosen = [end for end in ends if mode in (None, end.mode.value if end.mode else None)]
+    if view.options.format == "json":
+        print(_json([_end_row(end) for end in chosen]))
+        return
+    lines = [["SESSION", "MODE", "ENDED", "AGE", "WHY"]]
+    for end in chosen:
+        age = "-" if end.age is None else duration(round(end.age))
+        mode = end.mode.value if end.mode is not None else "-"
+        lines.append([end.session, mode, _moment(end.at) or "-", age, str(end)])
+    _print_table(lines)
+    print(f"{len(chosen)} of {len(ends)} ends that are remembered", file=sys.stderr)
+
+
+def _print_table(lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        print("  ".join(cells).rstrip())
 
 
 def _json(value: object) -> str:
@@ -294,6 +369,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="what", required=True, metavar="list|show|end")
     listing = commands.add_parser("list", parents=[common], help="the live sessions")
     listing.add_argument(
+        "--ended",
+        action="store_true",
+        help="those that ended instead, as far as the store remembers: when and why",
+    )
+    listing.add_argument(
         "--principal", metavar="NAME", help="of this subject, client or issuer; or 'anonymous'"
     )
     listing.add_argument(
@@ -309,7 +389,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     listing.add_argument("--mode", choices=[mode.value for mode in Mode])
     listing.add_argument("--format", choices=("table", "json"), default="table")
-    showing = commands.add_parser("show", parents=[common], help="one session, as JSON")
+    showing = commands.add_parser(
+        "show", parents=[common], help="one session, as JSON; of one that ended when and why"
+    )
     showing.add_argument("session", metavar="SESSION")
     ending = commands.add_parser(
         "end",

@@ -1,5 +1,6 @@
 """The audit: for each request that was served, who asked for what, in which session, and how it
-ended. One record of the logger ``mcp_sessions.audit``, when it is answered.
+ended. One record of the logger ``mcp_sessions.audit``, when it is answered. And one for the start
+and one for the end of each session, with ``event.name``.
 
 It is off until that logger itself is given a level (``setLevel(logging.INFO)``), whatever that of
 its parents is. Names are those of OpenTelemetry's semantic conventions where they have one. What
@@ -19,6 +20,7 @@ from typing import Any
 from opentelemetry import propagate, trace
 
 from mcp_sessions.core.conversations import ConversationKey
+from mcp_sessions.core.ends import SessionEnd
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import NotNamed
 from mcp_sessions.errors import REQUEST_CANCELLED
@@ -31,6 +33,7 @@ logger = logging.getLogger("mcp_sessions.audit")
 
 _NAMES = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
 _PROTOCOLS = {"http", "websocket"}
+_STARTED, _ENDED = "mcp_sessions.session.started", "mcp_sessions.session.ended"
 _VERSION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -72,10 +75,7 @@ class Audit:
         members["network.transport"] = "tcp" if transport in _PROTOCOLS else "pipe"
         if transport in _PROTOCOLS:
             members["network.protocol.name"] = transport
-        if principal != ANONYMOUS:
-            whose = (principal.client_id, principal.issuer, principal.subject)
-            members["enduser.pseudo.id"] = digest(self.security.pseudonym(*whose))
-        members["service.instance.id"] = self._process
+        members |= self._whose(principal)
         method, params = message.method, message.params or {}
         name = params.get("name")
         entry = AuditEntry(self, members, method, name if isinstance(name, str) else None)
@@ -86,6 +86,54 @@ class Audit:
             entry.serve_in(digest(named), "session")
         entry.trace(_span_of(message.meta))
         return entry
+
+    def session_started(self, session: str, mode: str, principal: Principal) -> None:
+        """A session started.
+
+        Args:
+            session: Its digest.
+        """
+        if not self._is_on():
+            return
+        members = {"event.name": _STARTED, "mcp_sessions.session": session}
+        members["mcp_sessions.session.mode"] = mode
+        logger.info("session %s started", session, extra=members | self._whose(principal))
+
+    def session_ended(self, end: SessionEnd, principal: Principal | None) -> None:
+        """A session ended.
+
+        Args:
+            principal: Its owner; None: that is not known any more.
+        """
+        if not self._is_on():
+            return
+        members: dict[str, Any] = {
+            "event.name": _ENDED,
+            "mcp_sessions.session": end.session,
+            "mcp_sessions.session.mode": end.mode.value if end.mode is not None else None,
+            "mcp_sessions.end.reason": end.reason.value,
+            "mcp_sessions.end.limit": end.limit,
+            "mcp_sessions.session.age": _rounded(end.age),
+            "mcp_sessions.session.idle": _rounded(end.idle),
+        }
+        members = {name: value for name, value in members.items() if value is not None}
+        members |= self._whose(principal or ANONYMOUS)
+        logger.info("session %s ended: %s", end.session, end, extra=members)
+
+    @staticmethod
+    def _is_on() -> bool:
+        return logger.level != logging.NOTSET and logger.isEnabledFor(logging.INFO)
+
+    def _whose(self, principal: Principal) -> dict[str, Any]:
+        members = {"service.instance.id": self._process}
+        if principal != ANONYMOUS:
+            whose = (principal.client_id, principal.issuer, principal.subject)
+            members["enduser.pseudo.id"] = digest(self.security.pseudonym(*whose))
+        return members
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return round(seconds, 3) if seconds is not None else None
 
 
 class AuditEntry:

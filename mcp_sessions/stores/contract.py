@@ -34,6 +34,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
+from mcp_sessions.stores.ends import Ends
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.records import (
     Admitted,
@@ -69,7 +70,7 @@ TOLD_AT_ONCE = 8
 half a millisecond, in which nobody else is served."""
 
 
-class SessionStore(Protocol):
+class SessionStore(Ends, Protocol):
     """Where sessions are remembered. See the module's first lines for what always holds.
 
     Every method may raise :class:`~mcp_sessions.errors.StoreUnavailable`: whether a write
@@ -174,9 +175,6 @@ class SessionStore(Protocol):
     ) -> Sequence[SessionRecord]:
         """End up to ``limit`` sessions whose deadline has passed, but none of ``held``
         whose absolute lifetime is not over; the records as they were.
-
-        A session that an operator ended beside this process is among them, once: so that
-        what is at work for it here is ended, too.
         """
         ...
 

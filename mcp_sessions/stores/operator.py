@@ -7,10 +7,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from mcp_sessions.core.ends import SessionEnd, StoreMade
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.ends import end_by_operator
 from mcp_sessions.stores.probe import probe
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.urls import open_store, sqlite_place
@@ -32,6 +34,14 @@ class Beside(Protocol):
         When this returns, the process that serves it answers that it is not there, if it
         does not answer so at once.
         """
+        ...
+
+    async def ends(self) -> Sequence[SessionEnd]:
+        """How sessions ended, as far as it is remembered, oldest first."""
+        ...
+
+    async def made(self) -> StoreMade | None:
+        """When the store was made; None: no server has opened it."""
         ...
 
     async def close(self) -> None:
@@ -103,12 +113,22 @@ class SharedStore:
         if record is None:
             return False
         try:
+            now = time.time()
+            await self._store.remember_ends([end_by_operator(record, now)], now=now, beside=True)
             await self._ended(self._store, record)
         except StoreUnavailable as failed:
             raise StoreUnavailable(
                 f"the session is over, and the servers find out by themselves: {failed}"
             ) from failed
         return True
+
+    async def ends(self) -> Sequence[SessionEnd]:
+        """See :class:`Beside`."""
+        return await self._store.ends(now=time.time())
+
+    async def made(self) -> StoreMade | None:
+        """See :class:`Beside`."""
+        return await self._store.made(now=None)
 
     async def close(self) -> None:
         """See :class:`Beside`."""

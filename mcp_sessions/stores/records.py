@@ -125,6 +125,9 @@ class SessionRecord:
     state_version: int = 0
     """Grows with every change of ``state``."""
 
+    is_new: bool = field(default=False, compare=False)
+    """Of the answer of ``create``: that call made it."""
+
     def become(self, **fields: Any) -> None:
         """Take other values of these fields."""
         for name, value in fields.items():

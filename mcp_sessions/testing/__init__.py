@@ -29,6 +29,7 @@ from mcp_sessions.testing import (
     admission,
     attachment,
     belongings,
+    ends,
     exchange,
     lives,
     logs,
@@ -59,6 +60,7 @@ STORE_CHECKS: Sequence[Check] = (
     *attachment.CHECKS,
     *belongings.CHECKS,
     *telling.CHECKS,
+    *ends.CHECKS,
 )
 """The rules, by name. Run them one by one to see which of them a store breaks."""
 

@@ -31,7 +31,8 @@ def audit() -> Generator[logging.Logger]:
 
 
 def lines(path: Path) -> list[str]:
-    return [json.loads(line)["mcp.method.name"] for line in path.read_text().splitlines()]
+    members = map(json.loads, path.read_text().splitlines())
+    return [each.get("event.name") or each["mcp.method.name"] for each in members]
 
 
 def test_each_request_is_a_line_of_json(here: Path) -> None:
@@ -40,8 +41,8 @@ def test_each_request_is_a_line_of_json(here: Path) -> None:
     path.write_text('{"mcp.method.name": "before"}\n')
     with served(here, "app.py", "--audit", str(path), "--log-level", "error") as place:
         place.initialize()
-    assert lines(path) == ["before", "initialize"]
-    line = json.loads(path.read_text().splitlines()[1])
+    assert lines(path) == ["before", "mcp_sessions.session.started", "initialize"]
+    line = json.loads(path.read_text().splitlines()[2])
     assert {"time", "mcp_sessions.outcome", "mcp.server.operation.duration"} < line.keys()
     assert not {"level", "logger", "message"} & line.keys()
     assert "mcp_sessions.audit" not in place.said
@@ -52,6 +53,7 @@ def test_standard_output_can_be_where(here: Path) -> None:
         found = re.search(r"http://127\.0\.0\.1:(\d+)/mcp", read_lines(process, 5))
         assert found is not None and process.stdout is not None
         Place(int(found[1])).initialize()
+        assert "mcp_sessions.session.started" in process.stdout.readline()
         assert json.loads(process.stdout.readline())["mcp.method.name"] == "initialize"
 
 

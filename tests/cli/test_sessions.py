@@ -234,6 +234,84 @@ async def test_a_running_server_notices_before_the_command_returns(
         assert w.box.gate("g").cancelled.is_set()
 
 
+async def test_a_session_that_ended_is_shown_with_when_and_why(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its client, by time, and by an operator while nobody served: what was before."""
+    made = await filled(path)
+    waiting = made["waiting"].session_id
+    assert await run(path, "end", digest(waiting)) == 0
+    async with world(store=f"sqlite:///{path}") as w:
+        w.clock.now = time.time()
+        client = await w.connected()
+        session_id = (await client.start())["sessionId"]
+        await client.end(session_id)
+        await w.expire()
+        capsys.readouterr()
+
+        expected = (
+            (waiting, "operator", "an operator ended it"),
+            (digest(session_id)[:8], "client", "its client ended it"),
+            (digest(made["expired"].session_id), "idle", "without a request"),
+        )
+        for name, reason, why in expected:
+            assert await run(path, "show", name) == 0
+            said = capsys.readouterr().out
+            shown = json.loads(said)
+            assert (shown["ended"], shown["reason"]) == (True, reason)
+            assert why in shown["why"] and shown["endedAt"].endswith("Z")
+            assert waiting not in said and session_id not in said
+
+        assert await run(path, "list", "--ended") == 0
+        table, counted = capsys.readouterr()
+        assert table.splitlines()[0].split() == ["SESSION", "MODE", "ENDED", "AGE", "WHY"]
+        assert {line.split()[0] for line in table.splitlines()[1:]} == {
+            digest(each) for each in (waiting, session_id, made["expired"].session_id)
+        }
+        assert counted == "3 of 3 ends that are remembered\n"
+
+        assert await run(path, "show", "0123456789ab") == 2
+        said = capsys.readouterr().err
+        assert "no session 0123456789ab" in said and "This store is new since" in said
+
+
+async def test_an_end_while_nobody_served_is_told_by_the_next_server(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: the one after it says nothing."""
+    made = await filled(path)
+    name = digest(made["waiting"].session_id)
+    assert await run(path, "end", name) == 0
+    caplog.set_level("INFO", "mcp_sessions")
+    for _ in range(2):
+        async with world(store=f"sqlite:///{path}") as w:
+            w.clock.now = time.time()
+            await w.expire()
+    assert caplog.text.count(f"session {name} ended: an operator ended it") == 1
+
+
+@pytest.mark.redis
+async def test_one_replica_tells_what_an_operator_ended(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many there are."""
+    own = namespace()
+    url = f"{shared_redis().url}?namespace={own}"
+    caplog.set_level("INFO", "mcp_sessions")
+    stores = redis_store(own=own), redis_store(own=own)
+    async with world(store=stores[0]) as w, world(store=stores[1]) as other:
+        w.clock.now = other.clock.now = time.time()
+        client = await w.connected()
+        name = digest((await client.start())["sessionId"])
+        assert await asyncio.to_thread(main, ["sessions", "end", "--store", url, name]) == 0
+        capsys.readouterr()
+        for each in (w, other, w):
+            await each.expire()
+        assert caplog.text.count(f"session {name} ended: an operator ended it") == 1
+        assert await asyncio.to_thread(main, ["sessions", "show", "--store", url, name]) == 0
+        assert json.loads(capsys.readouterr().out)["reason"] == "operator"
+
+
 def _nothing(_: ClusterHandlers) -> tuple[()]:
     return ()
 

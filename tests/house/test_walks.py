@@ -102,7 +102,7 @@ async def tools_call(measured: Measured) -> None:
 
 async def update(measured: Measured) -> None:
     """Of a resource that a session subscribed to, whose GET stream another replica has open."""
-    async with cluster(2) as c:
+    async with cluster(2, seed=1) as c:
         client = await c[0].connected()
         await client.start()
         await client.result("resources/subscribe", {"uri": "a:1"})

@@ -9,6 +9,7 @@ import copy
 import logging
 import pickle
 import traceback
+from collections import Counter
 
 import pytest
 
@@ -95,10 +96,10 @@ async def busy(w: World) -> list[str]:
     return secrets
 
 
-async def test_an_ordinary_session_is_no_line_for_an_operator(
+async def test_an_ordinary_session_is_two_lines_for_an_operator(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """However many there are: what a session does in its life is for whoever debugs."""
+    """Its start and its end. What a session does in its life is for whoever debugs."""
     for name in ("mcp_sessions", "mcp_sessions_transports"):
         caplog.set_level(logging.DEBUG, name)
     async with world() as w:
@@ -112,10 +113,13 @@ async def test_an_ordinary_session_is_no_line_for_an_operator(
         await other.end(started["sessionId"])
         await client.delete().done()
     said = {each for each in caplog.records if each.name.startswith("mcp_sessions")}
-    assert {each.levelname for each in said} == {"DEBUG"}
-    assert {each.name.partition(".")[0] for each in said} == {
-        "mcp_sessions",
-        "mcp_sessions_transports",
+    for_operators = {each for each in said if each.levelname != "DEBUG"}
+    assert {each.levelname for each in for_operators} == {"INFO"}
+    lines = Counter(" ".join(each.getMessage().split()[2:]) for each in for_operators)
+    assert lines == {
+        "started (transport)": 2,
+        "started (protocol)": 1,
+        "ended: its client ended it": 2,
     }
 
 
@@ -143,7 +147,7 @@ async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> Non
         assert secret not in text
         assert secret[:20] not in text
     # The scenario did pass by: each of these is one kind of line.
-    for said in ("started", "resumed", "left its connection", "ended", "expired", "opened"):
+    for said in ("started", "resumed", "left its connection", "ended", "expired"):
         assert said in text, text
     assert digest(secrets[0]) in text
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from anyio.lowlevel import checkpoint
 
+from mcp_sessions.core.ends import SessionEnd, StoreMade
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
@@ -26,6 +27,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores.ends import EndedBeside
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.records import (
     Admitted,
@@ -43,6 +45,7 @@ from mcp_sessions.testing import (
     attachment,
     belongings,
     check_session_store,
+    ends,
     lives,
     logs,
     sleeping,
@@ -442,6 +445,37 @@ class KeepsItsPositions(MemoryStore):
             await self.append(session_id, Draft(b"{}"), now=NOW)
 
 
+class RemembersForEver(MemoryStore):
+    """How sessions ended fills the store."""
+
+    def _drop_old(self, now: float) -> None:
+        pass
+
+
+class RemembersEveryEnd(MemoryStore):
+    """A call that comes twice is told twice."""
+
+    async def remember_ends(
+        self, ends: Sequence[SessionEnd], *, now: float, beside: bool = False
+    ) -> Sequence[SessionEnd]:
+        self._ends.update(dict.fromkeys(ends))
+        return ends
+
+
+class TellsAnEndToEveryone(MemoryStore):
+    """Each replica writes the same line."""
+
+    async def ended_beside(self, *, now: float) -> Sequence[EndedBeside]:
+        return [EndedBeside(end) for end in self._beside]
+
+
+class IsMadeAnewByWhoLooks(MemoryStore):
+    """An operator's look hides from the servers that the store was emptied."""
+
+    async def made(self, *, now: float | None) -> StoreMade | None:
+        return await super().made(now=now or NOW)
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("store", "check"),
@@ -486,6 +520,10 @@ class KeepsItsPositions(MemoryStore):
         (SharesItsData, belongings.data_is_replaced_only_by_who_saw_its_newest_version),
         (TellsWhoeverItIsGiven, telling.who_is_entitled_to_a_change_is_told),
         (KeepsItsPositions, telling.events_made_anew_refuse_every_position),
+        (RemembersEveryEnd, ends.how_a_session_ended_is_remembered_once),
+        (RemembersForEver, ends.ends_are_bounded_in_number_and_time),
+        (TellsAnEndToEveryone, ends.an_end_beside_the_servers_is_handed_out_once),
+        (IsMadeAnewByWhoLooks, ends.a_store_says_when_it_was_made),
         (FindsAPageOnly, telling.a_large_audience_is_found_page_by_page),
     ],
     ids=lambda value: value.__name__,

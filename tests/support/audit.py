@@ -15,7 +15,19 @@ class Lines:
 
     @property
     def all(self) -> list[Json]:
-        """Every record's own members, without what differs from run to run."""
+        """Of every request the record's own members, without what differs from run to run."""
+        lines = [each for each in self._written if "event.name" not in each]
+        for line in lines:
+            assert line.pop("mcp.server.operation.duration") >= 0
+        return lines
+
+    @property
+    def sessions(self) -> list[Json]:
+        """The same of every start and end of a session."""
+        return [each for each in self._written if "event.name" in each]
+
+    @property
+    def _written(self) -> list[Json]:
         records = [each for each in self._caplog.records if each.name == "mcp_sessions.audit"]
         standard = {*vars(logging.makeLogRecord({})), "message"}
         lines = [
@@ -23,7 +35,6 @@ class Lines:
             for each in records
         ]
         for line in lines:
-            assert line.pop("mcp.server.operation.duration") >= 0
             assert line.pop("service.instance.id").startswith("process-")
         return lines
 

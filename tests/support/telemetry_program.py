@@ -43,7 +43,7 @@ class Kept(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
         members = vars(record)
-        if members["mcp.method.name"] == "tools/call":
+        if members.get("mcp.method.name") == "tools/call":
             audited.append([members["mcp_sessions.session"], members["trace_id"]])
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mcp_sessions.core.ends import EndReason, SessionEnd
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
@@ -55,7 +56,7 @@ class Sessions:
 
     _store: SessionStore
     _clock: Callable[[], float]
-    _finish: Callable[[SessionId], Awaitable[bool]]
+    _finish: Callable[[SessionId, EndReason], Awaitable[bool]]
 
     async def list(
         self, *, principal: Principal | None = None, mode: Mode | None = None
@@ -89,7 +90,15 @@ class Sessions:
     async def end(self, session_id: str) -> bool:
         """End a session of either mode, as its client would; False if it is not there."""
         try:
-            return await self._finish(SessionId(session_id))
+            return await self._finish(SessionId(session_id), EndReason.OPERATOR)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
+
+    async def ended(self) -> Sequence[SessionEnd]:
+        """How sessions ended, oldest first: the newest 10,000, each for seven days."""
+        try:
+            return await self._store.ends(now=self._clock())
         except StoreUnavailable as failed:
             told_handler(failed)
             raise

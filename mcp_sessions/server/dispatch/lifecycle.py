@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from mcp_sessions import metrics
 from mcp_sessions.background import report
 from mcp_sessions.core.client_description import outlined
+from mcp_sessions.core.ends import EndReason, StoreMade
 from mcp_sessions.core.lifetime import asleep_by, idle_time
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
@@ -30,6 +30,7 @@ from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.dispatch.history import History
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
@@ -62,6 +63,7 @@ class Lifecycle:
     _sealed: SealedState
     _bus: ClusterBus
     _owed: Owed
+    _history: History
     _policy: SessionPolicy
     _clock: Callable[[], float]
     _session_over: SessionOver
@@ -109,8 +111,9 @@ class Lifecycle:
                 raise
             # Where it is one principal's own limit, others' sessions are not in the way.
             evicts = reached.limit == "max_sessions" or principal == ANONYMOUS
-            record = await self._create_at_limit(create, principal, evicts)
-        metrics.session_made(mode.value)
+            record = await self._create_at_limit(create, principal, evicts, reached.limit)
+        if record.is_new:
+            self._history.started(record)
         return record
 
     async def _create_at_limit(
@@ -118,6 +121,7 @@ class Lifecycle:
         create: Callable[..., Awaitable[SessionRecord]],
         principal: Principal,
         evicts: bool,
+        limit: str,
     ) -> SessionRecord:
         """In place of what has expired, else of the oldest conversations of the same principal,
         else of what is nobody's, if ``evicts``.
@@ -125,10 +129,10 @@ class Lifecycle:
         Raises:
             LimitReached: There is nothing of these.
         """
-        ways = [partial(self._make_room, evicts)]
+        ways = [partial(self._make_room, evicts, limit)]
         if self._binds:
-            own = partial(self._evict_own, principal)
-            ways = [partial(self._make_room, False), own, *(ways if evicts else ())]
+            own = partial(self._evict_own, principal, limit)
+            ways = [partial(self._make_room, False, limit), own, *(ways if evicts else ())]
         for makes_room in ways[:-1]:
             await makes_room()
             with suppress(LimitReached):
@@ -136,7 +140,7 @@ class Lifecycle:
         await ways[-1]()
         return await create(now=self._clock())
 
-    async def finish(self, session_id: SessionId) -> bool:
+    async def finish(self, session_id: SessionId, reason: EndReason) -> bool:
         """End a session for ever; False if it was not there.
 
         The log is closed first: whatever is appended or written from then on is refused.
@@ -144,11 +148,11 @@ class Lifecycle:
         record = await self._store.end(session_id)
         if record is None:
             return False
+        self._history.ended([record], reason)
         # It is over, and nobody can end it again: what is at work for it ends, if not now then
         # when the store is back.
         await self._owed.settle({("forget", session_id): partial(self.forget, record)})
-        metrics.session_over(record.mode.value, "ended")
-        logger.debug("session %s ended", digest(session_id))
+        await self._history.remember()
         return True
 
     async def forget(self, record: SessionRecord) -> None:
@@ -210,6 +214,9 @@ class Lifecycle:
     async def run(self) -> None:
         """Go round for ever; a store that is away for a while is asked again."""
         slept_at, pause = -math.inf, self._policy.idle_timeout / 10
+        with suppress(StoreUnavailable):
+            # From now on another one is noticed. If the store is away, from the first round on.
+            await self._history.emptied()
         while True:
             await asyncio.sleep(self.interval)
             try:
@@ -223,19 +230,40 @@ class Lifecycle:
     async def round(self) -> int:
         """One round: touch what is at work, end what has expired; how many ended."""
         now = self._clock()
+        made = await self._history.emptied()
+        if made is not None:
+            await self._forget_lost(made)
         held = frozenset(self._runner.held)
         if held:
             await self._store.touch(held, now=now)
+        # What an operator ended beside this process is still at work here.
+        self._over.extend(await self._history.ended_beside())
         await self._forget_all()
         count = 0
         while True:
             expired = await self._store.expire(now=now, held=held, limit=_BATCH)
-            self._are_over(expired, "expired")
+            self._are_over(expired, None)
             await self._forget_all()
             count += len(expired)
             if len(expired) < _BATCH:
                 return count
             await asyncio.sleep(0)
+
+    async def _forget_lost(self, made: StoreMade) -> None:
+        """The store is another one: end what is at work here for sessions that are not in it."""
+        known: set[SessionId] = set(self._runner.held)
+        for connection in self._connections.all():
+            known.update(connection.attached)
+            if isinstance(connection, StoredConnection):
+                # What else it carries only the store knew.
+                known.add(connection.session_id)
+                if connection.last_current is not None:
+                    known.add(connection.last_current)
+        now = self._clock()
+        lost = [each for each in known if await self._store.load(each, now=now) is None]
+        await self._history.lost_with_store(lost, made)
+        for session_id in lost:
+            await self.forget_here(session_id, None)
 
     async def sleep(self) -> None:
         """Give back what transport-mode sessions take that nobody uses, and that live on: what this
@@ -255,12 +283,13 @@ class Lifecycle:
                 await self._session_over(connection.session_id, sleeps=True)
         await self._store.sleep(now=now)
 
-    async def _make_room(self, evicts: bool) -> None:
+    async def _make_room(self, evicts: bool, limit: str) -> None:
         """A limit is reached: end what has expired; if that is nothing, sessions that are nobody's
         and hold nothing (SES20), many at once, so that not everyone who comes has to wait for it.
 
         Args:
             evicts: Whether sessions that live may be ended.
+            limit: Which one.
         """
         looked = self._looked[evicts]
         async with self._room:
@@ -270,11 +299,11 @@ class Lifecycle:
                 return
             try:
                 if not await self.round() and evicts:
-                    await self._evict()
+                    await self._evict(limit)
             finally:
                 self._looked.update({False, evicts})
 
-    async def _evict_own(self, principal: Principal) -> None:
+    async def _evict_own(self, principal: Principal, limit: str) -> None:
         now = self._clock()
         if 0 <= now - self._own_in_vain.get(principal, -math.inf) < _PAUSE:
             return
@@ -297,10 +326,10 @@ class Lifecycle:
             if len(self._own_in_vain) >= _BATCH:
                 self._own_in_vain.clear()
             self._own_in_vain[principal] = now
-        self._are_over(evicted, "evicted")
+        self._are_over(evicted, EndReason.LIMIT, limit)
         await self._forget_all()
 
-    async def _evict(self) -> None:
+    async def _evict(self, limit: str) -> None:
         now = self._clock()
         if 0 <= now - self._in_vain_at < _PAUSE:
             return
@@ -323,20 +352,24 @@ class Lifecycle:
             )
         else:
             self._in_vain_at = now
-        self._are_over(evicted, "evicted")
+        self._are_over(evicted, EndReason.LIMIT, limit)
         await self._forget_all()
 
-    def _are_over(self, records: Sequence[SessionRecord], reason: str) -> None:
+    def _are_over(
+        self, records: Sequence[SessionRecord], reason: EndReason | None, limit: str | None = None
+    ) -> None:
         self._over.extend(records)
-        for record in records:
-            metrics.session_over(record.mode.value, reason)
-            logger.debug("session %s %s", digest(record.session_id), reason)
+        self._history.ended(records, reason, limit)
 
     async def _forget_all(self) -> None:
         """End what is at work here for sessions that are over. One for which that fails has its
         turn again in the next round, after all others.
         """
+        await self._history.remember()
         for _ in range(len(self._over)):
+            if not self._over:
+                # Another task does the rest meanwhile.
+                return
             record = self._over.popleft()
             try:
                 await self.forget(record)

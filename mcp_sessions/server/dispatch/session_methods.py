@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, cast
 
+from mcp_sessions.core.ends import EndReason
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import (
     EVENT_ID_META,
@@ -105,7 +106,6 @@ class SessionMethods:
 
     async def _begin(self, record: SessionRecord, inbound: Inbound) -> SessionEventId:
         """The head of a new session: a valid position before its first event."""
-        logger.debug("session %s started", digest(record.session_id))
         head = await self._store.head(record.session_id)
         if head is None:
             raise SessionNotFound(record.session_id)
@@ -186,7 +186,7 @@ class SessionMethods:
     async def _finish_owned(self, session_id: SessionId, inbound: Inbound) -> dict[str, Any]:
         await self._owned(session_id, inbound)
         current = await inbound.current()
-        if not await self._lifecycle.finish(session_id) and self._store.remembers:
+        if not await self._lifecycle.finish(session_id, EndReason.CLIENT) and self._store.remembers:
             raise SessionNotFound(session_id)
         if current is not None and current.session_id == session_id:
             # Ended by that same connection: later requests there belong to no session.

@@ -39,6 +39,7 @@ from mcp_sessions.stores.limits import (
     check_subscriptions,
     text_size,
 )
+from mcp_sessions.stores.memory.ends import EndsInMemory
 from mcp_sessions.stores.memory.events import Events
 from mcp_sessions.stores.memory.tables import Owner, Session
 from mcp_sessions.stores.records import (
@@ -51,7 +52,7 @@ from mcp_sessions.stores.records import (
 )
 
 
-class MemoryStore(Events):
+class MemoryStore(Events, EndsInMemory):
     """A :class:`~mcp_sessions.stores.contract.SessionStore` of dictionaries."""
 
     name = "memory"
@@ -72,6 +73,7 @@ class MemoryStore(Events):
         self._by_uri.clear()
         self._deadlines.clear()
         self._relayed.clear()
+        self._ends.clear()
 
     async def create(
         self,
@@ -85,6 +87,7 @@ class MemoryStore(Events):
         policy = self._policy
         known = self._sessions.get(session_id) if session_id is not None else None
         if known is not None and now < known.record.expires_at:
+            known.record.is_new = False
             return known.record
         if known is not None:
             self._forget(known)
@@ -101,6 +104,7 @@ class MemoryStore(Events):
             expires_at=self._deadline(mode, now, ends_at),
             ends_at=ends_at,
             peer=peer,
+            is_new=True,
         )
         log = None
         if mode is Mode.BOUND and owner.principal.scopes == principal.scopes:

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
 from mcp_sessions import metrics
+from mcp_sessions.core.lifetime import longest_life
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -46,6 +49,10 @@ AT_ONCE = 200
 """Calls that are under way at once, where there is one for each of many sessions."""
 
 
+MARGIN = 900
+"""Seconds that a key lives on after its session's deadline; ``lua/session.lua`` has it too."""
+
+
 class Commands:
     """Runs commands and scripts, and names the keys that they are about."""
 
@@ -71,6 +78,12 @@ class Commands:
     def _window(self) -> tuple[Value, ...]:
         policy = self._policy
         return policy.max_events, policy.max_bytes, repr(policy.max_age)
+
+    @property
+    def _list_lifetime(self) -> int:
+        """Milliseconds that a list is kept after a session was put into it."""
+        longest = longest_life(Mode.BOUND, self._policy)
+        return math.ceil((longest + MARGIN) * 1000)
 
     def _record(self, answer: Answer, known: Known = NOTHING) -> SessionRecord:
         try:

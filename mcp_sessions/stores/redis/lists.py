@@ -13,21 +13,17 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mcp_sessions.core.lifetime import longest_life
-from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.codec import decoded, tag_of, tokens_of
-from mcp_sessions.stores.redis.commands import Commands, all_of
+from mcp_sessions.stores.redis.commands import MARGIN, all_of
 from mcp_sessions.stores.redis.connection import Link, Value
+from mcp_sessions.stores.redis.ends import EndsInRedis
 from mcp_sessions.stores.redis.scripts import Script
 
 logger = logging.getLogger(__name__)
-
-MARGIN = 900
-"""Seconds that a key lives on after its session's deadline; ``lua/session.lua`` has it too."""
 
 IN_FLIGHT = 60
 """Seconds after which a step that another process had begun is taken for one that died with
@@ -40,7 +36,7 @@ PAGE = 256
 """Sessions that one step of a scan looks at."""
 
 
-class Lists(Commands):
+class Lists(EndsInRedis):
     """The lists of sessions: all of them, those of a principal, those subscribed to a resource."""
 
     def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
@@ -54,12 +50,6 @@ class Lists(Commands):
         self._looked_for_places = -math.inf
         self._healed: dict[str, float] = {}
         """When each list was last looked through, by the server's clock."""
-
-    @property
-    def _list_lifetime(self) -> int:
-        """Milliseconds that a list is kept after a session was put into it."""
-        longest = longest_life(Mode.BOUND, self._policy)
-        return math.ceil((longest + MARGIN) * 1000)
 
     async def _leave(
         self, member: bytes, script: Script, *args: Value, now: float
@@ -81,7 +71,7 @@ class Lists(Commands):
             # Its time to live ran out while no server was there, or it is being made.
             is_left = not is_old(member, await self._clock.now())
             if not is_left:
-                await self._release(member)
+                await self._release_gone(member, now)
             return None, is_left
         try:
             record = self._record(rest[0])
@@ -132,9 +122,18 @@ class Lists(Commands):
             await self._command("SREM" if command[0] == "S" else "ZREM", key, *others)
         return places
 
-    async def _release(self, member: bytes) -> None:
+    async def _release(self, member: bytes) -> bytes | None:
+        """Take a place out of both lists; the deadline that it had, if it was there."""
         owned = f"{{{self._namespace}}}:of:{member.decode().split('.')[1]}"
-        await self._run(scripts.RELEASE, [self._all, owned], member)
+        return await self._run(scripts.RELEASE, [self._all, owned], member)
+
+    async def _release_gone(self, member: bytes, now: float) -> None:
+        """Take out a place whose session has no record. A record is kept after its place is due,
+        for half of the margin at least: before that it can only have been lost.
+        """
+        deadline = await self._release(member)
+        if deadline is not None and now < float(deadline) + MARGIN / 2:
+            await self._note_lost(tag_in(member), now)
 
     async def _heal(self, places: str) -> bool:
         """Give up the places of sessions that are not there; whether there were any. Not again
@@ -153,7 +152,7 @@ class Lists(Commands):
             self._command("EXISTS", self._key_of(tag_in(member))) for member in old
         )
         gone = [member for member, is_there in zip(old, found, strict=True) if not is_there]
-        await all_of(self._release(member) for member in gone)
+        await all_of(self._release_gone(member, there) for member in gone)
         return bool(gone)
 
     async def _note_subscribers(

@@ -104,13 +104,17 @@ class Lives(Lists):
         fields |= {"created": repr(now), "expires": repr(deadline)}
         flat = [part for pair in fields.items() for part in pair]
         epoch = mint_log_epoch()
-        answer = await self._on(session_id, scripts.CREATE, repr(now), idle, epoch, member, *flat)
-        made, left = pair_of(answer)
+        answer: list[Any] = await self._on(
+            session_id, scripts.CREATE, repr(now), idle, epoch, member, *flat
+        )
+        (made, left), is_new = pair_of(answer[:2]), answer[2:]
         if left is not None:
             if not is_place(of_kind(bytes, left)):
                 raise Unreadable("bytes")
             await self._release(left)
-        return self._record(made)
+        record = self._record(made)
+        record.is_new = is_new == [1]
+        return record
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         now = await self._clock.at(now)
@@ -369,7 +373,7 @@ class Lives(Lists):
         found = await self._run(scripts.LOAD, [key], "", *told_to_script(NOTHING))
         if found is None:
             if is_old(member, there):
-                await self._release(member)
+                await self._release_gone(member, there)
             return None
         try:
             return self._record(found)

@@ -93,6 +93,10 @@ class Mended(Lives, Events, Belongings):
     renew = _mending(Events.renew)
     carry = _mending(Events.carry)
     detach = _mending(Events.detach)
+    ended_beside = _mending(Lives.ended_beside)
+    ends = _mending(Lives.ends)
+    made = _mending(Lives.made)
+    remember_ends = _mending(Lives.remember_ends)
     create = _mending(Lives.create, (Unreadable,))
     change_state = _mending(Belongings.change_state, (Unreadable,))
 
@@ -130,7 +134,7 @@ class Mended(Lives, Events, Belongings):
                 self._forget_known(key)
             return lost
         lost = await self._evaluated(scripts.MEND_LIST, key, kind)
-        if lost:
+        if lost and key not in (self._ends, self._ends_beside, self._made):
             self._lost_lists.add(key)
         return lost
 
@@ -142,8 +146,12 @@ class Mended(Lives, Events, Belongings):
         return key if self._kind_of_list(key) else key.partition("}")[0] + "}"
 
     def _kind_of_list(self, key: str) -> str | None:
-        if key == self._all:
+        if key in (self._all, self._ends):
             return "zset"
+        if key == self._ends_beside:
+            return "list"
+        if key == self._made:
+            return "string"
         if key.startswith(f"{{{self._namespace}}}:of:"):
             return "set"
         return "hash" if key.startswith(f"{self._namespace}:uri:") else None

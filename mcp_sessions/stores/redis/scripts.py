@@ -74,6 +74,7 @@ RESERVE = _load("reserve")
 RELEASE = _load("release")
 NOTE_SUBSCRIBER = _load("note_subscriber")
 DROP_SUBSCRIBER = _load("drop_subscriber")
+REMEMBER_ENDS = _load("remember_ends")
 
 # What another program left.
 MEND = _load("mend")

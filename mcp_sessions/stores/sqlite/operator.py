@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from mcp_sessions.core.ends import SessionEnd, StoreMade
 from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
 from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.ends import end_by_operator
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.sqlite import schema, sessions
+from mcp_sessions.stores.sqlite import ends, schema, sessions
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
 from mcp_sessions.stores.sqlite.schema import committing
 from mcp_sessions.stores.sqlite.transaction import Transaction
@@ -50,6 +52,14 @@ class SQLiteBeside:
         """
         return await asyncio.to_thread(self._end, session_id)
 
+    async def ends(self) -> Sequence[SessionEnd]:
+        """See :class:`~mcp_sessions.stores.operator.Beside`."""
+        return await asyncio.to_thread(self._read, lambda tx: ends.remembered(tx, now=time.time()))
+
+    async def made(self) -> StoreMade | None:
+        """See :class:`~mcp_sessions.stores.operator.Beside`."""
+        return await asyncio.to_thread(self._read, lambda tx: ends.made(tx, now=None))
+
     async def close(self) -> None:
         """See :class:`~mcp_sessions.stores.operator.Beside`."""
 
@@ -76,7 +86,7 @@ class SQLiteBeside:
                 continue
             try:
                 # Nobody serves, or who did is gone. It may have done it first.
-                return self._write(lambda tx: sessions.end(tx, session_id)) is not None or asked
+                return self._write(lambda tx: _end_here(tx, session_id)) or asked
             finally:
                 lock.release()
 
@@ -132,3 +142,11 @@ def look_at(path: Path) -> str:
     if version not in (0, schema.VERSION):
         return f"reached; a start migrates it from version {version} to {schema.VERSION}"
     return "reached"
+
+
+def _end_here(tx: Transaction, session_id: SessionId) -> bool:
+    record, now = sessions.end(tx, session_id), time.time()
+    if record is not None:
+        # The next server that opens the file writes it to its log.
+        ends.remember(tx, [end_by_operator(record, now)], now=now, beside=True)
+    return record is not None

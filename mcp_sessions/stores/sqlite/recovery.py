@@ -56,6 +56,12 @@ def start_up(
                     seen.path.name,
                 )
                 _replace_logs(connection)
+            elif is_copy and _is_new(connection):
+                logger.warning(
+                    "%s is a new file, and %s is of an older one: the sessions in that are gone",
+                    path,
+                    seen.path.name,
+                )
             _remember(connection, boot, durability)
         seen.tell(connection)
     except sqlite3.Error as failed:
@@ -78,6 +84,11 @@ def shut_down(connection: sqlite3.Connection, seen: Seen) -> None:
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     connection.execute("DELETE FROM meta WHERE name = 'boot'")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _is_new(connection: sqlite3.Connection) -> bool:
+    found = "SELECT 1 FROM meta WHERE name = 'made' UNION ALL SELECT 1 FROM sessions LIMIT 1"
+    return connection.execute(found).fetchone() is None
 
 
 def _lost_power(connection: sqlite3.Connection, boot: str | None) -> bool:

@@ -127,6 +127,15 @@ MIGRATIONS: Sequence[str] = (
     """
     ALTER TABLE sessions ADD COLUMN log_level TEXT;
     """,
+    # 4 to 5: how sessions ended, and when the file was made.
+    """
+    CREATE TABLE ends (
+        number INTEGER PRIMARY KEY,
+        at REAL NOT NULL,
+        value BLOB NOT NULL UNIQUE,
+        is_beside INTEGER NOT NULL     -- no server wrote it to its log yet
+    );
+    """,
 )
 """What makes a file of version N one of version N + 1. A released entry never changes."""
 

@@ -62,6 +62,7 @@ from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecor
 from mcp_sessions.stores.sqlite import sessions
 from mcp_sessions.stores.sqlite.attachment import Attachments
 from mcp_sessions.stores.sqlite.belongings import Belongings
+from mcp_sessions.stores.sqlite.ends import EndsInFile
 from mcp_sessions.stores.sqlite.events import Events
 from mcp_sessions.stores.sqlite.keys import keys_of
 from mcp_sessions.stores.sqlite.transaction import Transaction
@@ -70,7 +71,7 @@ _PAGE = 500
 """Records read at once: some milliseconds in which no other call is served."""
 
 
-class SQLiteStore(Events, Attachments, Belongings):
+class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
     """A :class:`~mcp_sessions.stores.contract.SessionStore` in one SQLite file."""
 
     name = "sqlite"
@@ -98,6 +99,7 @@ class SQLiteStore(Events, Attachments, Belongings):
             expires_at=self._cache.deadline(mode, now, ends_at),
             ends_at=ends_at,
             peer=peer,
+            is_new=True,
         )
         return await self._writer.call(lambda tx: sessions.create(tx, record, self._policy))
 
@@ -169,10 +171,6 @@ class SQLiteStore(Events, Attachments, Belongings):
     async def expire(
         self, *, now: float, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
-        if self._ended_beside:
-            # Whoever looks after what expired ends what is at work for these, too.
-            ended, self._ended_beside = self._ended_beside[:limit], self._ended_beside[limit:]
-            return ended
         # The file may have passed deadlines that were moved since.
         moved = self._cache.moved(written_by=now)
         gone = await self._writer.call(

@@ -165,3 +165,19 @@ async def test_response_streams_of_the_process_before_give_back_their_room(path:
         assert await sql(store, stock) == (4, 202)
         old = "SELECT events, bytes, head, floor FROM logs WHERE stream = 'post-1'"
         assert await sql(store, old) == (0, 0, 1, 1)
+
+
+async def test_a_new_file_in_the_place_of_another_is_named(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nobody knows why every session is gone."""
+    async with opened(path) as store:
+        await new(store)
+    assert "is a new file" not in caplog.text
+    path.unlink()
+    async with opened(path):
+        pass
+    assert caplog.text.count(f"{path} is a new file") == 1
+    async with opened(path):
+        pass
+    assert caplog.text.count(f"{path} is a new file") == 1

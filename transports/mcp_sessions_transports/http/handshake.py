@@ -17,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
 from mcp_sessions.background import Background
+from mcp_sessions.core.ends import EndReason
 from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (
     Answer,
@@ -34,7 +35,7 @@ from mcp_sessions.errors import (
     SessionNotFound,
     Status,
 )
-from mcp_sessions.ids import ConnectionId, digest
+from mcp_sessions.ids import ConnectionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import DEFAULT_VERSION, Inbound
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
@@ -112,7 +113,7 @@ class HandshakeHttp:
             case "DELETE":
                 record = await self._admitted(call)
                 if record is not None:
-                    await self._served.lifecycle.finish(record.session_id)
+                    await self._served.lifecycle.finish(record.session_id, EndReason.CLIENT)
                     await send_text(send, Status.OK, session_id=record.session_id)
             case _:
                 await send_json(
@@ -267,14 +268,13 @@ class HandshakeHttp:
 
         async def register(peer: Peer) -> StoredConnection:
             record = await served.lifecycle.create(Mode.TRANSPORT, inbound.principal, peer)
-            logger.debug("transport session %s opened", digest(record.session_id))
             return served.connections.new_connection(record, peer)
 
         answer, connection = await served.router.initialize(request, alone, register)
         session_id = connection.transport_session if connection is not None else None
         if session_id is not None and not channel.has_stream and await has_left(call.receive):
             # Nobody was told its name: a client that tries again would leave one each time.
-            await served.lifecycle.finish(session_id)
+            await served.lifecycle.finish(session_id, EndReason.CLIENT)
             return
         if not channel.has_stream:
             await send_json(call.send, answer, session_id=session_id)

@@ -2,13 +2,13 @@
 -- ARGV: now, idle, log epoch, its place in the lists, then the fields of a new session
 --
 -- The session, and the place in the lists that nobody has then: that of this one if another lives
--- with the same id, or that of one whose time is over.
+-- with the same id, or that of one whose time is over. And whether the session is new (0 or 1).
 local now, idle, epoch = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local known = redis.call('HMGET', base, 'expires', 'member')
 -- Those who come in the same second have the same place.
 local is_other = known[2] ~= ARGV[4]
 if known[1] and now < seconds(known[1]) then
-    return { record(), is_other and ARGV[4] }
+    return { record(), is_other and ARGV[4], 0 }
 end
 if known[1] then
     delete()
@@ -19,4 +19,4 @@ if mode ~= 'bound' then
     save(new_log('events', epoch))
 end
 move_deadline(now, idle, seconds(ends))
-return { record(), is_other and known[2] }
+return { record(), is_other and known[2], 1 }

@@ -1,0 +1,175 @@
+"""How a session ended: one value, from the store's row to the line in the log.
+
+A session's digest stands for its id: an id is a credential, and the digest is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from mcp_sessions.core.lifetime import idle_time
+from mcp_sessions.core.states import Mode
+from mcp_sessions.policy import SessionPolicy
+
+MOST_ENDS = 10_000
+"""Ends that a store remembers. The oldest go first."""
+
+REMEMBERED_FOR = 7 * 86_400.0
+"""Seconds that a store remembers an end."""
+
+
+class EndReason(Enum):
+    """Why a session ended. The value is what logs, audit and ``sessions show`` say."""
+
+    IDLE = "idle"
+    """No request came for the idle time."""
+
+    LIFETIME = "lifetime"
+    """Its longest lifetime was over."""
+
+    CLIENT = "client"
+    """Its client ended it, or left before it had the answer to ``initialize``."""
+
+    OPERATOR = "operator"
+    """``mcp-sessions sessions end``, or ``layer.sessions.end()``."""
+
+    LIMIT = "limit"
+    """It made room for another; :attr:`SessionEnd.limit` names the limit."""
+
+    EMPTIED = "emptied"
+    """The store was emptied or replaced."""
+
+    LOST = "lost"
+    """Its record was not in the store any more, or could not be read."""
+
+    @property
+    def kind(self) -> str:
+        """What the counter ``mcp_sessions.ended`` says."""
+        return _KINDS[self]
+
+
+_KINDS = {
+    EndReason.IDLE: "expired",
+    EndReason.LIFETIME: "expired",
+    EndReason.CLIENT: "ended",
+    EndReason.OPERATOR: "ended",
+    EndReason.LIMIT: "evicted",
+    EndReason.EMPTIED: "lost",
+    EndReason.LOST: "lost",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """One session's end. Each unknown is None."""
+
+    session: str
+    """The digest of its id."""
+
+    reason: EndReason
+    at: float
+    """Seconds since 1970."""
+
+    mode: Mode | None = None
+    age: float | None = None
+    """Seconds from its start to its end."""
+
+    idle: float | None = None
+    """Seconds from its last use to its end."""
+
+    limit: str | None = None
+    """Of ``LIMIT``: the field of :class:`~mcp_sessions.policy.SessionPolicy`."""
+
+    def __str__(self) -> str:
+        idle, age = _for(self.idle), _for(self.age)
+        match self.reason:
+            case EndReason.IDLE:
+                return f"it expired{idle} without a request"
+            case EndReason.LIFETIME:
+                return f"it expired{age}, its longest lifetime"
+            case EndReason.CLIENT:
+                return "its client ended it"
+            case EndReason.OPERATOR:
+                return "an operator ended it"
+            case EndReason.LIMIT:
+                return f"it made room for another ({self.limit}){idle} without a request"
+            case EndReason.EMPTIED:
+                return "the store was emptied or replaced"
+            case EndReason.LOST:
+                return "its record was lost in the store"
+
+    def to_json(self) -> dict[str, Any]:
+        """What a store keeps; :meth:`from_json` reads it."""
+        members = {
+            "session": self.session,
+            "reason": self.reason.value,
+            "at": self.at,
+            "mode": self.mode.value if self.mode is not None else None,
+            "age": self.age,
+            "idle": self.idle,
+            "limit": self.limit,
+        }
+        return {name: value for name, value in members.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, kept: Any) -> SessionEnd | None:
+        """An end that a store kept; None: a newer version wrote it, or another program."""
+        if not isinstance(kept, Mapping):
+            return None
+        of: Mapping[Any, Any] = kept  # pyright: ignore[reportUnknownVariableType]
+        try:
+            return cls(
+                str(of["session"]),
+                EndReason(of["reason"]),
+                float(of["at"]),
+                Mode(of["mode"]) if "mode" in of else None,
+                float(of["age"]) if "age" in of else None,
+                float(of["idle"]) if "idle" in of else None,
+                str(of["limit"]) if "limit" in of else None,
+            )
+        except (KeyError, ValueError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMade:
+    """When a store was made. A store that was emptied is another one."""
+
+    name: str
+    at: float
+    """Seconds since 1970."""
+
+    is_new: bool = False
+    """This look found none, and made it: the store is new, or was emptied."""
+
+
+def times_of(
+    mode: Mode, *, created_at: float, expires_at: float, now: float, policy: SessionPolicy
+) -> tuple[float, float | None]:
+    """Age and idle time of a session that ends now, in seconds.
+
+    A lifetime may end before the idle time does: then nobody knows when it was used last.
+    """
+    age = max(0.0, now - created_at)
+    if not math.isfinite(expires_at):
+        return age, None
+    used_at = expires_at - idle_time(mode, policy)
+    return age, max(0.0, now - used_at) if used_at >= created_at else None
+
+
+def _for(seconds: float | None) -> str:
+    return f" after {duration(round(seconds))}" if seconds is not None else ""
+
+
+def duration(seconds: int) -> str:
+    """``3d4h``, ``2h5m``, ``1m30s`` or ``9s``."""
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        if seconds >= length or (unit == "s" and not parts):
+            parts.append(f"{seconds // length}{unit}")
+            seconds %= length
+    return "".join(parts[:2])

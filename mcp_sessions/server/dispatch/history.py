@@ -1,0 +1,126 @@
+"""The start and the end of each session, written down once: a line in the log, a record of the
+audit, a count, and in the store what ``mcp-sessions sessions show`` says later.
+
+The store hands each session that ends to one process (``SessionStore.end``, ``expire``, ``evict``,
+``ended_beside``). That process writes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from mcp_sessions import metrics
+from mcp_sessions.core.ends import MOST_ENDS, EndReason, SessionEnd, StoreMade, times_of
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.audit import Audit
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import SessionRecord
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class History:
+    """What one process writes down of sessions that start and end."""
+
+    _store: SessionStore
+    _audit: Audit
+    _policy: SessionPolicy
+    _clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._waiting = deque[SessionEnd](maxlen=MOST_ENDS)
+        """Ends that the store does not have yet."""
+
+        self._made: StoreMade | None = None
+
+    def started(self, record: SessionRecord) -> None:
+        """A session started."""
+        metrics.session_made(record.mode.value)
+        name = digest(record.session_id)
+        logger.info("session %s started (%s)", name, record.mode.value)
+        self._audit.session_started(name, record.mode.value, record.principal)
+
+    def ended(
+        self, records: Iterable[SessionRecord], reason: EndReason | None, limit: str | None = None
+    ) -> None:
+        """Sessions ended, and the store gave their records to this process. Call
+        :meth:`remember` soon.
+
+        Args:
+            reason: None: they expired.
+            limit: Which limit they made room for.
+        """
+        now = self._clock()
+        for record in records:
+            age, idle = times_of(
+                record.mode,
+                created_at=record.created_at,
+                expires_at=record.expires_at,
+                now=now,
+                policy=self._policy,
+            )
+            is_old = record.expires_at >= record.ends_at
+            why = reason or (EndReason.LIFETIME if is_old else EndReason.IDLE)
+            end = SessionEnd(digest(record.session_id), why, now, record.mode, age, idle, limit)
+            self._waiting.append(end)
+            self._write(end, record)
+
+    async def remember(self) -> None:
+        """Give the store what it does not have yet. If the store is away it gets that later."""
+        if not self._waiting:
+            return
+        ends = list(self._waiting)
+        self._waiting.clear()
+        try:
+            await self._store.remember_ends(ends, now=self._clock())
+        except StoreUnavailable as failed:
+            # The next round tries again. Its own calls say that the store is away.
+            logger.debug("the ends of %d sessions are stored later: %s", len(ends), failed)
+            self._waiting.extendleft(reversed(ends))
+        except BaseException:
+            self._waiting.extendleft(reversed(ends))
+            raise
+
+    async def ended_beside(self) -> list[SessionRecord]:
+        """Write down which sessions ended, though no server ended them; the records of those that
+        this process may have something of.
+        """
+        found = await self._store.ended_beside(now=self._clock())
+        new: list[SessionEnd] = []
+        for end, record in found:
+            self._write(end, record)
+            if record is not None:
+                new.append(end)
+        self._waiting.extend(new)
+        return [record for _, record in found if record is not None]
+
+    async def emptied(self) -> StoreMade | None:
+        """The store, if it is another one than at the last look: it was emptied or replaced."""
+        made = await self._store.made(now=self._clock())
+        if made is None:
+            return None
+        known, self._made = self._made, made
+        if known is None or known.name == made.name:
+            return None
+        if made.is_new:
+            logger.warning("the store was emptied or replaced: the sessions in it are gone")
+        return made
+
+    async def lost_with_store(self, session_ids: Sequence[SessionId], made: StoreMade) -> None:
+        """These sessions were in a store that was emptied. Several processes may say so."""
+        # Equal for all of them: the store takes each once.
+        ends = [SessionEnd(digest(each), EndReason.EMPTIED, made.at) for each in session_ids]
+        for end in await self._store.remember_ends(ends, now=self._clock()):
+            self._write(end, None)
+
+    def _write(self, end: SessionEnd, record: SessionRecord | None) -> None:
+        mode = end.mode.value if end.mode is not None else "unknown"
+        metrics.session_over(mode, end.reason.kind)
+        logger.info("session %s ended: %s", end.session, end)
+        self._audit.session_ended(end, record.principal if record is not None else None)

@@ -1,0 +1,63 @@
+"""The part of the contract that is about sessions which ended: a store remembers how, for a time.
+
+What is remembered is a digest, a reason and times (:class:`~mcp_sessions.core.ends.SessionEnd`).
+Nothing that the session held is among it (END2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from mcp_sessions.core.ends import EndReason, SessionEnd, StoreMade
+from mcp_sessions.ids import digest
+from mcp_sessions.stores.records import SessionRecord
+
+
+class EndedBeside(NamedTuple):
+    """A session that ended, though no server ended it."""
+
+    end: SessionEnd
+    record: SessionRecord | None = None
+    """As it was. None: no server has anything of it, or each server learned it otherwise."""
+
+
+def end_by_operator(record: SessionRecord, now: float) -> SessionEnd:
+    """How a session ended that an operator ended."""
+    age = max(0.0, now - record.created_at)
+    return SessionEnd(digest(record.session_id), EndReason.OPERATOR, now, record.mode, age=age)
+
+
+class Ends(Protocol):
+    """What a store knows of sessions that ended, and of its own start."""
+
+    async def remember_ends(
+        self, ends: Sequence[SessionEnd], *, now: float, beside: bool = False
+    ) -> Sequence[SessionEnd]:
+        """Remember these ends: the newest ``MOST_ENDS``, each for ``REMEMBERED_FOR`` seconds.
+
+        Args:
+            beside: No server wrote it to its log yet: :meth:`ended_beside` hands it out.
+
+        Returns:
+            Those that were not remembered before.
+        """
+        ...
+
+    async def ended_beside(self, *, now: float) -> Sequence[EndedBeside]:
+        """Sessions that no server ended: an operator did, or their records are lost. Each is
+        handed out once, to one of the processes that share the store.
+        """
+        ...
+
+    async def ends(self, *, now: float) -> Sequence[SessionEnd]:
+        """The ends that are remembered, oldest first."""
+        ...
+
+    async def made(self, *, now: float | None) -> StoreMade | None:
+        """When this store was made. A store that was emptied is made again by the next call.
+
+        Args:
+            now: None: do not make it, and answer None if it is not made.
+        """
+        ...

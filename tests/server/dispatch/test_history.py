@@ -1,0 +1,166 @@
+"""Each start and each end of a session is one line in the log and one record in the audit."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from mcp_sessions.core.ends import EndReason, SessionEnd
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import digest
+from mcp_sessions.stores.memory import MemoryStore
+from tests.support.audit import Lines
+from tests.support.raw import RawClient
+from tests.support.world import World, world
+
+pytestmark = pytest.mark.anyio
+
+LOGGER = "mcp_sessions.server.dispatch.history"
+End = Callable[[World, RawClient, str], Awaitable[object]]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    caplog.set_level(logging.INFO, "mcp_sessions.audit")
+    caplog.set_level(logging.INFO, LOGGER)
+    return Lines(caplog)
+
+
+def told(caplog: pytest.LogCaptureFixture, session_id: str) -> list[str]:
+    """What the log says of a session, without its name."""
+    named = f"session {digest(session_id)} "
+    said = [each.getMessage() for each in caplog.records if each.name == LOGGER]
+    return [each.removeprefix(named) for each in said if each.startswith(named)]
+
+
+async def by_client(w: World, client: RawClient, session_id: str) -> None:
+    await client.end(session_id)
+
+
+async def by_operator(w: World, client: RawClient, session_id: str) -> None:
+    assert await w.layer.sessions.end(session_id)
+
+
+async def by_idling(w: World, client: RawClient, session_id: str) -> None:
+    w.clock.advance(130)
+    await w.expire()
+
+
+async def by_age(w: World, client: RawClient, session_id: str) -> None:
+    for _ in range(5):
+        w.clock.advance(60)
+        await client.result("ping", {"_meta": {}})
+        await client.resume(session_id)
+    w.clock.advance(60)
+    await w.expire()
+
+
+@pytest.mark.parametrize(
+    ("ends", "reason", "said"),
+    [
+        (by_client, "client", "ended: its client ended it"),
+        (by_operator, "operator", "ended: an operator ended it"),
+        (by_idling, "idle", "ended: it expired after 2m10s without a request"),
+        (by_age, "lifetime", "ended: it expired after 6m, its longest lifetime"),
+    ],
+)
+async def test_a_start_and_an_end_are_one_line_and_one_record_each(
+    ends: End, reason: str, said: str, lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(idle_timeout=100, max_lifetime=350) as w:
+        client = await w.connected()
+        session_id = (await client.start())["sessionId"]
+        await ends(w, client, session_id)
+        assert told(caplog, session_id) == ["started (protocol)", said]
+        name = digest(session_id)
+        started, ended = [e for e in lines.sessions if e["mcp_sessions.session"] == name]
+        assert started["event.name"] == "mcp_sessions.session.started"
+        assert ended["event.name"] == "mcp_sessions.session.ended"
+        assert ended["mcp_sessions.end.reason"] == reason
+        [end] = [each for each in await w.layer.sessions.ended() if each.session == name]
+        assert end.reason is EndReason(reason)
+
+
+async def test_a_delete_ends_a_transport_session_for_its_client(
+    lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world() as w:
+        client = await w.connected()
+        assert client.session_id is not None
+        await client.delete().done()
+        said = ["started (transport)", "ended: its client ended it"]
+        assert told(caplog, client.session_id) == said
+
+
+async def test_who_made_room_names_the_limit(
+    lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(max_sessions=2, min_evictable_idle_time=60) as w:
+        first = await w.connected()
+        w.clock.advance(61)
+        await w.connected()
+        await w.connected()
+        assert first.session_id is not None
+        room = "ended: it made room for another (max_sessions) after 1m1s without a request"
+        assert told(caplog, first.session_id) == ["started (transport)", room]
+
+
+class Away(MemoryStore):
+    """Can be away for what is remembered of ends; and can be emptied."""
+
+    is_away = False
+
+    async def remember_ends(
+        self, ends: Sequence[SessionEnd], *, now: float, beside: bool = False
+    ) -> Sequence[SessionEnd]:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return await super().remember_ends(ends, now=now, beside=beside)
+
+    async def empty(self) -> None:
+        await self.close()
+        self._made = None
+
+
+async def test_a_store_that_is_away_hears_of_an_end_later(
+    lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Away()
+    async with world(store=store) as w:
+        client = await w.connected()
+        session_id = (await client.start())["sessionId"]
+        store.is_away = True
+        await client.end(session_id)
+        assert told(caplog, session_id)[1:] == ["ended: its client ended it"]
+        await w.expire()
+        assert await w.layer.sessions.ended() == []
+        store.is_away = False
+        await w.expire()
+        [end] = await w.layer.sessions.ended()
+        assert end.session == digest(session_id)
+        await w.expire()
+        assert len(await w.layer.sessions.ended()) == 1
+        assert len(told(caplog, session_id)) == 2
+
+
+async def test_a_store_that_was_emptied_is_named_and_what_was_open_ends(
+    lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Away()
+    async with world(store=store) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        session_id = (await client.start())["sessionId"]
+        await client.text("echo", text="x")
+        await w.expire()
+        await store.empty()
+        later = await w.connected()
+        await w.expire()
+        for each in (session_id, client.session_id):
+            assert each is not None
+            assert told(caplog, each)[1:] == ["ended: the store was emptied or replaced"]
+        assert later.session_id is not None and len(told(caplog, later.session_id)) == 1
+        assert caplog.text.count("the sessions in it are gone") == 1
+        await stream.done()
+        await w.expire()
+        assert caplog.text.count("the sessions in it are gone") == 1
