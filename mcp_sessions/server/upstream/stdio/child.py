@@ -18,7 +18,7 @@ from secrets import token_hex
 from typing import Any, Final
 
 from mcp_sessions.core.listening import LISTEN
-from mcp_sessions.core.messages import Malformed, decode, encode, parse
+from mcp_sessions.core.messages import encode
 from mcp_sessions.core.outline import Outlines
 from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.principal import Principal
@@ -27,7 +27,13 @@ from mcp_sessions.server.upstream.external.client import Client
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
 from mcp_sessions.server.upstream.external.listening import Hear, Heard
 from mcp_sessions.server.upstream.external.place import Place
-from mcp_sessions.server.upstream.external.unreadable import more_than, of_ends, outlined
+from mcp_sessions.server.upstream.external.unreadable import (
+    Unreadable,
+    messages_of,
+    more_than,
+    of_ends,
+    outlined,
+)
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.stdio.directories import Directories
 from mcp_sessions.server.upstream.stdio.output import Line, TooLong
@@ -115,12 +121,11 @@ class StdioChildren:
         await self._directories.close()
 
 
-def _is_message(line: bytes) -> bool:
-    try:
-        parse(decode(line))
-    except (ValueError, Malformed):
+def _says_something(line: bytes) -> bool:
+    """Whether a line is a message, or one that cannot be read, and no part of another."""
+    if line.lstrip()[:1] == b'"':
         return False
-    return True
+    return any(not isinstance(it, Unreadable) or it.is_known for it in messages_of(line))
 
 
 class StdioChild(EitherEraChild):
@@ -220,7 +225,7 @@ class StdioChild(EitherEraChild):
         if isinstance(line, TooLong):
             self._too_long(line)
             return None
-        if self._spread is not None and not _is_message(line):
+        if self._spread is not None and not _says_something(line):
             self._noise(len(line), _SPREAD)
             self._goes_on(line, self._spread)
             return None

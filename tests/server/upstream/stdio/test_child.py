@@ -279,7 +279,11 @@ async def test_lines_that_look_like_a_message_cost_no_message_behind_them(given:
     async with child_world() as w:
         client = await w.connected()
         assert (await client.call("prints", given=f"{given}\n{OWN}").result())["n"] == 1
-        assert await client.text("count") == "2"
+        for bad in ('"result":NaN', '"result":null', "\"error\":'x'", '"result":{"n":01}'):
+            line = f'{{"jsonrpc":"2.0","id":@,{bad}}}'
+            error = await client.call("prints", given=f"{given}\n{line}").error()
+            assert error["code"] == -32603
+        assert await client.text("count") == "6"
 
 
 async def test_noise_between_messages_is_bounded() -> None:
