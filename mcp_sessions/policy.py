@@ -33,9 +33,10 @@ class SessionPolicy:
     """
 
     idle_timeout: float = 1800
-    """A session expires this long after its last request finished. An open stream does not
-    keep it; a running request does. The true moment may come up to 1 % earlier where the
-    last request was short: a store is not written for every request's end."""
+    """A session expires this long after its last request finished and its client left. A client
+    is there while it takes what is sent on its GET or listen stream, or while its WebSocket or
+    pipe is open and takes what is sent. The true moment may come up to 1 % earlier if the last
+    request was short, or a tenth if the process dies: a store is not written each time."""
 
     max_lifetime: float = 86_400 * 7
     """A session expires this long after it was made, however busy."""

@@ -6,6 +6,7 @@ Rules:
 1. A request, header and body, arrives within ``receive_timeout``. Else it is answered 408.
 2. A peer that takes nothing of what is sent is cut: after ``receive_timeout``, and after
    ``slow_timeout`` where its connection is closed already and only the rest of an answer is left.
+   What the system has taken and the peer has not is the system's to see (on Linux).
 3. At the bound a new connection takes the place of one that waits: for a request, or for the rest
    of a request. The one that was silent for longest goes first. If none waits, the new one is
    answered 503, or what a health check asks.

@@ -85,6 +85,13 @@ class Transport(Protocol):
     """Closes its GET stream so that the client comes back with ``Last-Event-ID``; None
     where there is none."""
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether something proves now that the client is there: what was sent to it was taken,
+        and it would be noticed if it took nothing. A connection that is merely open proves nothing.
+        """
+        ...
+
     def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> None:

@@ -125,6 +125,16 @@ class ClientConnection:
         """Change its current session."""
         self._current = current
 
+    async def sessions(self) -> frozenset[SessionId]:
+        """The sessions that its client has here: attached, or current.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
+        current = await self.current()
+        here = [*self.attached, current.session_id] if current is not None else self.attached
+        return frozenset(here)
+
     async def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> bool:

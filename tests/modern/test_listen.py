@@ -574,7 +574,7 @@ async def test_a_sessions_end_ends_its_stream(how: str) -> None:
     """Rule: "close the log first, drop subscriptions, detach"; the listen request is one of
     "the running requests of the session (they answer ``-32043``)".
     """
-    async with modern(idle_timeout=100) as (w, client):
+    async with modern(idle_timeout=50, max_lifetime=100) as (w, client):
         session = (await client.start())["sessionId"]
         heard = await client.listening(session, A)
         match how:
@@ -587,7 +587,6 @@ async def test_a_sessions_end_ends_its_stream(how: str) -> None:
             case "older":
                 await (await w.connected()).end(session)
             case _:
-                # "An open stream does not keep it" (D2).
                 w.clock.advance(101)
                 assert await w.expire() == 1
         last = await completed(heard)

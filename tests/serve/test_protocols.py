@@ -3,7 +3,9 @@
 The rules are those of ``mcp_sessions.serve.protocols``.
 """
 
+import asyncio
 import socket
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -11,7 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
+from mcp_sessions.serve.http import http_config
+from mcp_sessions.serve.open_connections import ConnectionLimits
+from mcp_sessions.serve.protocols import LimitedHttp
 from tests.support.hostile import closed_by_peer, hostile
 
 MASK = bytes([1, 2, 3, 4])
@@ -127,3 +134,34 @@ def test_a_close_after_many_pings_is_answered(tmp_path: Path) -> None:
         sock.sendall(frame(PING) * 5_000 + frame(0x8, b"\x03\xe8"))
         received = closed_by_peer(sock)
         assert received == b"\x8a\x00" * 5_000 + b"\x88\x02\x03\xe8"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
+@pytest.mark.anyio
+async def test_the_system_ends_a_connection_whose_peer_is_gone() -> None:
+    """SES14: a comment of a few bytes waits in the kernel, which would hold it for 15 minutes."""
+    limits = ConnectionLimits(
+        max_message=1, receive_timeout=7.5, slow_timeout=1, max_connections=None
+    )
+    served: list[LimitedHttp] = []
+    found: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        sock = served[0].transport.get_extra_info("socket")
+        found.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    def connected() -> asyncio.Protocol:
+        config = http_config(app, log_level="error", limits=limits, health=None)
+        config.load()
+        served.append(LimitedHttp(config=config, server_state=ServerState(), app_state={}))
+        return served[-1]
+
+    server = await asyncio.get_running_loop().create_server(connected, "127.0.0.1", 0)
+    async with server, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 204")
+        writer.close()
+    assert found == [7_500]

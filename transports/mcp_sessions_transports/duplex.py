@@ -134,6 +134,13 @@ class DuplexTransport:
 
     # --- the port --------------------------------------------------------------------------
 
+    @property
+    def is_taken(self) -> bool:
+        """See :class:`Transport`. The server under a WebSocket closes one whose peer answers no
+        ping; a pipe ends with the process at its other end.
+        """
+        return self.outbox.is_taken
+
     def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> None:

@@ -70,6 +70,7 @@ class Outbox:
         self.closed = False
         """Nothing reaches the peer any more."""
 
+        self._is_writing = False
         self.was_slow = False
         """It was cut because its peer took nothing."""
 
@@ -80,6 +81,11 @@ class Outbox:
     def full(self) -> bool:
         """No more should be pushed now."""
         return self._size >= self._limit
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the peer took all that was handed to the network."""
+        return not (self.closed or self._is_writing)
 
     def push(self, chunk: bytes, origin: SessionId | None = None) -> None:
         """Hand over a chunk.
@@ -204,7 +210,9 @@ class Outbox:
                 if not self._holds:
                     if self._buffer:
                         chunks = self._next_chunks()
+                        self._is_writing = True
                         await write(chunks)
+                        self._is_writing = False
                         self._size -= sum(map(len, chunks))
                         self._made_room()
                         if silence is not None:
@@ -216,7 +224,9 @@ class Outbox:
                         return
                     if silence is not None and idle is not None and silence.is_due:
                         silence.broken()
+                        self._is_writing = True
                         await idle()
+                        self._is_writing = False
                         continue
                 await self._wake.wait()
         finally:

@@ -69,7 +69,7 @@ def _expires_while_it_runs(case: Case) -> Rewritten:
     return None if tool(case.asked) == "hold" else [refuse(case.message, -32043, data=sent)]
 
 
-def _stays_while_it_is_open(case: Case) -> Rewritten:
+def _stays_while_it_is_told(case: Case) -> Rewritten:
     is_late = code_of(case.message) == -32043 and tool(case.asked) == "session_id"
     return [answer(case.message, said(str(named(case.asked or {}))))] if is_late else None
 
@@ -141,9 +141,9 @@ FAULTS = (
         to_client=_expires_while_it_runs,
     ),
     Fault(
-        "stays-while-it-is-open",
-        "keeps a session as long as a stream is open",
-        to_client=_stays_while_it_is_open,
+        "stays-while-it-is-told",
+        "keeps a session as long as there is something to tell it",
+        to_client=_stays_while_it_is_told,
     ),
     Fault(
         "promises-more",
@@ -189,7 +189,7 @@ a-draining-server-refuses-new-requests: fails-meanwhile
 a-draining-server-takes-answers: takes-no-answers
 a-draining-server-says-when-to-come-back: drains-in-silence
 a-running-request-keeps-its-session: expires-while-it-runs
-only-requests-keep-a-session: stays-while-it-is-open
+only-requests-keep-a-session: stays-while-it-is-told
 expires-at-is-not-later-than-the-truth: promises-more
 what-is-too-old-is-expired: expired-is-evicted
 who-takes-nothing-is-cut: buffers-everything
@@ -207,7 +207,7 @@ PROVES = """\
 ERR15: begins-what-it-refuses by what-a-draining-server-refuses-did-not-begin
 WSS17: goes-away-at-last by a-draining-server-closes-1012
 SES14: expires-while-it-runs by a-running-request-keeps-its-session
-SES14: stays-while-it-is-open by only-requests-keep-a-session
+SES14: stays-while-it-is-told by only-requests-keep-a-session
 SES16: promises-more by expires-at-is-not-later-than-the-truth
 CUP12: expired-is-evicted by what-is-too-old-is-expired
 ATT7: buffers-everything by who-takes-nothing-is-cut

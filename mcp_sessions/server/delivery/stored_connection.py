@@ -185,6 +185,14 @@ class StoredConnection(ClientConnection):
         record = await self._store.load(self.session_id, now=0)
         return record.current if record is not None else None
 
+    async def sessions(self) -> frozenset[SessionId]:
+        """See :class:`ClientConnection`; and its own."""
+        record = await self._store.load(self.session_id, now=0)
+        if record is None:
+            return frozenset()
+        here = [self.session_id, *record.carried]
+        return frozenset(here if record.current is None else [*here, record.current.session_id])
+
     async def set_current(self, current: CurrentSession | None) -> None:
         """See :class:`ClientConnection`."""
         await self._store.set_current(self.session_id, current)

@@ -31,6 +31,7 @@ from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.history import History
+from mcp_sessions.server.dispatch.presence import Presence
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.contract import SessionStore
@@ -54,7 +55,7 @@ class SessionOver(Protocol):
 
 @dataclass(eq=False, repr=False)
 class Lifecycle:
-    """Makes sessions, keeps the deadlines of those at work ahead, and ends them."""
+    """Makes sessions, keeps the deadlines of those in use ahead, and ends them."""
 
     _store: SessionStore
     _connections: ConnectionRegistry
@@ -84,6 +85,10 @@ class Lifecycle:
         shortest = min(idle_time(mode, self._policy) for mode in Mode)
         self.interval = max(0.05, min(5.0, shortest / 3))
         """Seconds between two rounds."""
+
+        self._presence = Presence(
+            self._store, self._connections, self._runner.held, self._clock, shortest
+        )
 
     async def create(
         self,
@@ -228,14 +233,12 @@ class Lifecycle:
                 logger.warning("the store is away; expired sessions wait")
 
     async def round(self) -> int:
-        """One round: touch what is at work, end what has expired; how many ended."""
+        """One round: keep what cannot be idle, end what has expired; how many ended."""
         now = self._clock()
         made = await self._history.emptied()
         if made is not None:
             await self._forget_lost(made)
-        held = frozenset(self._runner.held)
-        if held:
-            await self._store.touch(held, now=now)
+        held = await self._presence.keep()
         # What an operator ended beside this process is still at work here.
         self._over.extend(await self._history.ended_beside())
         await self._forget_all()

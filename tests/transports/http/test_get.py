@@ -430,16 +430,18 @@ async def test_delete_ends_the_stream() -> None:
         assert (await client.post({"jsonrpc": "2.0", "method": "x"}).done()).status == 404
 
 
-async def test_an_open_stream_does_not_keep_a_session_alive() -> None:
+async def test_an_open_stream_that_is_dead_does_not_keep_a_session_alive() -> None:
     """SES14: "an open but dead stream does not keep a session alive"; it ends, and 404 follows."""
-    async with world(idle_timeout=100) as w:
+    async with world(idle_timeout=100, slow_timeout=100_000) as w:
         client = await subscribed(w, "b:1")
         stream = await client.get().started()
+        stream.stall()
         for _ in range(3):
             w.clock.advance(40)
             await w.layer.notify_resource_updated("b:1")
         assert await w.expire() == 1
 
+        stream.leave()
         await stream.done()
         assert (await client.get().done()).status == 404
 

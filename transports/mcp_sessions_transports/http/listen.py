@@ -55,6 +55,11 @@ class ListenStream:
 
     # --- the port --------------------------------------------------------------------------
 
+    @property
+    def is_taken(self) -> bool:
+        """See :class:`Transport`."""
+        return self._stream.is_taken
+
     def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> None:

@@ -275,6 +275,11 @@ class HttpTransport(Generic[ResponsesT]):
 
     # --- the port ------------------------------------------------------------------------
 
+    @property
+    def is_taken(self) -> bool:
+        """See :class:`Transport`: of the GET stream, on which a comment follows each silence."""
+        return self._get is not None and self._get.stream.is_taken
+
     def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> None:
