@@ -51,6 +51,7 @@ from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import Outcomes
+from mcp_sessions.server.requests.silence import LongSilences
 from mcp_sessions.server.requests.visibility import check_patterns
 from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
@@ -303,6 +304,7 @@ class Assembly:
             bus,
             handlers,
             lifecycle,
+            LongSilences(runner, policy.progress_every, clock),
             broadcaster,
             draining,
             availability,

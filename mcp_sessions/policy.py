@@ -29,7 +29,7 @@ class SessionPolicy:
     """The limits that one layer enforces. Durations are in seconds, sizes in bytes.
 
     Raises:
-        ConfigurationError: A number is zero, negative or not finite.
+        ConfigurationError: A number is zero, negative or not finite. ``progress_every`` may be 0.
     """
 
     idle_timeout: float = 1800
@@ -155,6 +155,10 @@ class SessionPolicy:
     request is closed for a new one; if none waits, the new one is answered 503. None: what the
     limit of file descriptors allows, but for a few."""
 
+    progress_every: float = 60
+    """A call that carries a progress token is sent a progress message this long after the last
+    one, while its handler says nothing. 0: only what the handler says is sent."""
+
     init_timeout: float = 30
     """A WebSocket whose client says nothing for this long after it opened is closed."""
 
@@ -193,7 +197,8 @@ class SessionPolicy:
             if (
                 not isinstance(value, kind)
                 or isinstance(value, bool)
-                or not (value > 0 and math.isfinite(value))
+                or not math.isfinite(value)
+                or not (value > 0 or (value == 0 and limit.name == "progress_every"))
             ):
                 what = "number (whole)" if kind is int else "number"
                 raise ConfigurationError(f"{limit.name} must be a positive {what}, not {value!r}")

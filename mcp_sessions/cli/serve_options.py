@@ -314,6 +314,13 @@ def make_parser() -> types.OneLineParser:
         help=f"events that one session keeps for replay; default: {limits.max_events}",
     )
     parser.add_argument(
+        "--progress-every",
+        type=types.duration,
+        metavar="S",
+        help="seconds after which a silent call with a progress token is sent a progress message; "
+        f"0: never; default: {limits.progress_every:g}",
+    )
+    parser.add_argument(
         "--max-message",
         type=types.count,
         metavar="BYTES",

@@ -351,6 +351,9 @@ def instance_of(params: Mapping[str, Any] | None) -> str | None:
     return value if _INSTANCE.fullmatch(value) else None
 
 
+PROGRESS = "notifications/progress"
+
+
 def progress_token(params: Mapping[str, Any] | None) -> RequestId | None:
     """``params._meta.progressToken``, or None if there is none that can be one."""
     meta = meta_of(params)

@@ -18,6 +18,7 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
+from mcp_sessions.server.requests.silence import LongSilences
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
@@ -36,6 +37,7 @@ class Lifetime:
     _bus: ClusterBus
     _handlers: ClusterHandlers
     _lifecycle: Lifecycle
+    _silences: LongSilences
     _broadcaster: ChangeBroadcaster
     _draining: Draining
     _availability: Availability
@@ -81,6 +83,7 @@ class Lifetime:
                 background = Background()
                 background.loop("the rounds over expired sessions", self._lifecycle.run)
                 background.loop("the rounds over watched streams", self._bus.run)
+                background.loop("the rounds over silent calls", self._silences.run)
                 try:
                     yield
                 finally:

@@ -16,10 +16,12 @@ from opentelemetry.trace import Span
 
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import (
+    PROGRESS,
     RequestId,
     error_body,
     wire_error,
 )
+from mcp_sessions.core.progress import Progress
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -120,6 +122,7 @@ class RunningRequest:
         """Of what it asked: who holds it since this is over."""
 
         self._reports: Reports | None = None
+        self.told: Progress | None = None  # None: its client heard nothing of it.
         self._withdrawals: set[asyncio.Task[None]] = set()
 
     # --- from its start to its answer --------------------------------------------------------
@@ -255,7 +258,8 @@ class RunningRequest:
             # Until here the same request, sent again, could join: the store did not know better.
             self._at_work.kept(self)
         if self._withdrawals:
-            await self._settled()
+            # What was withdrawn is on its way first: nothing follows the answer.
+            await asyncio.wait(self._withdrawals, timeout=self._outcomes.policy.slow_timeout)
         for waiter in self.waiters:
             message, code = self._outcomes.answer(self, waiter, outcome)
             try:
@@ -332,17 +336,20 @@ class RunningRequest:
         if self.restored is not None:
             params = self.restored(params)
         if not self.done:
+            if method == PROGRESS and params is not None:
+                self.told = self.told or Progress()
+                params = self.told.reported(params)
             inbound = self.waiters[-1].inbound
             await inbound.channel.emit(inbound.notification(method, params))
-        elif method not in ("notifications/progress", "notifications/cancelled"):
+        elif method not in (PROGRESS, "notifications/cancelled"):
             # The request's way back is gone with its answer. What was meant for the client
             # and not for this request alone still reaches it.
             await self._standalone().notify(method, params)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress under the token of the newest sending, if it has one."""
-        told = {"progress": progress, "total": total, "message": message}
-        await self.report({name: value for name, value in told.items() if value is not None})
+        told = (("progress", progress), ("total", total), ("message", message))
+        await self.report({name: value for name, value in told if value is not None})
 
     async def report(self, params: Mapping[str, Any]) -> None:
         """See :class:`~mcp_sessions.server.upstream.port.Call`."""
@@ -355,7 +362,15 @@ class RunningRequest:
     async def _tell(self, waiter: Call, params: Mapping[str, Any]) -> None:
         token = waiter.request.token
         if token is not None and not self.done:
-            await self.notify("notifications/progress", {"progressToken": token, **params})
+            await self.notify(PROGRESS, {"progressToken": token, **params})
+
+    async def still_runs(self, token: RequestId) -> None:
+        """Tell the newest sending, whose token that is, that the handler is at work."""
+        if not self.done:
+            self.told = self.told or Progress()
+            params = {"progressToken": token, **self.told.still()}
+            # In a stream's log it replaces the one before it.
+            await self._emit(self.waiters[-1].inbound.notification(PROGRESS, params), "still")
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """Ask the client on the request's own way back; see :class:`Outbound`."""
@@ -419,10 +434,6 @@ class RunningRequest:
         # Over HTTP its own way is gone with its answer: who answers after that is not heard.
         if not self.done or self.transport != "http":
             self._withdraw(message, log_key)
-
-    async def _settled(self) -> None:
-        """Wait until what was withdrawn is on its way, not for ever: nothing follows the answer."""
-        await asyncio.wait(self._withdrawals, timeout=self._outcomes.policy.slow_timeout)
 
     def _withdraw(self, message: bytes, log_key: str) -> None:
         task = self._at_work.spawn(self._emit(message, log_key))

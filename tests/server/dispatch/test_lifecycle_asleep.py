@@ -82,6 +82,7 @@ async def test_a_client_that_was_idle_over_the_weekend_goes_on() -> None:
         await w.layer.notify_resource_updated("a:1")
         assert (await stream.has(1))[0]["params"] == {"uri": "a:1"}
         stream.leave()
+        await stream.done()
 
         w.clock.advance(30 * DAY - 1)
         assert await sleep(w) == 0

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from mcp_sessions.background import watched
 from mcp_sessions.core.listening import LEVELS, SET_LEVEL, level_of
+from mcp_sessions.core.messages import PROGRESS
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
@@ -43,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 LISTS = ("tools", "prompts", "resources")
 UPDATED = "notifications/resources/updated"
-PROGRESS = "notifications/progress"
 _WHOSE = (
     "the server did not say which request it asks for, and several can be: "
     "its client is not known, and nobody is asked"

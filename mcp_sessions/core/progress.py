@@ -1,0 +1,62 @@
+"""The progress of one request as its client hears it: from its handler, and from this layer where
+the handler says nothing for long. The values rise strictly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_STEP = 0.0001
+"""By which each message of ours is above the one before it: little, beside a handler's."""
+
+_EXACT = 2.0**53
+"""Above it not each whole number is a float."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Progress:
+    """What was told so far."""
+
+    count: int = 0
+    """How many reports of the handler's."""
+
+    _said: float | None = None
+    """The handler's newest value; None: it has said none."""
+
+    _heard: float | None = None
+    """The largest value that was told; None: none was."""
+
+    _about: Mapping[str, Any] | None = None
+    """The handler's newest total and text."""
+
+    def reported(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What is told of a report of the handler's: as it is, unless only one of ours keeps its
+        value from rising. Then it is the next larger number.
+        """
+        self.count += 1
+        value = params.get("progress")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return params
+        rises = self._said is None or value > self._said
+        self._said = value
+        self._about = {name: params[name] for name in ("total", "message") if name in params}
+        if rises and self._heard is not None and value <= self._heard:
+            value = _above(self._heard, 0)
+            params = {**params, "progress": value}
+        self._heard = value if self._heard is None else max(value, self._heard)
+        return params
+
+    def still(self) -> Mapping[str, Any]:
+        """What is told where the handler says nothing: a little more, of the same."""
+        self._heard = _above(self._heard or 0, _STEP)
+        return {"progress": self._heard, **(self._about or {})}
+
+
+def _above(value: float, step: float) -> float:
+    """A number above ``value``, by ``step`` or by as little as there is."""
+    if isinstance(value, int) and abs(value) > _EXACT:
+        return value + 1
+    return max(value + step, math.nextafter(value, math.inf))

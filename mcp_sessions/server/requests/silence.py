@@ -1,0 +1,100 @@
+"""Progress messages for a call whose handler says nothing for long. Some clients give a call up
+after minutes without one, and a comment or a log message does not help them.
+
+Rules that must hold, and that ``tests/server/requests/test_silence.py`` owns:
+
+1. A call that carries a progress token hears of progress at least once in ``progress_every``
+   seconds, as long as somebody listens for its answer.
+2. A call's own path has no part in this: the calls that run are looked at from here, a few times in
+   each period.
+3. A client that takes nothing delays no other. A call has one message of ours under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from mcp_sessions.core.messages import RequestId
+from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.server.requests.running import RunningRequest
+
+_LOOKS = 10
+"""How often the calls are looked at in one period."""
+
+_SOONEST = 0.05
+"""Seconds between two looks, at the least."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Silent:
+    """A call, since it was told something last."""
+
+    _since: float
+    """By the event loop."""
+
+    _told: int = 0
+    _telling: asyncio.Task[None] | None = None
+
+    def lasts(self, now: float, told: int, period: float) -> float:
+        """For how many seconds it was told nothing.
+
+        Args:
+            told: How many reports it was sent.
+            period: Seconds since the last look.
+        """
+        if told != self._told:
+            self._told, self._since = told, now - period
+        return now - self._since
+
+    def broken(self, now: float, tell: Callable[[], asyncio.Task[None]]) -> None:
+        """It is told something now, unless the last of ours is still under way."""
+        self._since = now
+        if self._telling is None or self._telling.done():
+            self._telling = tell()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class LongSilences:
+    """Breaks them, for the calls that run in this process.
+
+    Args:
+        every: Seconds; see ``SessionPolicy.progress_every``. 0: never.
+        clock: The one by which calls know when they began.
+    """
+
+    _runner: RequestRunner
+    _every: float
+    _clock: Callable[[], float]
+    _silent: dict[RunningRequest, _Silent] = field(
+        init=False, default_factory=dict[RunningRequest, _Silent]
+    )
+
+    async def run(self) -> None:
+        """Look at the calls for ever, if there is a period."""
+        if not self._every:
+            return
+        period = max(_SOONEST, self._every / _LOOKS)
+        while True:
+            await asyncio.sleep(period)
+            self._look(asyncio.get_running_loop().time(), period)
+
+    def _look(self, now: float, period: float) -> None:
+        before, self._silent = self._silent, {}
+        for running in self._runner.at_work:
+            silent = before.get(running)
+            if silent is None:
+                age = min(max(0.0, self._clock() - running.started_at), period)
+                silent = _Silent(now - age)
+            self._silent[running] = silent
+            told = running.told.count if running.told is not None else 0
+            # The next look may be too late.
+            if silent.lasts(now, told, period) > self._every - 2 * period:
+                token = running.waiters[-1].request.token
+                if token is not None and running.is_heard:
+                    silent.broken(now, partial(self._tell, running, token))
+
+    def _tell(self, running: RunningRequest, token: RequestId) -> asyncio.Task[None]:
+        return self._runner.spawn(running.still_runs(token))
