@@ -121,10 +121,9 @@ class Assembly:
             store = open_store(store)
         if conversations is not None:
             _check_conversations(store, security)
-            if policy.forget_after is None and store.survives_process:
-                policy = replace(policy, forget_after=FORGET_AFTER)
-        else:
-            policy = replace(policy, forget_after=None)
+        if policy.forget_after is None and store.remembers and store.survives_process:
+            # What sleeps there costs little, and whoever comes back finds it.
+            policy = replace(policy, forget_after=FORGET_AFTER)
         self.policy = policy
         self.store, self.remembers = store, store.remembers
         self.bus = bus = _bus(store)

@@ -18,7 +18,7 @@ COALESCED_BY_DEFAULT: Mapping[str, str | None] = {
 
 
 FORGET_AFTER = 86_400 * 30
-"""Seconds: ``SessionPolicy.forget_after`` where it is None, and the store outlives the process."""
+"""Seconds: ``SessionPolicy.forget_after`` if it is None, and the store outlives the process."""
 
 _NEVER_COALESCED = frozenset({"notifications/cancelled", "notifications/progress"})
 """What belongs to one request, each of it."""
@@ -42,11 +42,11 @@ class SessionPolicy:
     """A session expires this long after it was made, however busy."""
 
     forget_after: float | None = None
-    """With ``Conversations``: the session of a conversation expires this long after its last
-    request, instead of by ``idle_timeout``, and ``max_lifetime`` and this after it was made,
-    however busy. So does a transport-mode session, if this is longer: after ``idle_timeout`` it
-    sleeps, and what was sent on it is gone. None: 30 days, if the store outlives the process; else
-    as others do."""
+    """A transport-mode session expires this long after its last use, if this is longer than
+    ``idle_timeout``: after that it sleeps, and what was sent on it is gone. So does the session of
+    a conversation. Both expire ``max_lifetime`` and this after they were made, however busy. What
+    sleeps is ended first if there are ``max_sessions``, the least recently used before others.
+    None: 30 days, if the store outlives the process; else by ``idle_timeout``."""
 
     stateless_lifetime: float = 3_600
     """Without a store: how long a session id can be used, whatever happens."""
@@ -66,7 +66,8 @@ class SessionPolicy:
     session) and were not used for this long: those first that were never used for longer. What
     a handler keeps in one's ``state`` and ``data`` does not stop that. Their clients are
     answered 404, and initialize again. With ``Conversations`` first go those of whoever needs a
-    place that were not used for this long, then transport-mode sessions that sleep, whoever's.
+    place that were not used for this long. Then, and always, transport-mode sessions that sleep,
+    whoever's. For as long after a start none goes whose GET stream was open: its client comes back.
     Not below ``idle_timeout``: none is."""
 
     max_client_bytes: int = 65_536

@@ -268,13 +268,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
 
     given = {
         "--store": options.store,
-        "--idle-timeout": options.idle_timeout,
-        "--max-events": options.max_events,
-        "--progress-every": options.progress_every,
-        "--max-message": options.max_message,
-        "--max-answer": options.max_answer,
-        "--receive-timeout": options.receive_timeout,
-        "--max-connections": options.max_connections,
+        **{f"--{name.replace('_', '-')}": getattr(options, name) for name in LIMITS},
         "--conversations": options.conversations or None,
         "--hide": options.hide,
         "--readable-state": options.readable_state or None,
@@ -310,18 +304,16 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     return layer, redacted(options.store or DEFAULT_STORE)
 
 
+LIMITS = (
+    *("idle_timeout", "forget_after", "max_sessions", "max_events", "progress_every"),
+    *("max_message", "max_answer", "receive_timeout", "max_connections"),
+)
+"""Of the policy's limits, those that are options."""
+
+
 def _policy(options: argparse.Namespace) -> SessionPolicy:
-    limits = {
-        "idle_timeout": options.idle_timeout,
-        "forget_after": options.forget_after,
-        "max_events": options.max_events,
-        "progress_every": options.progress_every,
-        "max_message": options.max_message,
-        "max_answer": options.max_answer,
-        "receive_timeout": options.receive_timeout,
-        "max_connections": options.max_connections,
-    }
-    return SessionPolicy(**{name: value for name, value in limits.items() if value is not None})
+    given = {name: getattr(options, name) for name in LIMITS}
+    return SessionPolicy(**{name: value for name, value in given.items() if value is not None})
 
 
 def _conversations(options: argparse.Namespace) -> Conversations | None:

@@ -126,7 +126,6 @@ def _check(options: argparse.Namespace) -> None:
         "--per-principal": options.per_principal,
         "--platform-ids": options.platform_ids,
         "--handle": options.handle,
-        "--forget-after": options.forget_after,
     }
     given = [name for name, value in more.items() if value]
     if given and not options.conversations:
@@ -285,8 +284,9 @@ def make_parser() -> types.OneLineParser:
         "--forget-after",
         type=types.seconds,
         metavar="S",
-        help="with --conversations: seconds after which an unused one is forgotten; default: "
-        f"{FORGET_AFTER} with a store that outlives the process, else as --idle-timeout",
+        help="seconds after which an unused conversation, or 2025 connection, is forgotten, which "
+        f"sleeps after --idle-timeout; default: {FORGET_AFTER} with a store that outlives the "
+        "process, else as --idle-timeout",
     )
     parser.add_argument(
         "--hide",
@@ -305,7 +305,15 @@ def make_parser() -> types.OneLineParser:
         "--idle-timeout",
         type=types.seconds,
         metavar="S",
-        help=f"seconds after which an unused session expires; default: {limits.idle_timeout:g}",
+        help="seconds after which an unused session expires, or sleeps (see --forget-after); "
+        f"default: {limits.idle_timeout:g}",
+    )
+    parser.add_argument(
+        "--max-sessions",
+        type=types.count,
+        metavar="N",
+        help="open sessions in the store; above it those that sleep are ended, the least recently "
+        f"used first; default: {limits.max_sessions}",
     )
     parser.add_argument(
         "--max-events",

@@ -187,7 +187,7 @@ def _idle(record: SessionRecord, view: View) -> float:
     if not math.isfinite(record.expires_at):
         return math.nan
     used_at = record.expires_at - view.options.forget_after
-    # With conversations a connection sleeps. Nobody used it before it was there.
+    # A connection sleeps, unless that is switched off. Nobody used it before it was there.
     sleeps = record.mode is Mode.TRANSPORT and used_at >= record.created_at
     if not sleeps and record.mode is not Mode.BOUND:
         used_at = record.expires_at - view.options.idle_timeout
@@ -363,8 +363,7 @@ def _parser() -> argparse.ArgumentParser:
         type=types.seconds,
         metavar="S",
         default=FORGET_AFTER,
-        help="the same of conversations' sessions, and of connections with them; default: "
-        "%(default)g",
+        help="the same of conversations' sessions, and of 2025 connections; default: %(default)g",
     )
     commands = parser.add_subparsers(dest="what", required=True, metavar="list|show|end")
     listing = commands.add_parser("list", parents=[common], help="the live sessions")

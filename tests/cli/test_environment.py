@@ -40,7 +40,7 @@ OTHER: Mapping[str, tuple[str, Any]] = {
 }
 """A value of each option that is not a number and no flag."""
 
-NEEDS = {"--per-principal", "--platform-ids", "--handle", "--forget-after"}
+NEEDS = {"--per-principal", "--platform-ids", "--handle"}
 """They go with --conversations."""
 
 

@@ -81,10 +81,6 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["serve", "a:b", "--handle", "add"],
         "--handle goes with --conversations",
     ),
-    "what no conversation is forgotten after": (
-        ["serve", "a:b", "--forget-after", "60"],
-        "--forget-after goes with --conversations",
-    ),
     "no events": (["serve", "a:b", "--max-events", "0"], "above 0, not '0'"),
     "half an event": (["serve", "a:b", "--max-events", "1.5"], "above 0, not '1.5'"),
     "relative path": (["serve", "a:b", "--path", "mcp"], "must be a path that begins with '/'"),

@@ -310,6 +310,9 @@ async def world(
     if security is None and conversations is not None:
         # Over a store that others share they are found by keys that others have, too.
         security = SessionSecurity(["k" * 32])
+    # What a test says of idle time goes for every session, also over a store that lasts.
+    if conversations is None:
+        limits.setdefault("forget_after", limits.get("idle_timeout", SessionPolicy().idle_timeout))
     layer = ClockedLayer(
         server if server is not None else box.server,
         store=store,

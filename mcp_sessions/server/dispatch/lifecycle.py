@@ -76,6 +76,7 @@ class Lifecycle:
     def __post_init__(self) -> None:
         # The store hands each record out once.
         self._over: deque[SessionRecord] = deque()
+        self._made_at = self._clock()
         self._room = asyncio.Lock()
         self._looked: Counter[bool] = Counter()
         self._in_vain_at = -math.inf
@@ -85,6 +86,9 @@ class Lifecycle:
         shortest = min(idle_time(mode, self._policy) for mode in Mode)
         self.interval = max(0.05, min(5.0, shortest / 3))
         """Seconds between two rounds."""
+
+        self._coming = max(self._policy.min_evictable_idle_time, self._policy.reconnect_spread)
+        """Seconds in which clients come back after a restart."""
 
         self._presence = Presence(
             self._store, self._connections, self._runner.held, self._clock, shortest
@@ -346,8 +350,9 @@ class Lifecycle:
             unused_for=self._policy.min_evictable_idle_time,
             held=streaming | self._runner.held.keys(),
             limit=_BATCH,
-            # Another process may have a stream open that this one does not know of.
-            opened=self._store.exchange is None,
+            # Another process may have a stream open that this one does not know of. Or the one
+            # before this had it, and its client is just coming back.
+            opened=self._store.exchange is None and not 0 <= now - self._made_at < self._coming,
         )
         if evicted:
             logger.warning(

@@ -14,11 +14,6 @@ NOT_JSON = (TypeError, ValueError, RecursionError)
 """What JSON writers raise for a value that they cannot write."""
 
 
-def store_error(failed: StoreUnavailable) -> dict[str, Any]:
-    """The error of an answer where a store that fails has no status of its own (HTP5)."""
-    return error_body(INTERNAL_ERROR, f"{failed.told}: ask again later")
-
-
 class Outcome(NamedTuple):
     """A result or, if that is None, an error."""
 

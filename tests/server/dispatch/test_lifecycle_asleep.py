@@ -1,4 +1,4 @@
-"""Idle is not dead: a connection over HTTP that nobody used goes on, with conversations."""
+"""Idle is not dead: a connection over HTTP that nobody used goes on, over a store that lasts."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.sqlite.store import SQLiteStore
 from tests.server.dispatch.test_conversations import tools
 from tests.support.raw import RawClient
-from tests.support.replicas import cluster, user
-from tests.support.world import World, world
+from tests.support.replicas import Backplane, cluster, user
+from tests.support.world import Clock, World, world
 
 pytestmark = pytest.mark.anyio
 
@@ -107,7 +107,7 @@ async def test_it_finds_what_came_while_it_slept() -> None:
 
 
 async def test_off_it_is_over_as_ever() -> None:
-    async with world(forget_after=30 * DAY) as w:
+    async with world(forget_after=1) as w:
         client, had = await at_work(w)
         w.clock.advance(HALF_AN_HOUR)
         assert (await client.send("tools/list").reply.done()).status == 404
@@ -189,3 +189,46 @@ async def test_it_goes_on_at_another_replica() -> None:
         methods = [message["method"] for message in await stream.has(2)]
         assert methods == ["notifications/x", "notifications/resources/updated"]
         stream.leave()
+
+
+@pytest.mark.parametrize("store", ["sqlite", "shared"])
+async def test_over_a_store_that_lasts_it_sleeps_without_any_setting(
+    store: str, tmp_path: Path
+) -> None:
+    """A stock client that comes back after a week is not answered 404. What it was sent is gone."""
+    lasts: Any = f"sqlite:///{tmp_path}/s.db" if store == "sqlite" else Backplane().store()
+    async with world(store=lasts, forget_after=None) as w:
+        client, had = await at_work(w)
+        w.clock.advance(7 * DAY)
+        assert await sleep(w) == 0
+        assert await client.text("echo", text="x") == "x"
+        stream = await client.get(had).started()
+        assert stream.status == 200
+        stream.leave()
+        await stream.done()
+        w.clock.advance(31 * DAY)
+        assert (await client.send("tools/list").reply.done()).status == 404
+
+
+async def test_after_a_restart_nobody_who_comes_back_makes_room(tmp_path: Path) -> None:
+    """A client whose GET stream was open needs a moment to open it again. Then who is away goes."""
+    url, clock = f"sqlite:///{tmp_path}/s.db", Clock()
+    limits: dict[str, Any] = {"max_sessions": 2, "min_evictable_idle_time": 60.0}
+    clients: list[RawClient] = []
+    async with world(store=url, clock=clock, **limits) as w:
+        for _ in range(2):
+            clients.append(await w.connected())
+            (await clients[-1].get().started()).leave()
+        clock.advance(100)
+    async with world(store=url, clock=clock, **limits) as w:
+        for client in clients:
+            client.carrier = w.carrier
+        with pytest.raises(AssertionError, match="max_sessions"):
+            await w.client().initialize()
+        back = await clients[0].get().started()
+        assert back.status == 200
+        clock.advance(61)
+        await w.connected()
+        assert (await clients[0].send("ping").reply.done()).status == 200
+        assert (await clients[1].send("ping").reply.done()).status == 404
+        back.leave()
