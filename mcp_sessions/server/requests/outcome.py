@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 from mcp_sessions.core.messages import error_body, error_outcome, result_outcome
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
+from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 
 NOT_JSON = (TypeError, ValueError, RecursionError)
 """What JSON writers raise for a value that they cannot write."""
+
+MOST_OWED: Final = 16_777_216
+"""Bytes of outcomes that wait for a store that is away; of later ones only the end is kept."""
+
+Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
+"""Adds a session's ``_meta`` to a result."""
 
 
 class Outcome(NamedTuple):

@@ -15,12 +15,7 @@ from typing import Any, Protocol
 from opentelemetry.trace import Span
 
 from mcp_sessions.core.handles import HANDLE
-from mcp_sessions.core.messages import (
-    PROGRESS,
-    RequestId,
-    error_body,
-    wire_error,
-)
+from mcp_sessions.core.messages import PROGRESS, RequestId, error_body, wire_error
 from mcp_sessions.core.progress import Progress
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
@@ -37,7 +32,7 @@ from mcp_sessions.server.delivery.questions import (
 )
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
-from mcp_sessions.server.requests.outcome import NOT_JSON, Outcome, store_error
+from mcp_sessions.server.requests.outcome import MOST_OWED, NOT_JSON, Outcome, Stamp, store_error
 from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.upstream import port
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
@@ -45,12 +40,6 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
-
-
-_MOST_OWED = 16_777_216
-"""Bytes of outcomes that wait for a store that is away; of what ends then only the end is kept."""
-
-Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
 
 
 class AtWork(Protocol):
@@ -479,7 +468,7 @@ class Outcomes:
         if session_id is not None and running.key is not None:
             kept = outcome.encoded(running.request.method)
             size = len(kept) if kept is not None else 0
-            if size and self._owed.size + size > _MOST_OWED:
+            if size and self._owed.size + size > MOST_OWED:
                 kept, size = None, 0
             finish = partial(self._store.finish_request, session_id, running.key, kept, now=now)
             await self._owed.settle({("finish", session_id, running.key): finish}, size=size)
