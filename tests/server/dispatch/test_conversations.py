@@ -457,15 +457,14 @@ async def test_a_conversation_that_nobody_used_over_the_weekend_goes_on(tmp_path
         w.clock.advance(month)
         assert await w.expire() == 1
         assert await text(w.carrier, "modern", OPENAI, "one") == "conversation 1 1"
-    for conversations, modes, over in ((ON, {"bound", "transport"}, 0), (None, {"transport"}, 1)):
+    for conversations, modes in ((ON, {"bound", "transport"}), (None, {"transport"})):
         async with world(conversations=conversations, forget_after=weekend) as w:
             tools(w)
             await text(w.carrier, "handshake", OPENAI, "one")
             assert {each.mode for each in await w.layer.sessions.list()} == modes
             w.clock.advance(1800)
-            assert await w.expire() == over
-            left = {each.mode for each in await w.layer.sessions.list()}
-            assert left == (set() if over else modes)
+            assert await w.expire() == 0
+            assert {each.mode for each in await w.layer.sessions.list()} == modes
 
 
 async def test_an_operator_who_ends_it_takes_no_request_from_its_client() -> None:
