@@ -12,7 +12,7 @@ from starlette.routing import Mount
 from websockets.exceptions import InvalidStatus
 
 from mcp_sessions import SessionLayer
-from mcp_sessions.ids import FencingEpoch, SessionId
+from mcp_sessions.ids import FencingEpoch, SessionId, digest
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions_transports.websocket.close_codes import COME_BACK, CloseCode, should_come_back
 from tests.support import apps
@@ -384,7 +384,7 @@ async def test_what_is_owed_no_answer_leaves_nothing_behind(kind: str) -> None:
 async def test_an_ordinary_connection_is_no_line_for_an_operator(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However many there are."""
+    """However many there are. The start and the end of a session are a line each."""
     for name in ("mcp_sessions", "mcp_sessions_transports"):
         caplog.set_level(logging.DEBUG, name)
     async with duplex_world() as w:
@@ -395,7 +395,12 @@ async def test_an_ordinary_connection_is_no_line_for_an_operator(
         assert await peer.text("echo", text="x") == "x"
         await peer.result("session/end", {"sessionId": session})
     said = [each for each in caplog.records if each.name.startswith("mcp_sessions")]
-    assert {each.levelname for each in said} == {"DEBUG"}
+    for_operators = [each.getMessage() for each in said if each.levelname != "DEBUG"]
+    name = digest(session)
+    assert for_operators == [
+        f"session {name} started (protocol)",
+        f"session {name} ended: its client ended it",
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,6 +17,7 @@ from mcp_sessions.testing import (
     admission,
     attachment,
     belongings,
+    ends,
     exchange,
     lives,
     logs,
@@ -57,7 +58,11 @@ async def test_an_exchange_keeps_its_contract(
 @pytest.mark.parametrize(
     ("checks", "modules", "argument"),
     [
-        (STORE_CHECKS, (lives, sleeping, admission, logs, attachment, belongings, telling), "make"),
+        (
+            STORE_CHECKS,
+            (lives, sleeping, admission, logs, attachment, belongings, telling, ends),
+            "make",
+        ),
         (EXCHANGE_CHECKS, (exchange,), "make_two"),
     ],
     ids=["store", "exchange"],
