@@ -382,6 +382,7 @@ class RunningRequest:
         """
         self.waiters.append(waiter)
         if self._reports is not None:
+            self.told = None  # Values rise from the first report again.
             await self._reports.repeat(partial(self._tell, waiter))
         for question in list(self._asked):
             # Each may be answered, or a new one be asked, while the one before it is sent.
