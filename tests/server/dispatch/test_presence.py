@@ -130,13 +130,14 @@ async def test_an_ended_session_does_not_come_back_with_its_stream() -> None:
 
 def count_touches(w: World, *, away: bool = False) -> list[Any]:
     """Every later call of the store's ``touch``, which fails if it is ``away``."""
-    touch, calls = type(w.layer.store).touch, list[Any]()
+    vars(w.layer.store).pop("touch", None)
+    touch, calls = w.layer.store.touch, list[Any]()
 
     async def counted(sessions: Any, *, now: float) -> None:
         calls.append(sessions)
         if away:
             raise StoreUnavailable("away")
-        await touch(w.layer.store, sessions, now=now)  # pyright: ignore[reportArgumentType]
+        await touch(sessions, now=now)
 
     w.layer.store.touch = counted  # pyright: ignore[reportAttributeAccessIssue]
     return calls
