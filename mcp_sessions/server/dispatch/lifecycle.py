@@ -77,6 +77,7 @@ class Lifecycle:
         # The store hands each record out once.
         self._over: deque[SessionRecord] = deque()
         self._made_at = self._clock()
+        self._emptied: StoreMade | None = None
         self._room = asyncio.Lock()
         self._looked: Counter[bool] = Counter()
         self._in_vain_at = -math.inf
@@ -239,9 +240,11 @@ class Lifecycle:
     async def round(self) -> int:
         """One round: keep what cannot be idle, end what has expired; how many ended."""
         now = self._clock()
-        made = await self._history.emptied()
-        if made is not None:
-            await self._forget_lost(made)
+        self._emptied = await self._history.emptied() or self._emptied
+        if self._emptied is not None:
+            # If the store fails meanwhile, the next round does it.
+            await self._forget_lost(self._emptied)
+            self._emptied = None
         held = await self._presence.keep()
         # What an operator ended beside this process is still at work here.
         self._over.extend(await self._history.ended_beside())

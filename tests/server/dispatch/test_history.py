@@ -143,6 +143,27 @@ async def test_a_store_that_is_away_hears_of_an_end_later(
         assert len(told(caplog, session_id)) == 2
 
 
+async def test_a_store_that_fails_as_it_is_found_empty_is_looked_at_again(
+    lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Away()
+    async with world(store=store) as w:
+        client = await w.connected()
+        stream = await client.get().started()
+        await w.expire()
+        await store.empty()
+        store.is_away = True
+        with pytest.raises(StoreUnavailable):
+            await w.expire()
+        store.is_away = False
+        await w.expire()
+        assert client.session_id is not None
+        gone = ["ended: the store was emptied or replaced"]
+        assert told(caplog, client.session_id)[1:] == gone
+        assert caplog.text.count("the sessions in it are gone") == 1
+        await stream.done()
+
+
 async def test_a_store_that_was_emptied_is_named_and_what_was_open_ends(
     lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
