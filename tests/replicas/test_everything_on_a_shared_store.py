@@ -14,6 +14,10 @@ NOT_HERE = {
         "test_an_answer_waits_for_no_change_of_others",
         "it counts steps of the event loop, and here a change takes many more of them",
     ),
+    "server/upstream/external/test_place.py": (
+        "test_who_was_asked_is_not_asked_again_because_another_call_of_theirs_is_over",
+        "it says which of two calls made at once is the newest, which here the seed decides",
+    ),
     "transports/http/test_handshake.py": (
         "test_the_ends_of_finished_streams_are_kept_within_a_bound",
         "it says which of five calls made at once is done first, which here the seed decides",

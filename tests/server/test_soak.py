@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR
 from tests.support.raw import RawClient, in_session, keyed
 from tests.support.virtual_time import cycles
 from tests.support.world import World, world
@@ -84,6 +85,13 @@ async def test_ten_thousand_that_come_and_go_leave_nothing() -> None:
             w.clock.advance(200)
             assert await w.expire() >= CYCLES // 10
             w.carrier.forget()
+        assert len(await w.layer.sessions.ended()) == MOST_ENDS
+        # An end is remembered for a time, in bounds.
+        w.clock.advance(REMEMBERED_FOR)
+        await come_and_go(w, 1)
+        w.clock.advance(200)
+        assert await w.expire() >= 1
+        w.carrier.forget()
         await cycles()
         after = blocks()
 

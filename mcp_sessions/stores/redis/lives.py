@@ -104,16 +104,15 @@ class Lives(Lists):
         fields |= {"created": repr(now), "expires": repr(deadline)}
         flat = [part for pair in fields.items() for part in pair]
         epoch = mint_log_epoch()
-        answer: list[Any] = await self._on(
-            session_id, scripts.CREATE, repr(now), idle, epoch, member, *flat
-        )
-        (made, left), is_new = pair_of(answer[:2]), answer[2:]
+        answer = await self._on(session_id, scripts.CREATE, repr(now), idle, epoch, member, *flat)
+        pair, is_new = pair_of(answer)
+        made, left = pair_of(pair)
         if left is not None:
             if not is_place(of_kind(bytes, left)):
                 raise Unreadable("bytes")
             await self._release(left)
         record = self._record(made)
-        record.is_new = is_new == [1]
+        record.is_new = is_new == 1
         return record
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:

@@ -51,7 +51,8 @@ LATE: Final = 3.0
 BEHIND: Final = 1.0
 """Seconds in which a URL's own stream may be behind its responses."""
 
-_CHANGES: Final = ("/list_changed", "resources/updated")
+_ABOUT_NO_REQUEST: Final = ("/list_changed", "resources/updated", "roots/list")
+"""How the methods end that a server calls at any time. It asks for roots when a client begins."""
 
 _GIVEN_UP: Final = 1_024
 """Of one child: those that are given up and may still be answered. With more of them no request is
@@ -215,7 +216,7 @@ class Unanswered:
 
     def _only(self, method: str, *, is_late: bool) -> Cause:
         now = asyncio.get_running_loop().time()
-        if not (self._awaited or self.has_given_up or method.endswith(_CHANGES)):
+        if not (self._awaited or self.has_given_up or method.endswith(_ABOUT_NO_REQUEST)):
             if now - self._answered_at < LATE and len(self._said_late) < _NAMES:
                 self._said_late.add(method)
         if self.has_given_up or len(self._awaited) != 1:

@@ -8,7 +8,7 @@ local known = redis.call('HMGET', base, 'expires', 'member')
 -- Those who come in the same second have the same place.
 local is_other = known[2] ~= ARGV[4]
 if known[1] and now < seconds(known[1]) then
-    return { record(), is_other and ARGV[4], 0 }
+    return { { record(), is_other and ARGV[4] }, 0 }
 end
 if known[1] then
     delete()
@@ -19,4 +19,4 @@ if mode ~= 'bound' then
     save(new_log('events', epoch))
 end
 move_deadline(now, idle, seconds(ends))
-return { record(), is_other and known[2], 1 }
+return { { record(), is_other and known[2] }, 1 }
