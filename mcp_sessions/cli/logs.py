@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import sys
 import threading
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ def configure(
     if format == "json":
         os.environ["FASTMCP_LOG_ENABLED"] = "false"
         _log_what_python_prints()
-    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler = NeverWaiting(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     root = logging.getLogger()
     for old in root.handlers[:]:
@@ -113,6 +114,53 @@ def _log_what_python_prints() -> None:
 
     sys.excepthook = uncaught
     threading.excepthook = sys.unraisablehook = uncaught_elsewhere
+
+
+class NeverWaiting(logging.StreamHandler[TextIO]):
+    """Leaves out lines that would have to wait. If nobody reads the pipe of the log, the server
+    goes on. As soon as somebody does, a line says how many are missing.
+    """
+
+    _left_out = 0
+    _cut = ""
+    """What ends the last line, if it was cut."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or count it."""
+        try:
+            text = self.format(record) + self.terminator
+            if self._left_out:
+                text = f"{self._cut}{self._missing()}{self.terminator}{text}"
+            at_once = _PIPE_BUF if text.isascii() else _PIPE_BUF // 4
+            for start in range(0, len(text), at_once):
+                if not _takes(self.stream):
+                    self._left_out += 1
+                    self._cut = self.terminator if start else self._cut
+                    return
+                self.stream.write(text[start : start + at_once])
+                self.flush()
+            self._left_out, self._cut = 0, ""
+        except Exception:
+            self.handleError(record)
+
+    def _missing(self) -> str:
+        said = f"the log lost {self._left_out} lines: nobody read it"
+        return self.format(
+            logging.LogRecord("mcp_sessions.cli", logging.WARNING, "", 0, said, (), None)
+        )
+
+
+_PIPE_BUF: int = getattr(select, "PIPE_BUF", 512)
+"""Bytes that a pipe takes whole and at once, if it takes any (POSIX)."""
+
+
+def _takes(stream: TextIO) -> bool:
+    """Whether a stream takes a few bytes at once."""
+    try:
+        return not hasattr(select, "poll") or bool(select.select((), (stream,), (), 0)[1])
+    except (OSError, ValueError, TypeError):
+        # It has no descriptor. What is wrong with it shows as it is written.
+        return True
 
 
 class TextFormatter(logging.Formatter):

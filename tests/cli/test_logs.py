@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import os
+import select
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -33,6 +35,32 @@ def configure(monkeypatch: pytest.MonkeyPatch) -> Generator[Configure]:
     root.handlers[:], root.level, ours.level = before
     # Levels are cached per logger; setting one the official way empties the caches.
     root.setLevel(before[1])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are asked with poll")
+@pytest.mark.parametrize("size", [100, 10_000])
+def test_a_log_that_nobody_reads_stops_nobody_and_says_later_what_is_missing(size: int) -> None:
+    reads, writes = os.pipe()
+    with os.fdopen(reads, "rb", buffering=0) as reader, os.fdopen(writes, "w") as stream:
+        handler = logs.NeverWaiting(stream)
+        handler.setFormatter(logs.TextFormatter())
+
+        def told(text: str) -> None:
+            handler.emit(logging.LogRecord("own", logging.INFO, "", 0, text, (), None))
+
+        for _ in range(2_000):
+            told("x" * size)
+        # As much as the pipe holds, which is less than was written.
+        read = bytearray()
+        while select.select((reader,), (), (), 0)[0]:
+            read += reader.read(65_536)
+        whole = read.count(b"\n")
+        assert whole < 2_000
+        told("heard again")
+        told("the last one")
+        lines = reader.read(65_536).decode().splitlines()[-3:]
+        assert f"WARNING mcp_sessions.cli: the log lost {2_000 - whole} lines" in lines[0]
+        assert lines[1].endswith(": heard again") and lines[2].endswith(": the last one")
 
 
 def test_a_text_record_is_one_line_with_time_level_and_name(configure: Configure) -> None:
