@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,16 +89,21 @@ async def answer_to(sent: Sent, what: bytes) -> Json | None:
         what: What is hostile about it, for people.
 
     Raises:
-        AssertionError: It does not come, or is no JSON.
+        AssertionError: It is no JSON, or neither it nor another message comes within `WITHIN`.
     """
     reply = sent.reply
-    try:
-        await reply.until(
-            lambda: reply.ended or (reply.is_sse and reply.answer_to(sent.id) is not None),
-            within=WITHIN,
-        )
-    except AssertionError:
-        raise AssertionError(f"unanswered: {shown(what)}") from None
+
+    def is_here() -> bool:
+        return reply.ended or (reply.is_sse and reply.answer_to(sent.id) is not None)
+
+    before = -1
+    while not is_here():
+        # An answer waits behind what was said before it. That may be many messages.
+        messages = len(reply.events) if reply.is_sse else 0
+        assert messages > before, f"unanswered: {shown(what)}"
+        before = messages
+        with suppress(AssertionError):
+            await reply.until(is_here, within=WITHIN)
     try:
         return reply.answer_to(sent.id)
     except ValueError:

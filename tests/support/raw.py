@@ -71,6 +71,9 @@ class Reply:
         self._board = Board()
         self._parsed = 0
         self._events: list[SseEvent] = []
+        self._answers: dict[object, Json] = {}
+        """Those of a stream by id, the first of each: a look costs the same after many events."""
+
         self._comments: list[str] = []
 
     # --- for carriers --------------------------------------------------------------------
@@ -125,6 +128,13 @@ class Reply:
         if fields:
             message = json.loads(fields["data"]) if fields.get("data") else None
             self._events.append(SseEvent(fields, message))
+            if isinstance(message, dict) and "method" not in message:
+                self._keep(cast("Json", message))
+
+    def _keep(self, answer: Json) -> None:
+        about: object = answer.get("id")
+        if isinstance(about, str | int | float):
+            self._answers.setdefault(about, answer)
 
     @property
     def comments(self) -> list[str]:
@@ -177,10 +187,11 @@ class Reply:
 
     def answer_to(self, request_id: str | int) -> Json | None:
         """The response to that request, if it is here."""
-        for message in self.messages:
-            if "method" not in message and message.get("id") == request_id:
-                return message
-        return None
+        if self.is_sse:
+            _ = self.events
+            return self._answers.get(request_id)
+        is_it = self.ended and self.body and "method" not in self.json
+        return self.json if is_it and self.json.get("id") == request_id else None
 
     async def answer(self, request_id: str | int) -> Json:
         """The response to that request, once it is here."""
