@@ -368,6 +368,8 @@ async def test_an_evicted_position_is_answered(request_id: int | str) -> None:
         ]
 
 
+# Which of five calls made at once completes first, another store decides.
+@pytest.mark.in_memory
 async def test_the_ends_of_finished_streams_are_kept_within_a_bound() -> None:
     """ATT7, REQ8: ``max_finished_streams``; the oldest goes first, and says so."""
     async with world(max_finished_streams=3) as w:

@@ -36,6 +36,8 @@ async def test_a_client_that_takes_nothing_keeps_no_answer_of_another(per: str) 
         assert slow.messages[-1]["id"] == sent, "the answer came before what was told before it"
 
 
+# Which of two calls made at once is the newest, another store decides.
+@pytest.mark.in_memory
 @pytest.mark.parametrize("transport", ["http", "websocket", "stdio"])
 async def test_who_was_asked_is_not_asked_again_because_another_call_of_theirs_is_over(
     transport: str,

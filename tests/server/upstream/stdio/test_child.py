@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sessions import StdioServer
+from mcp_sessions.server.upstream.stdio.process import ChildProcess
 from tests.support.children import CHILD, child_world, children_of, is_alive, until
 from tests.support.raw import Json, RawClient, keyed
 from tests.support.world import world
@@ -317,7 +318,22 @@ async def test_one_that_asks_and_does_not_read_is_ended(caplog: pytest.LogCaptur
     assert any("does not read" in record.getMessage() for record in caplog.records)
 
 
-async def test_what_is_cancelled_before_one_could_take_it_never_runs(tmp_path: Path) -> None:
+def lines_written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The lines that processes are given from now on."""
+    lines: list[bytes] = []
+    write = ChildProcess.write
+
+    def noting(process: ChildProcess, line: bytes) -> None:
+        lines.append(line)
+        write(process, line)
+
+    monkeypatch.setattr(ChildProcess, "write", noting)
+    return lines
+
+
+async def test_what_is_cancelled_before_one_could_take_it_never_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that takes no input is handed no more than it was: what its clients give up is gone."""
     notes = tmp_path / "notes"
     async with child_world(options={"env": {"CALLS": str(notes)}}) as w:
@@ -326,7 +342,9 @@ async def test_what_is_cancelled_before_one_could_take_it_never_runs(tmp_path: P
         runner = w.inside.runner
         os.kill(pid, signal.SIGSTOP)
         try:
+            written = lines_written(monkeypatch)
             taken = client.call("echo", text="x" * 1_000_000)
+            await until(lambda: len(written) == 1, "its process has the first one, in part")
             for number in range(5):
                 given_up = client.call("mark", text=f"{number} " + "x" * 1_000_000)
                 await until(lambda: runner.running == 2, "it waits")
