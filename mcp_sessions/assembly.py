@@ -80,13 +80,14 @@ closed just when a request is sent on it."""
 
 
 class Assembly:
-    """What one layer consists of, and what its bindings serve
-    (:class:`~mcp_sessions_transports.served.Served`); see
+    """Holds the parts of one layer, and serves its bindings.
+
+    The bindings see it as a :class:`~mcp_sessions_transports.served.Served`. See also
     :class:`~mcp_sessions.layer.SessionLayer`.
 
     Raises:
         ConfigurationError: The server cannot be wrapped, the URL names no store, or conversations
-            would not be found again; or what is ``hidden`` is no collection of patterns.
+            would not be found again; or ``hidden`` is not a collection of patterns.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ _SLICE = 0.005
 """Seconds."""
 
 _TURNS = 4
-"""Of the event loop, within which a small request is read, answered and written."""
+"""Turns of the event loop in which a small request is read, answered and written."""
 
 
 async def give_way() -> None:

@@ -41,7 +41,7 @@ class Conversations:
     it that makes one up (Bedrock AgentCore). From whoever may not send keys it is refused."""
 
     per_principal: bool = False
-    """Whoever is authenticated and sends no key has one session for all requests."""
+    """An authenticated client that sends no key has one session for all requests."""
 
     anonymous: bool | None = None
     """Whether a key that comes without authentication is enough: whoever knows it has the
@@ -53,7 +53,7 @@ class Conversations:
     session. The tool does not see it."""
 
     handle_name: str = "session"
-    """What the argument is called."""
+    """The name of the argument."""
 
     def __post_init__(self) -> None:
         for which in ("meta", "headers", "handle"):
@@ -70,7 +70,7 @@ class Conversations:
 
     @property
     def rules(self) -> Sequence[Rule]:
-        """Where keys are looked for, in this order."""
+        """Return the places to look for keys, in this order."""
         return (
             *(Rule("meta", name) for name in self.meta),
             *(Rule("header", name.lower()) for name in self.headers),

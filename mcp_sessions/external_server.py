@@ -13,24 +13,24 @@ Per = Literal["session", "principal", "shared"]
 
 
 class ExternalServer:
-    """What all of them have.
+    """The options that all external servers share.
 
     Args:
-        identity: Which server it is: what is sealed for one is no other's.
-        per: Who shares a child.
+        identity: The server's name in sealed tokens. A token for one server opens at no other.
+        per: The scope in which clients share a child.
         max_children: At the same time.
         max_children_per_principal: Of these, those that one principal started; None: all.
         child_idle: Seconds after its last request in which a child ends.
         start_timeout: Seconds that one has to answer ``initialize``.
-        title: What it is called in the log.
+        title: The server's name in the log.
         try_at_start: Start one child when the layer starts, and log why if that fails.
 
     Raises:
-        ConfigurationError: An argument is none.
+        ConfigurationError: An argument is invalid.
     """
 
     kind: ClassVar[str]
-    """What a child is, in a word."""
+    """The word for a child."""
 
     names_sessions: bool = False
     """A child is started in the name of its session, and can be no other's."""

@@ -48,7 +48,6 @@ class ResumableClientTransport(ClientTransport):
         transport_options: TransportOptions | None = None,
         **session_kwargs: Unpack[SessionKwargs],
     ) -> AsyncGenerator[ClientSession]:
-        """See FastMCP's ``ClientTransport``."""
         options = transport_options or TransportOptions()
         async with (
             self._transport as (read, write),
@@ -58,11 +57,11 @@ class ResumableClientTransport(ClientTransport):
 
     @property
     def session(self) -> KnownSession | None:
-        """See `ResumableTransport.session`."""
+        """Return the session that this transport knows, like `ResumableTransport.session`."""
         return self._transport.session
 
     async def move_to(self, url: str) -> ResumeOutcome:
-        """See `ResumableTransport.move_to`."""
+        """Move to another URL, like `ResumableTransport.move_to`."""
         return await self._transport.move_to(url)
 
 
@@ -81,22 +80,25 @@ resumable = _for_fastmcp(client_transport.resumable)
 
 
 def session_state(beside: AsyncKeyValue | None = None) -> AsyncKeyValue:
-    """What ``FastMCP(session_state_store=…)`` takes, so that ``ctx.set_state`` and what a session
-    is shown of the components are kept in the session that the layer has: in its ``data``, as long
-    as it lives, on every replica; in the 2026 era, too.
+    """Make the store for ``FastMCP(session_state_store=…)``.
+
+    The layer's session then keeps the values of ``ctx.set_state``, and the session's view of the
+    components. They are in the session's ``data``, as long as it lives, on every replica, also in
+    the 2026 era.
 
     Args:
-        beside: Keeps what belongs to no session of the layer's: of a request that has none, and
-            what FastMCP keeps for a user, or under an id of its own. None: this process.
+        beside: Keeps the values that belong to no session of the layer's: those of a request
+            without a session, and those that FastMCP keeps for a user or under its own id. None:
+            this process keeps them.
     """
     return _SessionState(beside if beside is not None else MemoryStore())
 
 
 _MEMBER = "fastmcp"
-"""Of a session's ``data``."""
+"""The key in a session's ``data``."""
 
 _ATTEMPTS = 20
-"""Of a change of a session's data while other replicas change it, too."""
+"""Attempts to change a session's data while other replicas change it, too."""
 
 
 class _SessionState(AsyncKeyValue):

@@ -1,4 +1,4 @@
-"""Which URL a layer wraps, who shares a session there, and with whose credential."""
+"""Describe the URL that a layer wraps, its credential, and which clients share a session there."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ FencingEpoch = NewType("FencingEpoch", int)
 """Counts the attachments of one session. The newest is the only one that may write."""
 
 LogEpoch = NewType("LogEpoch", str)
-"""Which incarnation of an event log: 13 digits of milliseconds, then 6 random digits."""
+"""Names one incarnation of an event log: 13 digits of milliseconds, then 6 random digits."""
 
 RequestKey = NewType("RequestKey", str)
 """A client's own name for a request that must run at most once in its session."""

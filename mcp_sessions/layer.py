@@ -1,4 +1,4 @@
-"""What an application holds: a wrapped server with sessions.
+"""Wrap a server with sessions, as a part of an application.
 
 layer = SessionLayer(mcp)
 app = layer.asgi_app()          # or layer.run("http"), or layer.routes() to mount
@@ -130,7 +130,7 @@ class SessionLayer:
         return endpoint.app(self.lifespan, beside)
 
     def health_routes(self, path: str = "/") -> list[BaseRoute]:
-        """What an orchestrator asks, for an application that mounts :meth:`routes`.
+        """Return health checks for an application that mounts :meth:`routes`.
 
         ``healthz`` answers 200 as long as the process serves. ``readyz`` answers 200 while it
         may be sent new requests, else 503: it does not run yet, it is draining, or its store

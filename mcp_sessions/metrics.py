@@ -1,4 +1,4 @@
-"""What is counted, for OpenTelemetry: nothing here exports, or costs, before somebody asks.
+"""Count events for OpenTelemetry. Nothing is exported, or costs anything, until it is asked for.
 
 The instruments are those of ``opentelemetry-api``, which the SDK brings along. Until the
 application sets a meter provider they do nothing. They are made with the first thing that is

@@ -21,7 +21,7 @@ FORGET_AFTER = 86_400 * 30
 """Seconds: ``SessionPolicy.forget_after`` if it is None, and the store outlives the process."""
 
 _NEVER_COALESCED = frozenset({"notifications/cancelled", "notifications/progress"})
-"""What belongs to one request, each of it."""
+"""Notifications that belong to one request, where each message counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,38 +60,51 @@ class SessionPolicy:
     principal."""
 
     min_evictable_idle_time: float = 60
-    """Where ``max_sessions``, or ``max_sessions_per_principal`` without authentication, is
-    reached, the server ends early those transport-mode sessions that are nobody's (no
-    authentication), hold nothing (no running request, no open GET stream, no subscription, no
-    session) and were not used for this long: those first that were never used for longer. What
-    a handler keeps in one's ``state`` and ``data`` does not stop that. Their clients are
-    answered 404, and initialize again. With ``Conversations`` first go those of whoever needs a
-    place that were not used for this long. Then, and always, transport-mode sessions that sleep,
-    whoever's. For as long after a start none goes whose GET stream was open: its client comes back.
-    Not below ``idle_timeout``: none is."""
+    """Seconds. A server at its limit of sessions ends unused transport-mode sessions early.
+
+    The limit is ``max_sessions``, or ``max_sessions_per_principal`` without authentication. The
+    server ends a session if all of this is so: it has no principal (no authentication), it holds
+    nothing (no running request, no open GET stream, no subscription, no session), and it was not
+    used for this long. Sessions that were never used for longer go first. A handler's values in
+    ``state`` and ``data`` do not prevent it. The client gets 404 and initializes again.
+
+    With ``Conversations``, the server first ends sessions of the principal that needs room, if they
+    were not used for this long. Then it ends sleeping transport-mode sessions of any principal.
+    This last step always applies.
+
+    For this long after a start, the server keeps a session with an open GET stream: its client
+    reconnects. If this is not below ``idle_timeout``, no session is ended early.
+    """
 
     max_client_bytes: int = 65_536
-    """Of what a client says of itself, as JSON: in ``initialize`` (``capabilities``,
-    ``clientInfo``), and in ``_meta`` of each request of 2026-07-28. The session keeps the
-    description, to serve the client in another process; a client that says more is refused."""
+    """The most bytes of a client's description of itself, as JSON.
+
+    It is in ``initialize`` (``capabilities``, ``clientInfo``), and in ``_meta`` of each request of
+    2026-07-28. The session keeps the description, to serve the client in another process. A client
+    that sends more is refused.
+    """
 
     max_subscriptions: int = 10_000
     """Resources that one session can be subscribed to; without one, a connection."""
 
     max_uri_bytes: int = 8_192
-    """Of the URI of one subscription."""
+    """The most bytes of the URI of one subscription."""
 
     max_subscription_bytes: int = 1_048_576
-    """Of the URIs that one session is subscribed to, in sum; without one, a connection."""
+    """The most bytes of all URIs that one session, or a connection without one, subscribes to."""
 
     max_data_bytes: int = 1_048_576
-    """Of one session's ``session.data``, as JSON. What is larger is not stored, and the handler
-    that edits it gets a ``LimitReached``."""
+    """The most bytes of one session's ``session.data``, as JSON.
+
+    Larger data is not stored, and the handler that edits it gets a ``LimitReached``.
+    """
 
     max_state_bytes: int = 65_536
-    """Of one session's ``session.state`` in the store: its keys, and its values as JSON, and with
-    them what it was told to hide and reveal. What the client is asked to keep of it has a bound
-    of its own (``SessionSecurity.max_token``)."""
+    """The most bytes of one session's ``session.state`` in the store.
+
+    They are its keys, its values as JSON, and the session's rules to hide and reveal. The copy that
+    the client keeps has its own bound (``SessionSecurity.max_token``).
+    """
 
     max_events: int = 1_000
     """Events that one session's replay window keeps."""
@@ -131,9 +144,12 @@ class SessionPolicy:
     read ``max_unread_bytes``; the newest always stays."""
 
     max_unread_bytes: int = 67_108_864
-    """Of answers that wait for one WebSocket or stdio client beyond its ``send_buffer``. While
-    that is full nothing more of the client is read; answers to what it asked before come all
-    the same, and one that brings them above this cuts it (1013)."""
+    """The most bytes of answers that wait for one WebSocket or stdio client beyond its
+    ``send_buffer``.
+
+    While ``send_buffer`` is full, the server reads no more from the client. Answers to its earlier
+    requests are still queued. An answer that exceeds this bound closes the connection (1013).
+    """
 
     send_buffer: int = 1_048_576
     """Bytes that wait in memory for one connection's peer to take them."""
@@ -186,8 +202,10 @@ class SessionPolicy:
     """At shutdown clients are told to come back within this long (``retryAfter``)."""
 
     coalescing: Mapping[str, str | None] = field(default_factory=lambda: dict(COALESCED_BY_DEFAULT))
-    """Which notifications replace an older one of their kind, and by which member of
-    ``params`` (None: by method alone)."""
+    """Maps a notification that replaces an older one of its kind to a member of ``params``.
+
+    Two notifications with the same member are of one kind. None: the method alone decides.
+    """
 
     def __post_init__(self) -> None:
         for limit in fields(self):

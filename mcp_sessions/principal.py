@@ -1,4 +1,4 @@
-"""Who owns a session."""
+"""Define the owner of a session."""
 
 from __future__ import annotations
 

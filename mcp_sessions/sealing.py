@@ -56,7 +56,7 @@ _NOT_GENUINE = "changed, or made for another session, principal, audience or pur
 
 
 class Purpose(Enum):
-    """What a token is for. Each has keys of its own; the value goes into their derivation."""
+    """The use of a token. Each has its own keys, and the value goes into their derivation."""
 
     STATE = "state"
     SESSION_ID = "session id"
@@ -64,7 +64,7 @@ class Purpose(Enum):
 
 
 Binding = tuple[str | None, ...]
-"""What a token is good for, and does not say: who opens it must know it."""
+"""The context that a token is valid for. The token does not say it: the opener must know it."""
 
 
 class Codec(Protocol):
@@ -79,10 +79,10 @@ class Codec(Protocol):
         ...
 
     def open(self, token: str, *, binding: Binding) -> dict[str, Any]:
-        """What was sealed with an equal ``binding``.
+        """Return the claims that were sealed with an equal ``binding``.
 
         Raises:
-            InvalidState: It was not, or not with these keys, or was changed since.
+            InvalidState: The binding or the keys are others, or the token was changed.
         """
         ...
 
@@ -139,7 +139,6 @@ class SealedTokens:
         self._random_nonce = random_nonce
 
     def seal(self, claims: dict[str, Any], *, binding: Binding) -> str:
-        """See :class:`Codec`."""
         key = self._first
         plaintext = _encode_claims(claims)
         data = self._header + key.key_id + bound(*binding)
@@ -150,7 +149,6 @@ class SealedTokens:
         return SEALED + _encode(key.key_id + nonce + key.cipher.encrypt(nonce, plaintext, data))
 
     def open(self, token: str, *, binding: Binding) -> dict[str, Any]:
-        """See :class:`Codec`."""
         if not token.startswith(SEALED):
             raise InvalidState("not a sealed token")
         raw = _decode(token[len(SEALED) :])
@@ -196,13 +194,11 @@ class SignedTokens:
         self._header = bound(SIGNED, purpose.value)
 
     def seal(self, claims: dict[str, Any], *, binding: Binding) -> str:
-        """See :class:`Codec`."""
         payload = _encode_claims(claims)
         signature = self._signer.get_signature(self._signed(payload, binding))
         return f"{SIGNED}{_encode(payload)}.{signature.decode('ascii')}"
 
     def open(self, token: str, *, binding: Binding) -> dict[str, Any]:
-        """See :class:`Codec`."""
         if not token.startswith(SIGNED):
             raise InvalidState("not a signed token")
         body, _, signature = token[len(SIGNED) :].partition(".")
@@ -223,7 +219,7 @@ class SignedTokens:
 
 @dataclass(frozen=True, slots=True)
 class _SealingKey:
-    """What one key of the ring becomes for one purpose."""
+    """The keys that one key of the ring gives for one purpose."""
 
     key_id: bytes
     """Names the key in a token. It is derived like the others and tells nothing of them;

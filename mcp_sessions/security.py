@@ -1,15 +1,15 @@
-"""What rests on randomness and keys: ids that cannot be guessed, tokens that cannot be made.
+"""Mint ids that cannot be guessed, and make tokens that cannot be forged.
 
 Rules, owned by ``tests/security/test_minting.py`` and ``tests/security/``:
 
 1. This is the one place where ids are minted. A caller's id is never adopted (SES6).
-2. A token is good for the session, principal and audience that it was made for, until it
+2. A token is valid for the session, principal and audience that it was made for, until it
    expires, and for nothing else (STT8).
-3. Why a token is refused is for the log. Whoever sent it gets one answer for every cause.
+3. The reason for a refused token goes to the log. Its sender gets one answer for every reason.
 4. No key, token or session id is in a log, an exception or a ``repr``.
 
-How tokens are protected is the business of ``sealing.py``, below. It is imported when the
-first ``SessionSecurity`` is made: who only mints ids does not wait for ``cryptography``.
+The module ``sealing.py``, below, protects tokens. It is imported when the first ``SessionSecurity``
+is made: code that only mints ids does not wait for ``cryptography``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KEYS_VARIABLE = "MCP_SESSIONS_KEYS"
 """The environment variable for keys: comma-separated, newest first."""
 
 MIN_KEY_CHARACTERS = 32
-"""What a key must have. ``mint_key`` makes 43, of 256 random bits."""
+"""The least length of a key. ``mint_key`` makes 43 characters, of 256 random bits."""
 
 MAX_TOKEN = 4_096
 """Characters of a state token, by default."""
@@ -342,8 +342,10 @@ class SessionSecurity:
         return [SessionId(each) for each in self._names.of(source, name, *self._binding(principal))]
 
     def pseudonym(self, *parts: str | None) -> str:
-        """What stands for these in an operator's records: the same as long as the newest key is,
-        and without that key nobody can tell it, nor what it was made of.
+        """Return a pseudonym of these for an operator's records.
+
+        The same parts have the same pseudonym as long as the newest key is the same. Without that
+        key, the pseudonym and its parts cannot be guessed.
         """
         return self._names.of("pseudonym", self.audience, *parts)[0]
 

@@ -1,4 +1,4 @@
-"""Which command a layer wraps, and who shares a process of it."""
+"""Describe the command that a layer wraps, and which clients share a process of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mcp_sessions.external_server import THE_SERVER, ExternalServer, Per
 INHERITED: Final = (
     "HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
 )  # fmt: skip
-"""What a command has of this process's environment: the layer's keys and passwords stay here."""
+"""The variables that a command inherits. The layer's keys and passwords are not among them."""
 
 _PLACEHOLDER: Final = re.compile(r"(?<!\$)\{(principal|session)\}")
 
@@ -93,7 +93,7 @@ class StdioServer(ExternalServer):
         self.args = args
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self.given: Mapping[str, str] = MappingProxyType(dict(env or {}))
-        """What ``env`` says, as it stands there: its values are neither logged nor told."""
+        """The ``env`` as it was given. Its values are neither logged nor sent."""
 
         given = self.given
         self.env: Mapping[str, str] = MappingProxyType({**inherited, **given})
@@ -122,7 +122,7 @@ class StdioServer(ExternalServer):
         if self._base is not None and not os.path.isdir(self._base):
             raise ConfigurationError(f"cwd: no such directory: {self._base}")
         self.program = self._found()
-        """Where the command is."""
+        """The path of the command."""
 
     def place_of(self, principal: str, session: str) -> tuple[dict[str, str], str | None]:
         """The environment and the directory of a process.

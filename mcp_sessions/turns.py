@@ -1,11 +1,11 @@
-"""Who comes together with many others, and need not be served before everybody else.
+"""Let a few of many waiting tasks run in each turn of the event loop.
 
 Rules, owned by ``tests/test_turns.py``:
 
-1. In one turn of the event loop a few go on, in the order in which they came. Whoever asks
-   for something else meanwhile waits for these few, not for all.
-2. Who is cancelled while it waits takes no turn from another.
-3. Work in many steps takes a few of them in each turn, of whoever has some, in their order.
+1. In one turn of the event loop a few tasks continue, in the order in which they came. Other
+   requests wait for these few, not for all.
+2. A task that is cancelled while it waits takes no turn from another.
+3. Work in many steps takes a few steps in each turn, from each task that has some, in their order.
 """
 
 from __future__ import annotations

@@ -98,7 +98,6 @@ class HttpPeer(Peer):
         return headers
 
     async def post(self, message: Any, sent: Sent | None, headers: Mapping[str, str]) -> None:
-        """See :class:`Peer`."""
         merged = _merged({**self.headers(message), "Content-Type": "application/json"}, headers)
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
         waits = sent is None
@@ -229,7 +228,6 @@ class HttpPeer(Peer):
     # --- ending ----------------------------------------------------------------------------
 
     async def cut(self, what: str) -> None:
-        """See :class:`Peer`."""
         if what == "stream":
             doomed = [self._stream] if self._stream is not None else []
             doomed += list(self.listens.values())
@@ -247,7 +245,6 @@ class HttpPeer(Peer):
             await asyncio.wait(tasks, timeout=self.limits.wait)
 
     async def close(self) -> None:
-        """See :class:`Peer`."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -12,7 +12,6 @@ import uvicorn
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-"""See ASGI."""
 
 
 @asynccontextmanager
@@ -51,7 +50,6 @@ class _Runner(uvicorn.Server):
         self._has_started = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
         await super().startup(sockets=sockets)
         self._has_started.set()
 

@@ -147,7 +147,6 @@ class StdioPeer(Peer):
         self.over(f"{how}; on stderr: {last!r}" if last else how)
 
     async def post(self, message: Any, sent: Sent | None, headers: Mapping[str, str]) -> None:
-        """See :class:`Peer`."""
         await self.frame(json.dumps(message))
 
     async def frame(self, data: str | bytes) -> None:
@@ -182,7 +181,6 @@ class StdioPeer(Peer):
         await self.close()
 
     async def close(self) -> None:
-        """See :class:`Peer`."""
         await self.program.stop()
         if self._reader is not None:
             await asyncio.wait([self._reader], timeout=1)

@@ -9,7 +9,6 @@ from mcp_sessions_conformance.values import Json, as_object
 
 
 async def beside(scene: Scene, step: Json) -> None:
-    """See the schema."""
     peer = scene.peer(step)
     params = {"name": "beside", "arguments": {"kind": step["kind"]}}
     # A program may take longer to start than to answer.
@@ -25,7 +24,6 @@ async def beside(scene: Scene, step: Json) -> None:
 
 
 async def pause(scene: Scene, step: Json) -> None:
-    """See the schema."""
     seconds: float = step["seconds"]
     if "until" in step:
         moment = datetime.fromisoformat(scene.fill(step["until"]))

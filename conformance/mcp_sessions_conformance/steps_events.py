@@ -22,7 +22,6 @@ FREE = ("notifications/message", "notifications/progress")
 
 
 async def collect(scene: Scene, step: Json) -> None:
-    """See the schema."""
     peer = scene.peer(step)
     session = scene.fill(step["session"]) if "session" in step else None
     shapes: list[Any] = step["events"] if "events" in step else [{}] * step["count"]
@@ -72,7 +71,6 @@ async def collect(scene: Scene, step: Json) -> None:
 
 
 async def silence(scene: Scene, step: Json) -> None:
-    """See the schema."""
     peer = scene.peer(step)
     session = scene.fill(step["session"]) if "session" in step else None
     await peer.fence()
@@ -158,7 +156,6 @@ def _is_question(arrival: Arrival) -> bool:
 
 
 async def _open_listen(scene: Scene, peer: Peer, step: Json) -> None:
-    """See the schema."""
     wanted: Json = {f"{name}ListChanged": True for name in step.get("lists", [])}
     resources = scene.fill(step.get("resources", []))
     if resources:

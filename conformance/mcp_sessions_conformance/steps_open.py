@@ -14,7 +14,6 @@ from mcp_sessions_conformance.websocket_peer import WebSocketPeer, bearer_subpro
 
 
 async def open_connection(scene: Scene, step: Json) -> None:
-    """See the schema."""
     way = scene.here if step.get("via", "here") == "here" else scene.other
     if way is None:
         raise AssertionError("a vector with another way is played with one")
@@ -46,33 +45,28 @@ async def open_connection(scene: Scene, step: Json) -> None:
 
 
 async def cut(scene: Scene, step: Json) -> None:
-    """See the schema."""
     await scene.peer(step).cut(step.get("what", "all"))
 
 
 async def leave(scene: Scene, step: Json) -> None:
-    """See the schema."""
     peer = scene.peer(step)
     await peer.close()
     peer.over("left")
 
 
 async def stall(scene: Scene, step: Json) -> None:
-    """See the schema."""
     peer = scene.peer(step)
     scene.transcript.note(peer.name, "--", "the client takes nothing any more")
     peer.takes.clear()
 
 
 async def take(scene: Scene, step: Json) -> None:
-    """See the schema."""
     peer = scene.peer(step)
     scene.transcript.note(peer.name, "--", "the client takes again")
     peer.takes.set()
 
 
 async def ended(scene: Scene, step: Json) -> None:
-    """See the schema."""
     peer = scene.peer(step)
     if "stream" in step:
         _, stream = scene.named[step["stream"]]
@@ -107,7 +101,6 @@ async def _connect(scene: Scene, peer: WebSocketPeer, step: Json) -> bool:
 
 
 async def _initialize(scene: Scene, peer: Peer, step: Json) -> None:
-    """See the schema."""
     sent = await peer.request(
         "initialize",
         {

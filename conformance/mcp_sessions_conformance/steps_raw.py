@@ -37,7 +37,6 @@ async def stream(scene: Scene, step: Json) -> None:
 
 
 async def http(scene: Scene, step: Json) -> None:
-    """See the schema."""
     peer = scene.http_peer(step)
     body = step.get("body")
     encoded: bytes | None = None
@@ -73,7 +72,6 @@ async def http(scene: Scene, step: Json) -> None:
 
 
 async def frame(scene: Scene, step: Json) -> None:
-    """See the schema."""
     peer = scene.peer(step)
     if isinstance(peer, HttpPeer):
         raise AssertionError(f"{scene.vector.id}: frames are for WebSocket and stdio")
@@ -110,12 +108,10 @@ async def frame(scene: Scene, step: Json) -> None:
 
 
 async def spoil(scene: Scene, step: Json) -> None:
-    """See the schema."""
     scene.names[step["to"]] = spoilt(str(scene.fill(step["value"])), step["how"])
 
 
 async def check(scene: Scene, step: Json) -> None:
-    """See the schema."""
     scene.matches(step["message"], step["shape"], scene.fill(step["value"]))
 
 

@@ -14,7 +14,6 @@ from mcp_sessions_conformance.values import Json
 
 
 async def send(scene: Scene, step: Json) -> None:
-    """See the schema."""
     peer = scene.peer(step)
     sent = await scene.request(peer, step)
     if "name" in step:
@@ -24,13 +23,11 @@ async def send(scene: Scene, step: Json) -> None:
 
 
 async def notify(scene: Scene, step: Json) -> None:
-    """See the schema."""
     params = scene.fill(step["params"]) if "params" in step else None
     await scene.peer(step).notify(step["method"], params, meta=scene.meta(step))
 
 
 async def expect(scene: Scene, step: Json) -> None:
-    """See the schema."""
     if "answer" in step:
         peer, sent = scene.named[step["answer"]]
         await scene.answered(peer, sent, step)
@@ -81,7 +78,6 @@ def _check_resumable(peer: Peer, sent: Sent) -> None:
 
 
 async def reply(scene: Scene, step: Json) -> None:
-    """See the schema."""
     asked = scene.asked[step["to"]]
     answer = {m: scene.fill(step[m]) for m in ("result", "error") if m in step}
     await scene.peer(step).respond(asked, answer)

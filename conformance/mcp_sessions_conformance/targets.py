@@ -101,7 +101,6 @@ class UrlWay:
     limits: Limits
     credentials: Credentials
     issued: dict[str, str] = field(default_factory=dict[str, str])
-    """See ``Way``."""
 
     @property
     def transport(self) -> Transport:
@@ -121,13 +120,11 @@ class UrlWay:
 
     @property
     def tokens(self) -> Mapping[str, str]:
-        """See ``Way``."""
         return self.credentials.names()
 
     async def peer(
         self, name: str, transcript: Transcript, *, who: str = "one", at: str | None = None
     ) -> Peer:
-        """See ``Way``."""
         make = HttpPeer if self.transport == "http" else WebSocketPeer
         token, url = self.credentials.of(who), at or self.target.text
         if self.transport == "websocket" and url.startswith("http"):
@@ -202,7 +199,6 @@ class PipeWay:
     transport: Transport = "stdio"
     is_loopback: bool = False
     issued: dict[str, str] = field(default_factory=dict[str, str])
-    """See ``Way``."""
 
     @property
     def target(self) -> Target:
@@ -222,7 +218,6 @@ class PipeWay:
     async def peer(
         self, name: str, transcript: Transcript, *, who: str = "one", at: str | None = None
     ) -> StdioPeer:
-        """See ``Way``."""
         if at is not None:
             raise AssertionError("a server at a URL is not on this pipe")
         is_new = self.pipe.starts

@@ -118,7 +118,6 @@ class WebSocketPeer(Peer):
         self.over(f"{how} (code {socket.close_code})")
 
     async def post(self, message: Any, sent: Sent | None, headers: Mapping[str, str]) -> None:
-        """See :class:`Peer`."""
         await self.frame(json.dumps(message))
 
     async def frame(self, data: str | bytes) -> None:
@@ -147,7 +146,6 @@ class WebSocketPeer(Peer):
         await asyncio.sleep(0.02)
 
     async def cut(self, what: str) -> None:
-        """See :class:`Peer`."""
         if self._socket is not None:
             self.transcript.note(self.name, "--", "the client cuts the connection")
             self._socket.transport.abort()
@@ -155,7 +153,6 @@ class WebSocketPeer(Peer):
                 await asyncio.wait([self._reader], timeout=self.limits.wait)
 
     async def close(self) -> None:
-        """See :class:`Peer`."""
         if self._socket is not None:
             try:
                 async with asyncio.timeout(2):

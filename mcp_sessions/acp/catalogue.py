@@ -1,7 +1,7 @@
-"""What is known of a conversation beside its record, and the pages of ``session/list``.
+"""Keep a summary of each conversation, and answer ``session/list`` in pages.
 
-Kept in the session's ``state``, which the store gives with the session itself, so that a list
-of conversations reads none of them.
+The summary is in the session's ``state``. The store returns it with the session itself, so a list
+of conversations reads no record.
 """
 
 from __future__ import annotations

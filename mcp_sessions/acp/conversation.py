@@ -1,4 +1,4 @@
-"""What an agent sees of its conversation: `Conversation`."""
+"""Give an agent access to its conversation: `Conversation`."""
 
 from __future__ import annotations
 

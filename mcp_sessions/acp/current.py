@@ -1,4 +1,4 @@
-"""What an agent's code is at work on: `current_conversation`."""
+"""Find the conversation that an agent's code serves: `current_conversation`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Opening:
 
     is_new: bool
     held: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """What the agent says meanwhile; it is told after the answer."""
+    """Messages that the agent sends meanwhile. They are sent after the answer."""
 
     over: bool = False
 

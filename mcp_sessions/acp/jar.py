@@ -35,11 +35,11 @@ class StoreJar:
         self._session_id = session_id
 
     def open(self, target: str, user: str) -> StoreSlot:
-        """See `Jar`. ``user`` is the server's name in this conversation."""
+        """Open a slot in the store. ``user`` is the server's name in this conversation."""
         return StoreSlot(self, json.dumps([user, target]))
 
     async def read(self, name: str) -> Any:
-        """What was saved there, if anything."""
+        """Return the value that was saved under ``name``, or None."""
         data = await self._store.load_data(self._session_id)
         return members_of(data.value.get(MEMBER)).get(name) if data is not None else None
 
@@ -73,7 +73,6 @@ class StoreSlot:
         self._name = name
 
     def load(self) -> SavedSession | None:
-        """See `JarSlot`."""
         saved = _in_the_loop(self._jar.read, self._name)
         if not isinstance(saved, dict):
             return None
@@ -83,12 +82,11 @@ class StoreSlot:
             return None  # of another version of this library
 
     def save(self, session: SavedSession | None) -> None:
-        """See `JarSlot`."""
         content = asdict(session) if session is not None else None
         _in_the_loop(self._jar.change, self._name, content)
 
     def close(self) -> None:
-        """See `JarSlot`."""
+        """Do nothing: the store stays open."""
 
 
 def _in_the_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:

@@ -1,4 +1,4 @@
-"""What an application holds: an agent whose conversations can be loaded.
+"""Wrap an agent, so that its conversations can be loaded.
 
 AcpSessionLayer(agent, store="sqlite:///conversations.db").run()
 """

@@ -75,7 +75,7 @@ class Incoming:
 
 
 class Service(Protocol):
-    """What serves the requests of the links; `mcp_sessions.acp.service` is the one."""
+    """Serves the requests of the links. `mcp_sessions.acp.service` implements it."""
 
     async def initialize(self, incoming: Incoming) -> None:
         """Answer ``initialize``."""

@@ -41,7 +41,7 @@ def negotiated(params: Mapping[str, Any]) -> int:
 
 
 def client_capabilities(params: Mapping[str, Any]) -> dict[str, Any]:
-    """What the client declares; empty if nothing.
+    """Return the capabilities that the client declares; empty if it declares none.
 
     Raises:
         RequestError: ``clientCapabilities`` is no object.

@@ -80,7 +80,7 @@ class OpenConversation:
     """The client that sees it; None: nobody."""
 
     fencing_epoch: FencingEpoch | None = None
-    """Of this process's attachment."""
+    """The epoch of this process's attachment."""
 
     taken_away: bool = False
     """Another process has it now."""
@@ -102,7 +102,7 @@ class OpenConversation:
         self._seen_by: set[ConnectionId] = set()
         self._record = Record(self._store, self.session_id, self._clock)
         self.handle = Conversation(self.session_id, self._record, self.servers)
-        """What the agent sees of it."""
+        """The agent's view of the conversation."""
 
         self._lock = asyncio.Lock()
 

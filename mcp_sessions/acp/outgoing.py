@@ -1,4 +1,4 @@
-"""What waits for one client: handed over at once, written in order, bounded for who can wait."""
+"""Queue the messages for one client: callers never wait, order is kept, size is bounded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Outgoing:
             await self._changed.wait()
 
     def wake(self) -> None:
-        """Whoever waits in `drain` shall look again."""
+        """Wake every caller that waits in `drain`."""
         self._changed.set()
 
     async def write(self) -> None:

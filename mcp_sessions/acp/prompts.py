@@ -144,7 +144,7 @@ class Prompts:
             turn.stop()
 
     def others_work(self, link: Link) -> set[asyncio.Task[Any]]:
-        """What a client asked for in conversations that another client took over."""
+        """Return a client's requests in conversations that another client took over."""
         return {
             turn.task
             for conversation in self._registry.all()

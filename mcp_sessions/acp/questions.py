@@ -1,9 +1,9 @@
-"""What the agent asks its client, and who may still answer.
+"""Track the agent's questions to its client, and accept their answers.
 
 Rules that must hold, and that ``tests/acp/test_connection.py`` owns:
 
-1. A client is asked nothing that it did not declare: the agent gets an error at once.
-2. The first answer counts, whoever gives it; where nobody will, that is the answer.
+1. The agent asks a client only for what it declared. Other questions fail at once.
+2. The first answer counts, from any client. If no client can answer, the agent gets an error.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Question:
 
 
 class Questions:
-    """What one client was asked and did not answer yet.
+    """Holds one client's unanswered questions.
 
     Args:
         send: Hands a message over to the client.
@@ -75,7 +75,7 @@ class Questions:
         self._last_id = -1
 
     def declared(self, capabilities: Json) -> None:
-        """What the client can do; nothing until then."""
+        """Store the client's capabilities; none are known before."""
         self._capabilities = capabilities
 
     def ask(self, question: Question) -> None:
@@ -103,7 +103,7 @@ class Questions:
         return may_be_called(question.method, question.params, self._capabilities)
 
     def about(self, session_id: str) -> list[Question]:
-        """What waits here for an answer and is about a conversation."""
+        """Return the unanswered questions about a conversation."""
         return [
             question
             for question in self._open.values()

@@ -106,5 +106,5 @@ class Record:
 
     @staticmethod
     def updates(events: Iterable[LoggedEvent]) -> list[dict[str, Any]]:
-        """What `append` was given for these entries."""
+        """Return the updates that `append` stored in these entries."""
         return [decode(line) for event in events for line in event.payload.split(b"\n")]

@@ -1,7 +1,7 @@
-"""What a peer is told when it is refused: ACP's codes, with a sentence that says what to do.
+"""Build the errors for a refused peer: ACP's codes, with a sentence that says what to do.
 
-The codes are JSON-RPC's and ACP's own (-32002, ACP's "resource not found"), but that a
-conversation which another client took over answers as everywhere in this project (-31010).
+The codes are JSON-RPC's and ACP's own (-32002, ACP's "resource not found"). One code is this
+project's: -31010, if another client took over the conversation.
 """
 
 from __future__ import annotations

@@ -104,11 +104,11 @@ class Registry:
         return conversation
 
     async def record_of(self, session_id: SessionId) -> SessionRecord:
-        """What the store knows of it.
+        """Read the conversation's record from the store.
 
         Raises:
-            RequestError: Nothing.
-            StoreUnavailable: It did not answer.
+            RequestError: The store has no such session.
+            StoreUnavailable: The store did not answer.
         """
         return (await self._admit(session_id)).record
 
@@ -135,7 +135,7 @@ class Registry:
         return found or self._open.get(SessionId(agent_id))
 
     def towards(self, call: Call | None, params: Json) -> tuple[Link | None, Json]:
-        """Which client a message of the agent is for, and its params as that client knows them."""
+        """Return the client for an agent's message, and the params as that client knows them."""
         conversation = self.named(call, params.get("sessionId"))
         if conversation is None:
             return (call.link if call is not None else None), params

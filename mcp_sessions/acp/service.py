@@ -1,4 +1,4 @@
-"""What is done with each message of a client, and with each that the agent sends."""
+"""Process each message of a client, and each message that the agent sends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONVERSATION_CONTENT = frozenset(
         "plan",
     }
 )
-"""What an agent that loads a session by itself repeats; the record has it already."""
+"""Updates that an agent repeats when it loads a session itself. The record has them already."""
 
 MAX_HELD = 1_000
 """Updates that an agent may send while a session is being opened."""
@@ -53,7 +53,6 @@ class AcpService:
     # --- from a client -------------------------------------------------------------------------
 
     async def initialize(self, incoming: Incoming) -> None:
-        """See `Service`."""
         params = incoming.params
         version = negotiated(params)
         capabilities = client_capabilities(params)
@@ -77,7 +76,6 @@ class AcpService:
         incoming.answer(answer)
 
     async def serve(self, incoming: Incoming) -> None:
-        """See `Service`."""
         match incoming.method:
             case "session/new":
                 await self.openings.new(incoming)
@@ -95,7 +93,6 @@ class AcpService:
                 await self._pass_on(incoming)
 
     async def notified(self, link: Link, notification: Notification) -> None:
-        """See `Service`."""
         params = notification.params or {}
         if notification.method == "session/cancel":
             await self.prompts.cancel(link, params)
@@ -118,7 +115,6 @@ class AcpService:
     # --- from the agent ------------------------------------------------------------------------
 
     async def sent(self, method: str, params: Json) -> None:
-        """See `Outlet`."""
         call = CALL.get()
         if method != "session/update":
             link, params = self._registry.towards(call, params)
@@ -158,7 +154,6 @@ class AcpService:
         opening.held.append(update)
 
     def asked(self, method: str, params: Json, answered: Answered) -> None:
-        """See `Outlet`."""
         link, params = self._registry.towards(CALL.get(), params)
         session_id = params.get("sessionId")
         question = Question(

@@ -35,7 +35,7 @@ async def ended_with_caller(work: Coroutine[Any, Any, T]) -> T:
 
 
 class WorkCancelled(Exception):
-    """What was waited for was cancelled, not who waited."""
+    """The awaited work was cancelled, not the task that waits for it."""
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:

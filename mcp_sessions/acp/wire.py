@@ -47,7 +47,6 @@ class StreamsWire:
     _max_message: int
 
     async def read(self) -> bytes | None:
-        """See `Wire`."""
         pieces: list[bytes] = []
         length = 0
         while True:
@@ -71,7 +70,6 @@ class StreamsWire:
                 return b"".join(pieces) or None
 
     async def write(self, data: bytes) -> None:
-        """See `Wire`."""
         self._writer.write(data)
         await self._writer.drain()
 
@@ -85,14 +83,12 @@ class StdioWire:
     _max_message: int
 
     async def read(self) -> bytes | None:
-        """See `Wire`."""
         line = await self._received.get()
         if line is not None and len(line.rstrip(b"\r\n")) > self._max_message:
             raise MessageTooLong
         return line
 
     async def write(self, data: bytes) -> None:
-        """See `Wire`."""
         await self._write(data)
 
 

@@ -1,1 +1,1 @@
-"""What sessions are, without any I/O: no await, no clock, no randomness, no SDK."""
+"""Define sessions without any I/O: no await, no clock, no randomness, no SDK."""

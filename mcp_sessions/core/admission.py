@@ -16,7 +16,7 @@ from mcp_sessions.principal import Principal
 
 
 class Admission(Enum):
-    """What comes of a request that names a session."""
+    """The outcome of a request that names a session."""
 
     REFUSED = "refused"
     """It is over, somebody else's, or of the other protocol: to this caller it never was."""
@@ -31,7 +31,7 @@ class Admission(Enum):
 
 
 class SessionFacts(Protocol):
-    """What is asked of a session."""
+    """The fields of a session that decide an admission."""
 
     principal: Principal
     mode: Mode

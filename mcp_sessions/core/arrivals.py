@@ -1,4 +1,4 @@
-"""What is on its way to run when a layer begins to stop."""
+"""Count the requests that have arrived but do not run yet, when a layer begins to stop."""
 
 from __future__ import annotations
 

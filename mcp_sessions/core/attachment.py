@@ -1,6 +1,6 @@
-"""Who hears a session's events: one connection at most (ATT1), and the newest one (TKO1).
+"""Attach a session to a connection: to one at most (ATT1), the newest one (TKO1).
 
-What follows is looked up in the table of ``states.py``.
+The table of ``states.py`` says which state follows.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionEventId
 
 
 class Attach(NamedTuple):
-    """What an attach makes of a session."""
+    """The changes that an attach makes to a session."""
 
     connection_id: ConnectionId | None
-    """Who hears it from now on; None: nobody."""
+    """The connection that gets the session's events from now on; None: no connection."""
 
     fencing_epoch: FencingEpoch
     """The session's from now on: a higher one, so that whoever was attached can tell."""
 
     listens_from: SessionEventId | None
-    """Where the listen stream of the connection that came starts; None: at the head."""
+    """The position where the new connection's listen stream starts; None: at the head."""
 
     waits_from: SessionEventId | None
-    """Where the session's next listen stream starts."""
+    """The position where the session's next listen stream starts."""
 
 
 def attach(

@@ -30,8 +30,10 @@ class Less(NamedTuple):
 
 @lru_cache(REMEMBERED)
 def less_of(uri: str) -> tuple[Less, ...]:
-    """What is left of a URI for a server that reads no user information, or no port. Each is
-    taken off as the URI is before a round of decoding: a slash of a user's name ends no host.
+    """Return a URI without its user information, without its port, and without both.
+
+    Some servers ignore these parts. They are removed before each round of decoding, because a
+    decoded slash in a user name does not end the host.
     """
     found: dict[Less, None] = {}
     text = uri

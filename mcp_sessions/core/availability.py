@@ -10,7 +10,7 @@ from mcp_sessions.errors import ConfigurationError
 
 @dataclass(slots=True)
 class Availability:
-    """Of one layer, now."""
+    """The present availability of one layer."""
 
     is_running: bool = False
     """Its lifespan was entered, and was not left."""
@@ -22,7 +22,7 @@ class Availability:
     """While it drains: seconds after which who is new should come back."""
 
     arrivals: Arrivals = field(default_factory=Arrivals)
-    """What it is about to serve."""
+    """The requests that it is about to serve."""
 
     def check_running(self) -> None:
         """Refuse to serve while nothing runs.

@@ -1,8 +1,8 @@
-"""What is kept of what a client says of itself, and how much that may be.
+"""Store a client's description of itself, and bound its size.
 
-A client describes itself once, in its handshake, and its session must be able to serve it in
-another process, so the description is stored. It is the client's to write: what nobody reads is
-not kept, and the rest has a bound.
+A client describes itself once, in its handshake. Another process must be able to serve its session,
+so the description is stored. The client decides what it sends. Members that no code reads are
+dropped, and the rest has a bound.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from mcp_sessions.core.messages import encode, members_of
 
 MEMBERS = ("protocolVersion", "capabilities", "clientInfo")
-"""Of the params of ``initialize``: what a connection that is made again is made from."""
+"""The stored params of ``initialize``: they are enough to make the connection again."""
 
 ENVELOPE = frozenset(
     f"io.modelcontextprotocol/{name}"
     for name in ("protocolVersion", "clientInfo", "clientCapabilities", "logLevel")
 )
-"""Of ``params._meta``: the description that comes with each request of the modern era."""
+"""The description in ``params._meta`` of each request of the modern era."""
 
 ASKED_FOR = ("sampling", "elicitation", "roots")
 """Capabilities that decide whether a client is asked something."""
@@ -30,19 +30,21 @@ _NAME = 256
 
 
 def described(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What is kept of a handshake for the connection that it made."""
+    """Return the part of a handshake that is kept for its connection."""
     return {name: params[name] for name in MEMBERS if name in params} if params else {}
 
 
 def of_envelope(capabilities: object, info: object) -> dict[str, Any]:
-    """What a request of the modern era says of its client, under the names of a handshake."""
+    """Return a modern request's description of its client, under the names of a handshake."""
     client = {"capabilities": capabilities}
     return {**client, "clientInfo": info} if isinstance(info, dict) else client
 
 
 def outlined(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What a protocol-mode session keeps of the client that made it: what that can be asked, and
-    its name for people. Whoever uses the session later comes with a description of its own.
+    """Return the part of a client's description that a protocol-mode session keeps.
+
+    It has the client's capabilities to answer questions, and its name for people. Each later client
+    of the session sends its own description.
     """
     if params is None:
         return None

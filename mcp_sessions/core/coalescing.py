@@ -1,7 +1,7 @@
-"""Which notifications replace an older one of their kind.
+"""Find the older notification that a new one replaces.
 
-Only notifications that the policy lists; never a request, a response, an error or a
-cancellation (COA6): a caller passes nothing else here.
+Only notifications of the policy's list coalesce. Callers pass no request, response, error or
+cancellation (COA6).
 """
 
 from __future__ import annotations

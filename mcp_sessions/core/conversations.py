@@ -1,8 +1,8 @@
-"""Which conversation a request is of, by what its host says beside it.
+"""Find a request's conversation by the key that its host sends with it.
 
-A key is a name and no credential: it says which of its sender's conversations, never whose. Hosts
-say it in a member of ``_meta`` or in a header, each under a name of its own; what is said under two
-names is two keys, whatever the text.
+A key is a name, not a credential. It selects one of its sender's own conversations. Hosts send the
+key in a member of ``_meta`` or in a header, each under its own name. The same text under two names
+is two keys.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_KEY = 512
 
 
 class Rule(NamedTuple):
-    """Where a host says the key of its conversation."""
+    """Where a host sends the key of its conversation."""
 
     place: Literal["meta", "header"]
     name: str
@@ -47,7 +47,7 @@ KNOWN_HOSTS: Sequence[Rule] = (
 """The first that is there counts."""
 
 PLATFORM = Rule("header", "mcp-session-id")
-"""What a platform in front of the server makes up, and sends with every request."""
+"""An id that a platform in front of the server invents, and sends with every request."""
 
 
 def conversation_key(

@@ -48,7 +48,7 @@ class EndReason(Enum):
 
     @property
     def kind(self) -> str:
-        """What the counter ``mcp_sessions.ended`` says."""
+        """Return the reason as the counter ``mcp_sessions.ended`` reports it."""
         return _KINDS[self]
 
 
@@ -82,7 +82,7 @@ class SessionEnd:
     """Seconds from its last use to its end."""
 
     limit: str | None = None
-    """Of ``LIMIT``: the field of :class:`~mcp_sessions.policy.SessionPolicy`."""
+    """For ``LIMIT``: the field of :class:`~mcp_sessions.policy.SessionPolicy`."""
 
     def __str__(self) -> str:
         idle, age = _for(self.idle), _for(self.age)
@@ -103,7 +103,7 @@ class SessionEnd:
                 return "its record was lost in the store"
 
     def to_json(self) -> dict[str, Any]:
-        """What a store keeps; :meth:`from_json` reads it."""
+        """Return the members that a store keeps; :meth:`from_json` reads them."""
         members = {
             "session": self.session,
             "reason": self.reason.value,

@@ -1,4 +1,4 @@
-"""Which sessions a change of the server is an event of (EVT1)."""
+"""Decide which sessions get an event for a change of the server (EVT1)."""
 
 from __future__ import annotations
 

@@ -49,8 +49,9 @@ def extended(schema: Schema, name: str, description: str) -> dict[str, Any]:
 
 
 def handle_in(params: Mapping[str, Any] | None, name: str) -> object:
-    """What a call passes as its handle; None: nothing. Models that fill in every argument pass
-    null, or an empty text.
+    """Return the handle that a call passes; None if it passes none.
+
+    Models that fill in every argument pass null or an empty text.
     """
     arguments: object = (params or {}).get("arguments")
     given = cast("dict[str, Any]", arguments).get(name) if isinstance(arguments, dict) else None
@@ -117,7 +118,7 @@ def with_handle(
 
 
 def not_a_handle(name: str) -> dict[str, Any]:
-    """What a call is answered whose handle opens nothing: for its model, which can go on."""
+    """Return the result for a call with an invalid handle. It tells the model how to continue."""
     text = (
         f"There is no session with this {name}: it is over, or was never there. "
         f"Nothing was done. Call again without {name} to start a new one."

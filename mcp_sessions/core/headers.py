@@ -1,4 +1,4 @@
-"""Which HTTP headers of a user's own can go with each request of a client."""
+"""Decide which HTTP headers of a user can go with each request of a client."""
 
 from __future__ import annotations
 

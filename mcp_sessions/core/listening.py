@@ -1,6 +1,6 @@
-"""What clients ask to hear: ``subscriptions/listen`` and its messages, and the levels of a log.
+"""Read ``subscriptions/listen`` requests, build their messages, and compare log levels.
 
-Each event of a listen carries the id of its request, and the request's answer is the last one.
+Each event of a listen carries the id of its request. The request's answer comes last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SET_LEVEL = "logging/setLevel"
 LEVELS = (
     "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
 )  # fmt: skip
-"""Of log messages, the least first."""
+"""Levels of log messages, the lowest first."""
 
 _FLAGS = {
     "tools": "toolsListChanged",
@@ -30,7 +30,7 @@ _SESSION_KEY = b'"' + SESSION_META.encode() + b'":'
 
 
 class Filter:
-    """What a listen request asked to hear."""
+    """The kinds of changes that a listen request asks for."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         """Take the params of a request that the SDK's rules let through."""
@@ -40,7 +40,7 @@ class Filter:
         self.lists = frozenset(name for name, flag in _FLAGS.items() if wanted.get(flag) is True)
 
     def honored(self) -> dict[str, Any]:
-        """What is heard of it, for the acknowledgement: all of it."""
+        """Return the filter for the acknowledgement: the server honors all of it."""
         honored: dict[str, Any] = {
             flag: True for name, flag in _FLAGS.items() if name in self.lists
         }

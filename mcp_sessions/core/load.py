@@ -45,12 +45,15 @@ class Load:
 def load_of(
     connection_id: ConnectionId | None, session_id: SessionId | None, principal: Principal
 ) -> Hashable:
-    """Whose load a message is: its connection's; without one its session's; without that its
-    principal's. None: nobody's, without authentication: there it is everybody's.
+    """Return the key under which a message counts as load.
+
+    The key is its connection. A message without a connection counts for its session, and otherwise
+    for its principal. None: the message counts for no one. Without authentication all clients share
+    one principal.
 
     Args:
-        connection_id: Where it came from.
+        connection_id: The connection it arrived on.
         session_id: The session that it belongs to, or names.
-        principal: Who sent it.
+        principal: The principal that sent it.
     """
     return connection_id or session_id or (principal if principal != ANONYMOUS else None)

@@ -215,7 +215,7 @@ class EventLog:
     def since_id(
         self, event_id: str | None, *, now: float, limit: int | None = None
     ) -> tuple[tuple[LoggedEvent, ...], Refusal | None]:
-        """What ``lastSessionEventId`` asks for: the replay, or nothing and the reason.
+        """Return the replay that ``lastSessionEventId`` asks for, or nothing and the reason.
 
         A replay of zero events is a success, with reason None.
 

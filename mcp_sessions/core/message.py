@@ -34,7 +34,7 @@ class Message(NamedTuple):
     """A request or a notification, and what its ``_meta`` says."""
 
     id: RequestId
-    """Of a notification empty."""
+    """Empty for a notification."""
 
     method: str
     params: dict[str, Any] | None
@@ -82,7 +82,7 @@ class Message(NamedTuple):
 
     @property
     def only_meta(self) -> dict[str, Any]:
-        """Of what the wrapped server gets: ``_meta`` alone."""
+        """Return ``_meta`` alone, out of the params for the wrapped server."""
         return {name: it for name, it in (self.forwarded or {}).items() if name == "_meta"}
 
     @property
@@ -92,12 +92,12 @@ class Message(NamedTuple):
 
     @property
     def instance(self) -> str | None:
-        """See :func:`~mcp_sessions.core.messages.instance_of`."""
+        """Return the client instance that the message names; None: it names none."""
         return instance_of(self.params)
 
 
 def read(message: Request | Notification) -> Message:
-    """What a client sent."""
+    """Read a message that a client sent."""
     is_notification = isinstance(message, Notification)
     request_id = "" if is_notification else message.id
     method, params = message.method, message.params

@@ -25,7 +25,7 @@ SESSION_META = "io.modelcontextprotocol/session"
 """``_meta`` key of documents 004: ``{"sessionId": …, "state": …, "expiresAt": …}``."""
 
 PROTOCOL_VERSION_META = "io.modelcontextprotocol/protocolVersion"
-"""Of the modern era's envelope: every request carries it."""
+"""In the modern era's envelope: every request carries it."""
 
 REQUEST_KEY_META = "io.github.mcp-sessions/requestKey"
 """``_meta`` key of a request that must survive its connection."""
@@ -109,8 +109,9 @@ def decode(body: bytes) -> Any:
 
 
 def decode_with_surrogates(body: bytes) -> Any:
-    """See :func:`decode`. Half a surrogate pair is left as it is: what cuts its texts after a
-    number of UTF-16 units, as JavaScript does, writes those.
+    """Decode like :func:`decode`, but keep half a surrogate pair as it is.
+
+    Programs that cut texts after a number of UTF-16 units, as JavaScript does, write such halves.
     """
     return _decode_rare(body.decode())
 
@@ -147,15 +148,19 @@ def encode(message: Any) -> bytes:
 
 
 def compact(encoded: bytes) -> bytes:
-    """What :func:`encode` made, for who keeps it: orjson leaves up to eight times as much memory
-    behind it as it is long.
+    """Copy the output of :func:`encode` into no more memory than it needs.
+
+    Orjson leaves up to eight times as much memory allocated behind its output. Use this for
+    messages that are kept.
     """
     return bytes(memoryview(encoded))
 
 
 def _encode_rare(message: Any) -> bytes:
-    """What orjson refuses and JSON can say: an integer beyond 64 bits, a lone surrogate,
-    more than 254 levels. A handler may return it, and a modern-era client may send it.
+    """Encode a message that orjson refuses and JSON allows.
+
+    Such a message has an integer beyond 64 bits, a lone surrogate, or more than 254 levels. A
+    handler may return it, and a modern-era client may send it.
     """
     try:
         encoded = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
@@ -342,8 +347,9 @@ def request_key(params: Mapping[str, Any] | None) -> RequestKey | None:
 
 
 def instance_of(params: Mapping[str, Any] | None) -> str | None:
-    """Which client sends a request that takes a session (TKO12); None: it does not say, or in
-    a way that is not repeated to anybody.
+    """Return the client instance that asks to attach a session (TKO12).
+
+    None: the client names none, or names it in a form that the server does not repeat to others.
     """
     value = (meta_of(params) or {}).get(INSTANCE_META)
     if not isinstance(value, str) or len(value) > MAX_INSTANCE:
@@ -464,8 +470,9 @@ class EventTemplate:
 
     @property
     def parts(self) -> tuple[bytes, bytes, bytes]:
-        """What is before the session's id, between that and the event's, and after both: for
-        a store that puts them together itself. The first of the ids is written as in a JSON
+        """Return the parts before the session's id, between both ids, and after the event's id.
+
+        A store that joins the parts itself uses this. It writes the session's id as in a JSON
         string.
         """
         return self._before_session, self._between, self._after_id

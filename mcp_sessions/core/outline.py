@@ -1,10 +1,10 @@
-"""What a JSON-RPC message is about that cannot be read: its ``id``, its ``method``.
+"""Find the ``id`` and the ``method`` of a JSON-RPC message that cannot be read whole.
 
-Some messages are too large to be kept, and some are no JSON. The outline is found while the bytes
-go by. No more is kept of them than `KEPT`.
+Some messages are too large to be kept, and some are not JSON. The outline is found while the bytes
+pass. No more is kept of them than `KEPT`.
 
-A message that has a result or an error is an answer, whatever else it has: some servers write the
-request into their answer.
+A message that has a result or an error counts as an answer, whatever else it has: some servers
+write the request into their answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT = 8_192
 """Bytes of the outermost members that are kept; more than that, and nothing is known."""
 
 _DIGITS: Final = 18
-"""Of a number that can be an id of anybody's."""
+"""The most digits of a number that can be an id."""
 
 _BOM: Final = b"\xef\xbb\xbf"
 _IN_STRING = re.compile(rb'["\\]')
@@ -34,7 +34,7 @@ _MOST: Final = 1_000
 
 
 class Known(NamedTuple):
-    """What an outline says."""
+    """The known members of an outline."""
 
     id: RequestId | None
     is_answer: bool
@@ -182,7 +182,7 @@ class Outlines:
 
     @property
     def known(self) -> list[Known]:
-        """Of each; of the last one although it broke off."""
+        """Return the outline of each message; also of the last one, if it broke off."""
         return [*self._known, *([_known(self._last)] if self._last is not None else [])]
 
 

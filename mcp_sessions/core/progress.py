@@ -18,7 +18,7 @@ _EXACT = 2.0**53
 
 @dataclass(slots=True, eq=False, repr=False)
 class Progress:
-    """What was told so far."""
+    """The progress that was reported so far."""
 
     count: int = 0
     """How many reports of the handler's."""
@@ -33,8 +33,10 @@ class Progress:
     """The handler's newest total and text."""
 
     def reported(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What is told of a report of the handler's: as it is, unless only one of ours keeps its
-        value from rising. Then it is the next larger number.
+        """Return the handler's report as the client gets it.
+
+        The report is unchanged, unless a report of the layer's own keeps its value from rising.
+        Then it gets the next larger number.
         """
         self.count += 1
         value = params.get("progress")
@@ -50,7 +52,7 @@ class Progress:
         return params
 
     def still(self) -> Mapping[str, Any]:
-        """What is told where the handler says nothing: a little more, of the same."""
+        """Return a report for a silent handler: its last one, with a slightly larger value."""
         self._heard = _above(self._heard or 0, _STEP)
         return {"progress": self._heard, **(self._about or {})}
 

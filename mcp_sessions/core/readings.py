@@ -33,8 +33,10 @@ from mcp_sessions.core.authority import REMEMBERED, ROUNDS, less_of, whatwg
 from mcp_sessions.errors import InvalidParams
 
 MAX_CHARACTERS = 2_048
-"""Of a name or a URI that is compared, also of its Unicode form NFKC. Longer ones are hidden,
-and refused."""
+"""The longest name or URI that is compared, also in its Unicode form NFKC.
+
+Longer ones are hidden and refused.
+"""
 
 Parts = tuple[str, ...]
 """The text between the stars of a pattern. A text without stars is one part."""
@@ -42,12 +44,12 @@ Parts = tuple[str, ...]
 _Text = TypeVar("_Text", str, Parts)
 
 _EXPRESSION = re.compile(r"\{[^{}]*\}")
-"""Of a URI template."""
+"""An expression of a URI template."""
 
 _UNSEEN_ASCII = dict.fromkeys([*range(0x21), 0x7F])
 _USER = re.compile(r"^([^:/]*:)[^/]*@")
 _DRIVE = re.compile(r"^/*([a-z])[:|]")
-"""Of a file on Windows. Pydantic reads a slash behind it, Ada does not."""
+"""A drive of a file on Windows. Pydantic reads a slash behind it, Ada does not."""
 
 _PUNYCODE = re.compile(r"xn--([^./:?#@]+)")
 _DOTS = re.compile(r"\.+(?=:|$)")

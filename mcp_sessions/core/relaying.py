@@ -1,5 +1,7 @@
-"""Which events of a session go on the GET stream of a connection that carries it: each once, in
-the order of the session's own log (ATT6), and only under the newest attachment (TKO1).
+"""Decide which events of a session go on the GET stream of a connection that carries it.
+
+Each event goes once, in the order of the session's own log (ATT6), and only under the newest
+attachment (TKO1).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from mcp_sessions.ids import FencingEpoch, Position
 
 
 class Carry(Enum):
-    """What comes of an attachment that a stream is to carry."""
+    """The outcome of an attachment that a stream is to carry."""
 
     REFUSED = "refused"
     """The stream carries that session by a newer attachment."""
@@ -19,7 +21,7 @@ class Carry(Enum):
     """The stream carries it by this very attachment: it goes on where it is."""
 
     BEGINS = "begins"
-    """What the stream has of that session by an older attachment is removed first."""
+    """The stream first removes its entries of that session by an older attachment."""
 
 
 def carry(carried: FencingEpoch | None, fencing_epoch: FencingEpoch) -> Carry:
@@ -42,7 +44,7 @@ def may_drop(carried: FencingEpoch | None, fencing_epoch: FencingEpoch | None) -
 
 
 class Relay(Enum):
-    """What comes of an event on its way to a stream."""
+    """The outcome of an event on its way to a stream."""
 
     PASSED_OVER = "passed_over"
     """It is there already, or the stream carries that session by another attachment."""

@@ -29,7 +29,7 @@ KEY_COST = 96
 
 
 class KeyState(Enum):
-    """What became of a keyed request."""
+    """The state of a keyed request."""
 
     RUNNING = "running"
     ANSWERED = "answered"
@@ -38,7 +38,7 @@ class KeyState(Enum):
 
 
 class Begun(Enum):
-    """What ``begin`` found."""
+    """The result of ``begin``."""
 
     FIRST = "first"
     """Never seen: it is recorded now, and the caller runs it."""
@@ -73,7 +73,7 @@ class KeyedRequest:
     """Those of the credential that began it."""
 
     run: str = ""
-    """Which sending of its runner's recorded it; empty: unknown."""
+    """The id of its runner's attempt that recorded it; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,9 @@ class KeyUse:
 
 
 def content_digest(method: str, params: Mapping[str, Any] | None) -> bytes:
-    """What makes two requests the same: method and params, but for ``_meta``.
+    """Digest the method and the params of a request, to compare two requests.
 
     ``_meta`` is left out: progress token and ``state`` differ when a request is sent again.
-
-    Raises:
-        InvalidParams: They are nested too deeply to be compared.
     """
     members = {name: value for name, value in (params or {}).items() if name != "_meta"}
     try:
@@ -123,13 +120,9 @@ def key_cost(key: RequestKey) -> int:
 
 
 def sent_again(known: KeyedRequest, use: KeyUse) -> Begun:
-    """What a request finds whose key is known. Only ``FIRST`` changes anything: the key is
-    recorded anew, as this request's.
+    """Decide the outcome of a request with a known key.
 
-    Returns:
-        ``OTHER_CONTENT`` if method or params are others (KEY8); ``FEWER_SCOPES`` if who began it
-        had scopes that are not among its own (SEC3); ``FIRST`` if it was begun by
-        ``instead_of``; else the state of what is known: it does not run again (KEY3).
+    Only ``FIRST`` changes anything: the key is recorded again, for this request.
     """
     if known.digest != use.digest:
         return Begun.OTHER_CONTENT
@@ -141,7 +134,7 @@ def sent_again(known: KeyedRequest, use: KeyUse) -> Begun:
 
 
 class Found(NamedTuple):
-    """What is told to whoever sends a keyed request."""
+    """The answer to the sender of a keyed request."""
 
     begun: Begun
     outcome: bytes | None = None
@@ -152,7 +145,7 @@ class Found(NamedTuple):
 
 
 def found(begun: Begun, entry: KeyedRequest | None) -> Found:
-    """What a sender is told of its key: of another's nothing but that it is one."""
+    """Return the answer for a key. For another sender's key it says only that."""
     if entry is None or begun in (Begun.OTHER_CONTENT, Begun.FEWER_SCOPES):
         return Found(begun)
     outcome = entry.outcome if begun is Begun.ANSWERED else None
@@ -189,7 +182,7 @@ class RequestKeys:
     """Bytes accounted for."""
 
     _answers: int = 0
-    """Of these, the bytes of kept answers."""
+    """The bytes of kept answers, included above."""
 
     _known: dict[RequestKey, KeyedRequest] = field(default_factory=dict[RequestKey, KeyedRequest])
     # In the order in which they finished, which is the order in which they are forgotten,
@@ -202,7 +195,7 @@ class RequestKeys:
         return len(self._known)
 
     def get(self, key: RequestKey) -> KeyedRequest | None:
-        """What is known of ``key``."""
+        """Return the entry of ``key``, or None."""
         return self._known.get(key)
 
     def begin(self, use: KeyUse, *, now: float) -> tuple[Begun, KeyedRequest | None]:

@@ -32,7 +32,7 @@ from mcp_sessions.core.messages import (
 )
 
 EventId = str | int
-"""What ``sessionEventId`` may be (EVT8); opaque to a client."""
+"""The allowed types of ``sessionEventId`` (EVT8); opaque to a client."""
 
 REMEMBERED_EVENTS = 4_096
 """Ids of events by which a duplicate is known: more than any replay window's default."""
@@ -95,7 +95,7 @@ class Cause(Enum):
 
 
 class Step(Enum):
-    """What to do about a loss."""
+    """The next step after a loss."""
 
     TELL = "tell"
     """The failure is the answer: give it to whoever asked."""
@@ -130,7 +130,7 @@ def is_away(cause: Cause, status: int | None) -> bool:
 
 
 def after_status(status: int, *, failures: int, says_session: bool, is_answer: bool) -> Step:
-    """What an HTTP status means on a session that was known to the server.
+    """Decide the next step after an HTTP status on a session that the server knew.
 
     Args:
         status: 400 or above.
@@ -170,7 +170,7 @@ def may_send_again(
 
 
 class Follower:
-    """Where a client stands in its session's events."""
+    """Tracks a client's position in its session's events."""
 
     __slots__ = ("_limit", "_seen", "position")
 
@@ -271,7 +271,7 @@ class Lives:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a server said of sessions, in its ``initialize`` or ``server/discover`` result."""
+    """The server's session features, from its ``initialize`` or ``server/discover`` result."""
 
     has_sessions: bool = False
     is_ours: bool = False
@@ -282,7 +282,7 @@ class Abilities:
     """Seconds; 0: it knows no request keys."""
 
     lists: tuple[str, ...] = ()
-    """What it can list: of ``tools``, ``prompts``, ``resources``."""
+    """The lists that it has, out of ``tools``, ``prompts``, ``resources``."""
 
     routes: bool = False
     """It wants to be told which session a request is of, in a header (RTE1)."""
@@ -313,7 +313,7 @@ def abilities(capabilities: object) -> Abilities:
 
 @dataclass(slots=True)
 class SessionView:
-    """What a client knows of its session."""
+    """A client's knowledge of its session."""
 
     session_id: str
     state: str | None = None
@@ -324,7 +324,7 @@ class SessionView:
     """Made by ``session/start``: ``session/resume`` takes it up. Else it is only named."""
 
     def metadata(self) -> dict[str, Any]:
-        """What goes into a request's ``_meta``."""
+        """Return the members for a request's ``_meta``."""
         named: dict[str, Any] = {"sessionId": self.session_id}
         if self.state is not None:
             named["state"] = self.state

@@ -29,7 +29,7 @@ class Mode(Enum):
 
 
 class State(Enum):
-    """Where a session is in its life."""
+    """The state of a session in its life."""
 
     DETACHED = "detached"
     """Alive, and nobody listens: its events wait in the window."""
@@ -45,7 +45,7 @@ class State(Enum):
 
 
 class Change(Enum):
-    """What can happen to a session."""
+    """A change that a session can go through."""
 
     ATTACH = "attach"
     """A connection that can be pushed to resumes it, or uses it while nobody listens."""

@@ -29,8 +29,9 @@ def variables_of(template: str) -> list[str]:
 
 
 def expansions(template: str, given: Mapping[str, str]) -> tuple[str, str]:
-    """What a template makes of these values: percent-encoded, and as they are. A variable
-    without a value stays as it stands.
+    """Expand a template with these values: percent-encoded, and as they are.
+
+    A variable without a value is not replaced.
     """
     encoded = {name: quote(value, safe="", errors="replace") for name, value in given.items()}
     return _expanded(template, encoded), _expanded(template, given)

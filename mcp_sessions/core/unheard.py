@@ -1,11 +1,11 @@
-"""Who has to go when too much runs on unheard: calls whose connections broke.
+"""Choose the call to stop when too many calls run after their connections broke.
 
 Rules that must hold, and that ``tests/core/test_unheard.py`` owns:
 
-1. Each session is bounded by itself: its own oldest goes.
-2. The bound over all is the last resort, and fair: of the principals the one that has most loses,
-   of its sessions the one that has most, of that the oldest. Whoever has few is not touched for
-   one who has many.
+1. Each session has its own bound: its own oldest call is stopped.
+2. The bound over all calls is the last resort, and fair. It takes the principal with the most
+   calls, the session of it with the most calls, and the oldest call of that session. Principals
+   with few calls lose none to a principal with many.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Unheard(Generic[T]):
-    """What runs unheard, oldest first.
+    """Lists the calls that run without a connection, oldest first.
 
     Args:
-        most: Of all.
-        most_of_one: Of one session.
+        most: The most calls in all.
+        most_of_one: The most calls of one session.
     """
 
     def __init__(self, *, most: int, most_of_one: int) -> None:

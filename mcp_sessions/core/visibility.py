@@ -1,4 +1,4 @@
-"""What a session may see of the wrapped server, and what stands for the rest.
+"""Hide parts of the wrapped server from a session, and replace their names in requests.
 
 Rules that must hold, and that the tests in ``tests/core/test_visibility.py`` own:
 
@@ -43,7 +43,7 @@ from mcp_sessions.core.templates import expansions, variables_of
 from mcp_sessions.errors import InvalidParams
 
 STATE_KEY = "mcp_sessions/visibility"
-"""Of a session's state: where its rules are kept."""
+"""The key of a session's state that holds its rules."""
 
 TOOLS, PROMPTS, RESOURCES = KINDS = ("tools", "prompts", "resources")
 
@@ -60,7 +60,7 @@ _LISTS = {
     "resources/templates/list": (RESOURCES, "resourceTemplates", "uriTemplate"),
 }
 _MEMBERS = {TOOLS: "name", PROMPTS: "name", RESOURCES: "uri"}
-"""Of a request whose method begins with the kind, such as ``tools/call``: where its name is."""
+"""The member that names the target, in a request whose method begins with the kind."""
 
 _NAMING = frozenset({
     "tools/call", "prompts/get", "resources/read", "resources/subscribe", "resources/unsubscribe",
@@ -70,7 +70,7 @@ _NAMING = frozenset({
 _REFERENCES = {"ref/prompt": (PROMPTS, "name"), "ref/resource": (RESOURCES, "uri")}
 _COMPLETE, _LISTEN = "completion/complete", "subscriptions/listen"
 _CONTENTS = ("content", "contents", "messages")
-"""Where a result has links to resources, and their contents."""
+"""Members of a result that have links to resources, or their contents."""
 
 _HIDDEN = object()
 """Stands for a block of a result that is left out."""
@@ -96,12 +96,12 @@ def matches(pattern: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """What is hidden.
+    """Decides which names are hidden.
 
     Args:
-        pseudonym: Of a text, under a secret of the server's: nothing is called so.
-        outside: Patterns of what is hidden where no rule says otherwise.
-        rules: Those of a session.
+        pseudonym: Maps a text to a name that nothing has, under a secret of the server's.
+        outside: Patterns of names that are hidden unless a rule says otherwise.
+        rules: The rules of a session.
     """
 
     pseudonym: Callable[[str], str] = field(repr=False)
@@ -109,7 +109,7 @@ class Visibility:
     rules: Rules = field(default_factory=dict[str, list[Rule]])
 
     def of(self, state: Mapping[str, Any]) -> Visibility:
-        """That of a session."""
+        """Return the visibility of a session."""
         kept = state.get(STATE_KEY)
         return replace(self, rules=kept["rules"]) if kept is not None else self
 
@@ -156,8 +156,9 @@ class Visibility:
     # --- on the way of a request -------------------------------------------------------------
 
     def names_hidden(self, method: str, params: dict[str, Any] | None) -> dict[str, str]:
-        """What :meth:`concealed` puts for the hidden names of a request. Nothing of a request
-        that it refuses.
+        """Return the replacement that :meth:`concealed` uses for each hidden name of a request.
+
+        A request that :meth:`concealed` refuses has none.
         """
         try:
             return self.concealed(method, params)[1]
@@ -342,7 +343,7 @@ class Visibility:
 
 
 def restored(value: Any, put: Mapping[str, str]) -> Any:
-    """What the server said, with the names that were asked for.
+    """Return a message of the server with the names that the client asked for.
 
     Args:
         value: JSON.

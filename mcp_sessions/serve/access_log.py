@@ -69,7 +69,7 @@ class AccessLog:
 
 
 class _Seen:
-    """What passed of one request or connection."""
+    """The traffic of one request or connection."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope

@@ -81,7 +81,6 @@ class Draining:
         return any(isinstance(inbound.connection, StoredConnection) for inbound in inbounds)
 
     async def drain(self, grace: float) -> None:
-        """See :meth:`~mcp_sessions.layer.SessionLayer.drain`."""
         self.announce()
         is_first = self._availability.retry_after is None
         self._availability.retry_after = self._policy.reconnect_spread

@@ -1,8 +1,8 @@
-"""Where clients connect over HTTP and WebSocket: one path of an ASGI application.
+"""Serve clients over HTTP and WebSocket: one path of an ASGI application.
 
-What the server's own HTTP application has beside and before its MCP endpoint (authentication,
-custom routes, middleware) stays; the endpoint itself is ours. A WebSocket does not go through
-that, nor through what stands around it all: whether it would, is asked at the door.
+The server's own HTTP application keeps its routes around the MCP endpoint (authentication, custom
+routes, middleware). This module replaces the endpoint itself. A WebSocket does not pass through the
+HTTP application and its middleware. An authorizer asks them first whether it may.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ MANY = 25_000
 
 
 def set_aside_everything() -> None:
-    """What was made until now stays until the end."""
+    """Exempt every object that exists now from garbage collection."""
     gc.collect()
     gc.freeze()
 

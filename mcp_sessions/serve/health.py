@@ -1,8 +1,7 @@
-"""What an orchestrator or a load balancer asks: is this process alive, and should it be sent
-requests?
+"""Answer health checks: is this process alive, and may it get requests?
 
-Neither question needs a credential or an allowed Host: who asks knows an address only. The
-answers name no session and no store.
+The checks need no credential and no allowed Host, because an orchestrator knows only an address.
+Their answers name no session and no store.
 """
 
 from __future__ import annotations
@@ -83,10 +82,10 @@ class Health:
 
 
 def health_paths(path: str | None) -> tuple[str, ...]:
-    """Where the health checks are.
+    """Return the paths of the health checks.
 
     Args:
-        path: What they are under; None: there are none.
+        path: Their prefix; None: there are no health checks.
     """
     if path is None:
         return ()

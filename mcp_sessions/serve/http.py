@@ -74,7 +74,7 @@ class Leaving:
     requests hears of it. Not after SIGINT."""
 
     grace: float
-    """What running calls get."""
+    """Seconds that running calls have left."""
 
     announce: Callable[[], None]
     """Says that it will stop."""

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lifetime:
-    """Of one layer, which runs once."""
+    """Runs one layer, once."""
 
     _store: SessionStore
     _policy: SessionPolicy

@@ -49,7 +49,7 @@ RETRY_AFTER = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What connections may take. Durations are in seconds."""
+    """Bounds of connections. Durations are in seconds."""
 
     max_message: int
     """Bytes of one message on a WebSocket."""
@@ -73,7 +73,7 @@ def connection_limits(policies: Sequence[SessionPolicy]) -> ConnectionLimits:
 
 @dataclass(slots=True, eq=False)
 class Looked:
-    """What is known of a connection. Times are on the clock of the event loop."""
+    """The last look at a connection. Times are on the clock of the event loop."""
 
     heard_at: float = 0.0
     """When it last sent something."""
@@ -126,7 +126,7 @@ class OpenConnections:
         self._health = frozenset(health)
         self._open: dict[Open, None] = {}
         self._leaving: set[Open] = set()
-        """Of these, those that were closed for others."""
+        """Those that were closed to make room for others."""
 
         self._most = limits.max_connections or sys.maxsize
         self._descriptors = _limit()
@@ -238,11 +238,11 @@ class OpenConnections:
 
 
 class OnlyHealth:
-    """What serves a connection that found no place.
+    """Serves health checks on a connection that exceeds the limit.
 
     Args:
         app: Serves health checks.
-        paths: Of these.
+        paths: The paths of the health checks.
     """
 
     def __init__(self, app: ASGIApp, paths: frozenset[str]) -> None:

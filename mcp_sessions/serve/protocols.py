@@ -136,23 +136,19 @@ class LimitedHttp(HttpProtocol):
         super().handle_websocket_upgrade(*arguments)
 
     def serve_only(self, paths: frozenset[str]) -> None:
-        """See :class:`Open`."""
         self._is_extra = True
         self.app = OnlyHealth(self.app, paths)
 
     def waits(self) -> bool:
-        """See :class:`Open`."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or self.transport.is_closing():
             return True
         return cycle.more_body and not cycle.response_started
 
     def is_stuck(self) -> bool:
-        """See :class:`Open`."""
         return self.flow.write_paused
 
     def give_up(self) -> bool:
-        """See :class:`Open`."""
         if not self.waits():
             return False
         cycle = self.cycle
@@ -284,11 +280,9 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         return self.transport.is_closing() or not self._has_spoken
 
     def is_stuck(self) -> bool:
-        """See :class:`Open`."""
         return not self.writable.is_set()
 
     def give_up(self) -> bool:
-        """See :class:`Open`."""
         return False
 
     def _parse(self, data: bytes) -> None:

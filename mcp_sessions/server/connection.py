@@ -55,11 +55,9 @@ class WatchedChannel:
     def watch(
         self, on_closed: Callable[[], None] = _nobody, on_reopened: Callable[[], None] = _nobody
     ) -> None:
-        """See :class:`RequestChannel`."""
         self._on_closed, self._on_reopened = on_closed, on_reopened
 
     def after_answer(self, callback: Callable[[], None]) -> None:
-        """See :class:`RequestChannel`."""
         self._next = callback
 
     def over(self) -> None:

@@ -104,11 +104,9 @@ class SharedStore:
         self._ended = ended
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
-        """See :class:`Beside`."""
         return await self._store.all_sessions()
 
     async def end(self, session_id: SessionId) -> bool:
-        """See :class:`Beside`."""
         record = await self._store.end(session_id)
         if record is None:
             return False
@@ -123,13 +121,10 @@ class SharedStore:
         return True
 
     async def ends(self) -> Sequence[SessionEnd]:
-        """See :class:`Beside`."""
         return await self._store.ends(now=time.time())
 
     async def made(self) -> StoreMade | None:
-        """See :class:`Beside`."""
         return await self._store.made(now=None)
 
     async def close(self) -> None:
-        """See :class:`Beside`."""
         await self._store.close()

@@ -80,18 +80,15 @@ class DuplexChannel(WatchedChannel):
 
     @property
     def is_open(self) -> bool:
-        """See :class:`RequestChannel`."""
         return not self._transport.outbox.closed
 
     async def emit(self, message: bytes, key: str | None = None) -> None:
-        """See :class:`RequestChannel`."""
         self._transport.outbox.push(message)
         await self._transport.outbox.drain()
 
     async def answer(
         self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
     ) -> None:
-        """See :class:`RequestChannel`."""
         self._transport.channels.pop(self, None)
         self._transport.outbox.push(message)
         self._on_closed = self._on_reopened = self._unwatched
@@ -144,7 +141,6 @@ class DuplexTransport:
     def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> None:
-        """See :class:`Transport`."""
         self.withdraw(session_id)
         feed = LogFeed(
             self.outbox,
@@ -164,23 +160,19 @@ class DuplexTransport:
             feed.check_position(None)
 
     def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
-        """See :class:`Transport`."""
         feed = self._feeds.get(session_id)
         if feed is not None:
             feed.offer(event)
 
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
-        """See :class:`Transport`."""
         feed = self._feeds.get(session_id)
         if feed is not None:
             feed.check_position(head)
 
     def send(self, draft: Draft) -> None:
-        """See :class:`Transport`."""
         self.push_event(draft.before, draft.origin)
 
     def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
-        """See :class:`Transport`."""
         feed = self._feeds.pop(session_id, None)
         if feed is not None:
             # It may be reading its log just now.
@@ -190,7 +182,6 @@ class DuplexTransport:
         self.end_listen(session_id, wire_error(SessionNotFound(session_id)) if is_over else None)
 
     async def drain(self) -> None:
-        """See :class:`Transport`."""
         await self.outbox.drain()
 
     def hold(self) -> Callable[[], None]:
@@ -207,7 +198,6 @@ class DuplexTransport:
         return release
 
     def close(self) -> None:
-        """See :class:`Transport`."""
         self.is_draining = True
         for session_id in list(self._listens):
             self.end_listen(session_id, None)

@@ -35,7 +35,6 @@ class InMemoryDialer:
         self._served = served
 
     def link(self) -> InMemoryLink:
-        """See `Dialer`."""
         return InMemoryLink(self._served)
 
 
@@ -54,7 +53,6 @@ class InMemoryLink:
         self._closing = False
 
     async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
-        """See `Link`."""
 
         async def hand_over(chunks: list[bytes]) -> None:
             for chunk in chunks:
@@ -72,7 +70,6 @@ class InMemoryLink:
             await sink(self, Down(Failure(Cause.CLOSED, "the server ended the connection")))
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        """See `Link`."""
         if self._connection.transport.outbox.closed:
             raise Failed(Failure(Cause.CUT, "the server ended the connection"))
         async with self._taking:
@@ -88,7 +85,6 @@ class InMemoryLink:
         """See `Link`: its answer is dropped when it comes."""
 
     async def close(self, *, leave: bool) -> None:
-        """See `Link`."""
         self._closing = True
         self._connection.transport.outbox.cut()
         if self._runs:

@@ -96,27 +96,23 @@ class RemoteCall:
         return None
 
     def store_failed(self, failed: StoreUnavailable) -> None:
-        """See :class:`~mcp_sessions.server.upstream.port.Call`."""
+        """Do nothing: the call's handler runs elsewhere."""
 
     def is_traced(self, span: Span) -> None:
         """See :class:`Call`: it is traced where its client is."""
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Call`."""
         said = ChildSaid(ask=self.ask, question=None, method=method, params=params)
         await self.bus.tell(said, to=self.process)
 
     async def report(self, params: Mapping[str, Any]) -> None:
-        """See :class:`Call`."""
         await self.notify("notifications/progress", params)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """See :class:`Call`."""
         told = {"progress": progress, "total": total, "message": message}
         await self.report({name: value for name, value in told.items() if value is not None})
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        """See :class:`Call`."""
         if not self.can_send_request:
             raise PeerError(INVALID_REQUEST, "the request that asks is over")
         name = mint_request_id(self.bus.process)
@@ -173,7 +169,6 @@ class ChildHost:
     def handle(
         self, sender: str, message: AskChild | ChildAwaited | AnswerChild | NotifyChild
     ) -> Work | None:
-        """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
         match message:
             case AskChild():
                 return self._ask(sender, message)

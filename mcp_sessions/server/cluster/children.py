@@ -137,7 +137,6 @@ class ChildrenElsewhere:
 
     @property
     def process(self) -> str:
-        """See :class:`Elsewhere`."""
         return self._bus.process
 
     @property
@@ -146,7 +145,6 @@ class ChildrenElsewhere:
         return self._held
 
     async def lease(self, session_id: SessionId) -> Lease:
-        """See :class:`Elsewhere`."""
         loop = asyncio.get_running_loop()
         instead_of: str | None = None
         while True:
@@ -176,7 +174,6 @@ class ChildrenElsewhere:
             )
 
     async def check(self, lease: Lease) -> None:
-        """See :class:`Elsewhere`."""
         loop = asyncio.get_running_loop()
         until = lease.until
         while loop.time() >= until:
@@ -187,7 +184,6 @@ class ChildrenElsewhere:
             raise Moved
 
     def over(self, session_id: SessionId) -> None:
-        """See :class:`Elsewhere`."""
         self._held.pop(session_id, None)
         self._inherited.pop(session_id, None)
 
@@ -219,7 +215,6 @@ class ChildrenElsewhere:
     async def notify(
         self, session_id: SessionId, method: str, params: dict[str, Any] | None
     ) -> bool:
-        """See :class:`Elsewhere`."""
         holder = await self._exchange.claim(session_id, None)
         process = process_of(holder) if holder is not None else None
         if not self._bus.is_elsewhere(process):
@@ -231,14 +226,12 @@ class ChildrenElsewhere:
     # --- what is asked elsewhere ---------------------------------------------------------------
 
     async def ask(self, lease: Lease, call: Call, asked: Asked) -> Served:
-        """See :class:`Elsewhere`."""
         process = process_of(lease.holder)
         if process is None:
             raise AssertionError("a lease names its process")
         return await self._ask(process, lease.session_id, lease.holder, call, asked)
 
     async def go_on(self, waiting: str, call: Call, asked: Asked) -> Served | None:
-        """See :class:`Elsewhere`."""
         process = process_of(waiting)
         if process is None or not self._bus.is_elsewhere(process):
             return None

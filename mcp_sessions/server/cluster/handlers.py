@@ -107,7 +107,6 @@ class ClusterHandlers:
     _rounds: int = 0
 
     def handle(self, sender: str, message: Message) -> Work | None:
-        """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
         match message:
             case SessionAttached():
                 return self._publisher.push_open(message.session_id)
@@ -156,11 +155,9 @@ class ClusterHandlers:
                 assert_never(message)
 
     async def session_over(self, session_id: SessionId) -> None:
-        """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
         await self._forget(session_id, None)
 
     def round(self, carrying: Collection[SessionId]) -> Sequence[Callable[[], Work]]:
-        """See :class:`~mcp_sessions.server.cluster.bus.Handlers`."""
         streams = partial(self._streams.round, carrying)
         steps = (self._joining.round, self._check_sessions, streams)
         return (*steps, self._children[1].round) if self._children is not None else steps

@@ -69,7 +69,6 @@ class SharedBus(ClusterBus):
         return await self._exchange.send(encode(message, self.process), to=to)
 
     def on_message(self, message: bytes) -> None:
-        """See :class:`~mcp_sessions.stores.exchange.ExchangeListener`."""
         try:
             told = decode(message)
         except MalformedMessage as malformed:
@@ -131,12 +130,10 @@ class SharedBus(ClusterBus):
         event: LoggedEvent,
         attachment: Attachment | None,
     ) -> None:
-        """See :class:`~mcp_sessions.stores.exchange.ExchangeListener`."""
         for watcher in list(self._watchers.get((session_id, stream), ())):
             watcher.appended(session_id, event, attachment)
 
     def on_gap(self) -> None:
-        """See :class:`~mcp_sessions.stores.exchange.ExchangeListener`."""
         logger.info("messages between replicas may have been lost; every stream is read again")
         for (session_id, _), watchers in list(self._watchers.items()):
             for watcher in list(watchers):

@@ -177,11 +177,9 @@ class StoredConnection(ClientConnection):
 
     @property
     def is_streaming(self) -> bool:
-        """See :class:`ClientConnection`."""
         return self._stream is not None
 
     async def current(self) -> CurrentSession | None:
-        """See :class:`ClientConnection`."""
         record = await self._store.load(self.session_id, now=0)
         return record.current if record is not None else None
 
@@ -194,7 +192,6 @@ class StoredConnection(ClientConnection):
         return frozenset(here if record.current is None else [*here, record.current.session_id])
 
     async def set_current(self, current: CurrentSession | None) -> None:
-        """See :class:`ClientConnection`."""
         await self._store.set_current(self.session_id, current)
 
     def saw(self, record: SessionRecord) -> None:
@@ -211,7 +208,6 @@ class StoredConnection(ClientConnection):
     async def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> bool:
-        """See :class:`ClientConnection`."""
         epoch = attached.fencing_epoch
         self.transport.begin(session_id, attached, after, read)
         if not await self._store.carry(self.session_id, session_id, epoch, after):
@@ -228,7 +224,6 @@ class StoredConnection(ClientConnection):
     async def deliver(
         self, session_id: SessionId, event: LoggedEvent, fencing_epoch: FencingEpoch
     ) -> bool:
-        """See :class:`ClientConnection`."""
         relay = self._relay(session_id, fencing_epoch)
         try:
             whole = await relay.one(event)
@@ -263,7 +258,6 @@ class StoredConnection(ClientConnection):
         *,
         is_over: bool = False,
     ) -> None:
-        """See :class:`ClientConnection`."""
         await self._store.drop_origin(self.session_id, session_id, fencing_epoch=fencing_epoch)
         self.transport.withdraw(session_id)
 

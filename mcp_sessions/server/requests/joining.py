@@ -113,7 +113,6 @@ class _Join:
     """It was cancelled: if it never began it does not begin here either."""
 
     def is_awaited_by(self, call: Call) -> bool:
-        """See :class:`~mcp_sessions.server.calls.call.Work`."""
         return call.inbound.channel.is_open
 
     async def abort(self, error: dict[str, Any]) -> None:

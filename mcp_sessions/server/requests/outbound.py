@@ -86,7 +86,6 @@ class ConnectionOutbound:
         await self._publisher.send_sessionless(self._connection, method, params, wait=True)
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        """See :class:`Outbound`."""
         connection = self._connection
         check_may_ask(connection.peer, asked.method)
         question = self._questions.new(connection.principal, None, asked)
@@ -110,14 +109,12 @@ class LateOutbound:
         self._bound = outbound
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Outbound`."""
         if self._bound is None:
             logger.debug("dropped %s: no standalone channel", method)
             return
         await self._bound.notify(method, params)
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        """See :class:`Outbound`."""
         if self._bound is None:
             check_may_ask(None, asked.method)
             raise AssertionError("a peer without a handshake was asked")

@@ -221,7 +221,6 @@ class RequestRunner:
             report(what, failed)
 
     def handled(self, running: RunningRequest) -> None:
-        """See :class:`AtWork`."""
         self._running.pop(running, None)
         if running in self._timers:
             self._heard(running)
@@ -233,7 +232,6 @@ class RequestRunner:
                     del self._by_session[session_id]
 
     def kept(self, running: RunningRequest) -> None:
-        """See :class:`AtWork`."""
         if running.session_id is not None and running.key is not None:
             self._by_key.pop((running.session_id, running.key), None)
         for waiter in running.waiters:

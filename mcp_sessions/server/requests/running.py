@@ -291,12 +291,10 @@ class RunningRequest:
             audit.trace(span)
 
     def store_failed(self, failed: StoreUnavailable) -> None:
-        """See :class:`~mcp_sessions.server.upstream.port.Call`."""
         self.store_failure = failed
 
     @property
     def close_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """See :class:`~mcp_sessions.server.binding.RequestChannel`."""
         return self.waiters[-1].inbound.channel.close_stream
 
     @property
@@ -312,7 +310,6 @@ class RunningRequest:
         return not self.done and inbound.asked is not None and not inbound.modern
 
     def is_awaited_by(self, call: Call) -> bool:
-        """See :class:`~mcp_sessions.server.calls.call.Work`."""
         return not self.done and call.inbound.channel.is_open
 
     @property
@@ -341,7 +338,6 @@ class RunningRequest:
         await self.report({name: value for name, value in told if value is not None})
 
     async def report(self, params: Mapping[str, Any]) -> None:
-        """See :class:`~mcp_sessions.server.upstream.port.Call`."""
         if self.key is not None:
             self._reports = self._reports or Reports()
             if not self._reports.add(params):

@@ -114,7 +114,6 @@ class Belongings(Lists):
     async def claim(
         self, session_id: SessionId, holder: str | None, instead_of: str | None
     ) -> str | None:
-        """See :meth:`~mcp_sessions.stores.exchange.Exchange.claim`."""
         found = await self._on(session_id, scripts.CLAIM, holder or "", instead_of or "")
         return found.decode() if found is not None else None
 

@@ -54,9 +54,7 @@ class Sender(Protocol):
     only.
     """
 
-    async def call(self, *args: Value) -> Any:
-        """See :meth:`Link.call`."""
-        ...
+    async def call(self, *args: Value) -> Any: ...
 
 
 @dataclass(eq=False, repr=False)
@@ -100,7 +98,6 @@ class RedisExchange:
         self._make, self._link = make, link
 
     async def join(self, process: str, listener: ExchangeListener) -> None:
-        """See :meth:`Exchange.join`."""
         self._process, self._listener = process, listener
         await self._connect()
         await self._beat()
@@ -108,7 +105,6 @@ class RedisExchange:
         self._background.loop("signs of life for other replicas", self._keep_alive)
 
     async def leave(self) -> None:
-        """See :meth:`Exchange.leave`."""
         process = self._process
         await self.close()
         if process:
@@ -122,7 +118,6 @@ class RedisExchange:
         self._watched.clear()
 
     async def send(self, message: bytes, *, to: str | None = None) -> bool:
-        """See :meth:`Exchange.send`."""
         channel = self._inbox(to) if to is not None else self._everyone
         listening = await self._command(
             "PUBLISH", channel, self._process.encode() + b"\n" + message
@@ -130,7 +125,6 @@ class RedisExchange:
         return listening != 0 or not self._link.counts_listeners
 
     async def watch(self, session_id: SessionId, stream: StreamName) -> None:
-        """See :meth:`Exchange.watch`."""
         channel = self._channel(session_id, stream)
         self._watched[channel] = (session_id, stream)
         if channel in self._heard:
@@ -143,7 +137,6 @@ class RedisExchange:
             raise
 
     async def unwatch(self, session_id: SessionId, stream: StreamName) -> None:
-        """See :meth:`Exchange.unwatch`."""
         channel = self._channel(session_id, stream)
         if self._watched.pop(channel, None) is None:
             return
@@ -156,11 +149,9 @@ class RedisExchange:
     async def claim(
         self, session_id: SessionId, holder: str | None, *, instead_of: str | None = None
     ) -> str | None:
-        """See :meth:`Exchange.claim`."""
         return await self._claim_of(session_id, holder, instead_of)
 
     async def is_alive(self, process: str) -> bool:
-        """See :meth:`Exchange.is_alive`."""
         if await self._command("EXISTS", self._alive(process)):
             return True
         # While the server was away nobody could give a sign of life, and the signs that there

@@ -69,7 +69,6 @@ class Keys:
         return first
 
     def finish(self, request_key: RequestKey, outcome: bytes | None, *, now: float) -> bool:
-        """See :meth:`RequestKeys.finish`."""
         self._expire(now)
         counts = self.counts
         kept = outcome if outcome is not None and self._has_room(len(outcome)) else None

@@ -41,7 +41,6 @@ class SQLiteBeside:
         self._place = Path(os.path.realpath(path))
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
-        """See :class:`~mcp_sessions.stores.operator.Beside`."""
         return await asyncio.to_thread(self._read, lambda tx: sessions.records(tx)[0])
 
     async def end(self, session_id: SessionId) -> bool:
@@ -53,15 +52,13 @@ class SQLiteBeside:
         return await asyncio.to_thread(self._end, session_id)
 
     async def ends(self) -> Sequence[SessionEnd]:
-        """See :class:`~mcp_sessions.stores.operator.Beside`."""
         return await asyncio.to_thread(self._read, lambda tx: ends.remembered(tx, now=time.time()))
 
     async def made(self) -> StoreMade | None:
-        """See :class:`~mcp_sessions.stores.operator.Beside`."""
         return await asyncio.to_thread(self._read, lambda tx: ends.made(tx, now=None))
 
     async def close(self) -> None:
-        """See :class:`~mcp_sessions.stores.operator.Beside`."""
+        """Do nothing: each call opens the file and closes it."""
 
     def _end(self, session_id: SessionId) -> bool:
         lock = FileLock(self._place.with_name(self._place.name + "-lock"))

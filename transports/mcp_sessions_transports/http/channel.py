@@ -221,11 +221,9 @@ class PostChannel(WatchedChannel):
 
     @property
     def is_open(self) -> bool:
-        """See :class:`RequestChannel`."""
         return self._is_read or bool(self.readers)
 
     async def emit(self, message: bytes, key: str | None = None) -> None:
-        """See :class:`RequestChannel`."""
         await self._commit()
         await self._store_and_push(message, final=False, key=key)
         if self._stream is not None:

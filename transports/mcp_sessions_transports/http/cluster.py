@@ -34,7 +34,6 @@ class ClusterStreams:
     _clock: Callable[[], float]
 
     def stream_read(self, sender: str, message: StreamRead) -> Coroutine[Any, Any, None] | None:
-        """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`."""
         connection = self._connections.local(ConnectionId(message.session_id))
         if not isinstance(connection, StoredConnection):
             return None

@@ -57,7 +57,6 @@ class ListenStream:
 
     @property
     def is_taken(self) -> bool:
-        """See :class:`Transport`."""
         return self._stream.is_taken
 
     def begin(
@@ -69,17 +68,14 @@ class ListenStream:
         self._stream.wake()
 
     def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
-        """See :class:`Transport`."""
         if self._feed is not None:
             self._feed.offer(event)
 
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
-        """See :class:`Transport`."""
         if self._feed is not None:
             self._feed.check_position(head)
 
     def send(self, draft: Draft) -> None:
-        """See :class:`Transport`."""
         self._stream.push(modern_event(stamped(draft.before, self._request_id)), draft.origin)
 
     def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
@@ -87,11 +83,9 @@ class ListenStream:
         self._finish(wire_error(SessionNotFound(session_id)) if is_over else None)
 
     async def drain(self) -> None:
-        """See :class:`Transport`."""
         await self._stream.drain()
 
     def hold(self) -> Callable[[], None]:
-        """See :class:`Transport`."""
         return self._stream.hold()
 
     def close(self) -> None:

@@ -59,7 +59,6 @@ class ModernChannel(WatchedChannel):
         self._turn: asyncio.Future[None] = self._loop.create_future()
 
     async def emit(self, message: bytes, key: str | None = None) -> None:
-        """See :class:`RequestChannel`."""
         stream = self._commit()
         stream.push(modern_event(message))
         await stream.drain()
@@ -67,7 +66,6 @@ class ModernChannel(WatchedChannel):
     async def answer(
         self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
     ) -> None:
-        """See :class:`RequestChannel`."""
         if self._stream is not None:
             self._stream.push(modern_event(message))
             self._stream.finish()

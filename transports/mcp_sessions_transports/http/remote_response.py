@@ -90,12 +90,10 @@ class RemoteResponse:
     def appended(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
     ) -> None:
-        """See :class:`~mcp_sessions.server.cluster.bus.Watcher`."""
         if self._feed is not None:
             self._feed.offer(event)
 
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
-        """See :class:`~mcp_sessions.server.cluster.bus.Watcher`."""
         if self._feed is not None:
             self._feed.check_position(head)
 

@@ -293,21 +293,17 @@ class HttpTransport(Generic[ResponsesT]):
             self._get.offer(event)
 
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
-        """See :class:`Transport`."""
         if self._get is not None:
             self._get.check_position(head)
 
     def send(self, draft: Draft) -> None:
-        """See :class:`Transport`."""
         raise AssertionError("what goes on a GET stream is an entry of its log")
 
     def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
-        """See :class:`Transport`."""
         if self._get is not None:
             self._get.stream.purge(session_id)
 
     async def drain(self) -> None:
-        """See :class:`Transport`."""
         if self._get is not None:
             await self._get.drain()
         else:
@@ -315,7 +311,6 @@ class HttpTransport(Generic[ResponsesT]):
             await asyncio.sleep(0)
 
     def hold(self) -> Callable[[], None]:
-        """See :class:`Transport`."""
         return self._get.stream.hold() if self._get is not None else lambda: None
 
     def close(self) -> None:

@@ -38,7 +38,6 @@ class StdioDialer:
         self.target = f"stdio:{parameters.cwd or ''}:{command!r}"
 
     def link(self) -> StdioLink:
-        """See `Dialer`."""
         return StdioLink(self._parameters)
 
 
@@ -55,7 +54,6 @@ class StdioLink:
         self._closed = anyio.Event()
 
     async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
-        """See `Link`."""
         try:
             async with stdio_client(self._parameters) as (read, write):
                 self._write = write
@@ -91,7 +89,6 @@ class StdioLink:
         scope.cancel()
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        """See `Link`."""
         parsed = jsonrpc_message_adapter.validate_python(message, by_name=False)
         try:
             await self._write.send(SessionMessage(parsed))
@@ -108,7 +105,6 @@ class StdioLink:
         """See `Link`: its answer is dropped when it comes."""
 
     async def close(self, *, leave: bool) -> None:
-        """See `Link`."""
         self._closing.set()
         if self._write is not None:
             await self._closed.wait()

@@ -70,7 +70,6 @@ class WebSocketDialer:
         self.target = without_credentials(self.url)
 
     def link(self) -> WebSocketLink:
-        """See `Dialer`."""
         return WebSocketLink(self)
 
 
@@ -147,7 +146,6 @@ class WebSocketLink:
         self._large = _LargeMessages()
 
     async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
-        """See `Link`."""
         socket = self._socket = await self._open()
         task_status.started()
         try:
@@ -269,7 +267,6 @@ class WebSocketLink:
         )
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        """See `Link`."""
         if self._socket is None:
             raise AssertionError("a link is used before it runs")
         data = encode(message)
@@ -296,7 +293,6 @@ class WebSocketLink:
         self._large.given_up(request_id)
 
     async def close(self, *, leave: bool) -> None:
-        """See `Link`."""
         self._is_closing = True
         if self._socket is not None:
             with anyio.move_on_after(self._policy.closing_timeout, shield=True):
@@ -314,13 +310,11 @@ class _Connection(ClientConnection):
         self.sieve = FrameSieve(self.limit)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         left = self.sieve.feed(data)
         if left:
             super().data_received(left)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_lost(exc)
         self.transport = _Gone()
 
@@ -334,7 +328,6 @@ class _Gone(asyncio.Transport):
         """See `asyncio.Transport`: nothing is left of it."""
 
     def is_closing(self) -> bool:
-        """See `asyncio.Transport`."""
         return True
 
 

@@ -25,7 +25,6 @@ class BoundedJar(CookieJar):
     """
 
     def set_cookie(self, cookie: Cookie) -> None:
-        """See :meth:`http.cookiejar.CookieJar.set_cookie`."""
         others = [one for one in self if _key(one) != _key(cookie)]
         parts = (cookie.name, cookie.value, cookie.domain, cookie.path)
         has_room = (

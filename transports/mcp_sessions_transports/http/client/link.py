@@ -51,7 +51,6 @@ class HttpDialer:
         self._draw = draw
 
     def link(self) -> HttpLink:
-        """See `Dialer`."""
         return HttpLink(Requester(self._access), self._access.policy, self._draw)
 
 
@@ -75,7 +74,6 @@ class HttpLink:
         self._posts: dict[RequestId, anyio.CancelScope] = {}
 
     async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
-        """See `Link`."""
         self._sink = sink
         async with self._requester.running():
             try:
@@ -88,11 +86,9 @@ class HttpLink:
                 self._tasks = None
 
     def configure(self, settings: LinkSettings) -> None:
-        """See `Link`."""
         self._requester.configure(settings)
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        """See `Link`."""
         if self._tasks is None or self._done.is_set():
             raise Failed(Failure(Cause.CLOSED, f"{self.name}: the connection is closed"))
         self._requester.note_version(message, headers)
@@ -133,7 +129,6 @@ class HttpLink:
             scope.cancel()
 
     async def close(self, *, leave: bool) -> None:
-        """See `Link`."""
         is_in_session = self._requester.transport_session is not None
         if leave and is_in_session and not self._done.is_set():
             with anyio.move_on_after(self._policy.closing_timeout, shield=True):

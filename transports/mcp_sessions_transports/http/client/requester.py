@@ -78,7 +78,6 @@ class Requester:
                 await client.aclose()
 
     def configure(self, settings: LinkSettings) -> None:
-        """See `Link`."""
         self.settings = settings
 
     def joined(self, transport_session: str) -> None:

@@ -97,7 +97,6 @@ class HttpChild(EitherEraChild):
 
     @property
     def is_over(self) -> bool:
-        """See :class:`Child`."""
         return self._is_over
 
     @property
@@ -106,7 +105,6 @@ class HttpChild(EitherEraChild):
         return self.is_modern
 
     async def stop(self) -> None:
-        """See :class:`Child`."""
         async with self._ending:
             if not self._wire.client.is_closed:
                 await self._stop()
@@ -129,11 +127,9 @@ class HttpChild(EitherEraChild):
             await self._wire.close()
 
     def kill(self) -> None:
-        """See :class:`Child`."""
         self._is_over = True
 
     async def last_words(self) -> str:
-        """See :class:`Child`."""
         return "the server ended its session"
 
     def _request(

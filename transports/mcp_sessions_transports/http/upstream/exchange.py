@@ -67,7 +67,6 @@ class Session:
 
     opens: Opens
     check: Callable[[httpx2.Response], Awaitable[None]]
-    """See :meth:`Wire.check`."""
 
     begun: Callable[[httpx2.Response], None]
     """Takes a response that is a success."""
