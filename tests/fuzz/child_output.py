@@ -84,7 +84,7 @@ def drawn(hostile: Hostile) -> tuple[bytes, str]:
     if hostile.chance(0.1):
         return hostile.damaged(said + answers.answer(hostile)), "exit"
     if hostile.chance(0.05):
-        said = hostile.one_of(*lines, b"x") * hostile.random.choice((1_000, 20_000))
+        said = hostile.one_of(*lines, b"x") * hostile.random.choice((1_000, 5_000))
         said = said[:2_000_000]
     return said, "answer"
 

@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
 from typing import cast
 
@@ -51,15 +51,18 @@ def reason_of(error: BaseException, *, seconds: float | None = None) -> str:
     Args:
         seconds: How long was waited, should it be that nobody answered in time.
     """
+    said = (_said(cause, seconds) for cause in causes_of(error))
+    return next((text for text in said if text is not None), type(error).__name__)
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """``error``, its cause, the cause of that, and so on."""
     cause: BaseException | None = error
     for _ in range(_DEPTH):
         if cause is None:
-            break
-        said = _said(cause, seconds)
-        if said is not None:
-            return said
+            return
+        yield cause
         cause = _cause_of(cause)
-    return type(error).__name__
 
 
 def _cause_of(error: BaseException) -> BaseException | None:

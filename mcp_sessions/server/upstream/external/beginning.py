@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 NOT_STARTED_TEXT: Final = "the server did not start: "
 
-_NO_MEANS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+NO_MEANS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS})
 """How the operating system says that the machine has not enough of something."""
 
 _REASON: Final = 300
@@ -34,7 +34,7 @@ class Ended(UpstreamError):
 
 
 class NoMeans(UpstreamError):
-    """The machine has not enough to start one."""
+    """The machine has not enough to start one, or to connect to one."""
 
 
 class Starter(Protocol):
@@ -83,7 +83,7 @@ async def made(starter: Starter, place: Place, principal: Principal) -> Child:
         return await starter.start(place, principal)
     except OSError as failed:
         why = not_started(str(failed.strerror))
-        raise (NoMeans(why.error) if failed.errno in _NO_MEANS else why) from failed
+        raise (NoMeans(why.error) if failed.errno in NO_MEANS else why) from failed
 
 
 async def begin(
@@ -101,6 +101,7 @@ async def begin(
 
     Raises:
         Ended: It is over.
+        NoMeans: The machine has not enough to reach it.
         UpstreamError: It did not begin. :class:`Refused`: it lives, and has told its client why.
     """
     try:
@@ -115,6 +116,7 @@ async def begin(
             raise
         said = str(failed.error.get("message")).removeprefix(f"{OutcomeUnknown.message}: ")
         kind = Ended if child.is_over else UpstreamError
+        kind = NoMeans if isinstance(failed, NoMeans) else kind
         why = await _cause(child, child.failure or said[:_REASON])
         raise kind(not_started(why).error) from failed
 

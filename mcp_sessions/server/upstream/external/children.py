@@ -11,8 +11,8 @@ Rules:
 5. A start that hangs makes room for whoever needs it. It hangs if it takes several times as long as
    the longest one that was served, or half of the time that it has. Of those of one principal the
    oldest goes first. One line in the log says so, and it counts as a start that failed.
-6. What the machine has not enough of (files, processes, memory) is no failure of the server: the
-   next one who asks is tried at once.
+6. What the machine has not enough of (files, processes, memory) is no failure of the server, be it
+   a command or a URL: the next one who asks is tried at once.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from mcp_sessions.core.messages import (
     meta_of,
     notification_message,
 )
+from mcp_sessions.server.upstream.external.beginning import NoMeans
 from mcp_sessions.server.upstream.external.child import (
     CANCELLED,
     Forgotten,
@@ -53,6 +54,7 @@ from mcp_sessions_transports.http.upstream.wire import (
     FAILURES,
     UNSENT,
     Wire,
+    lack_of,
     refused,
     said,
     unknown,
@@ -226,7 +228,11 @@ class HttpChild(EitherEraChild):
         except UpstreamError as error:
             failed = error
         except UNSENT as unsent:
-            failed = refused(reason_of(unsent))
+            lack = lack_of(unsent)
+            failed = refused(lack or reason_of(unsent))
+            if lack is not None and not self.result:
+                # The handshake: that it fails so is not to count as the server's failure.
+                failed = NoMeans(failed.error)
         except (BodyTooLarge, EventTooLarge):
             self._fail(waiting, f"the server's answer has {more_than(self._longest)}")
             return
@@ -241,7 +247,7 @@ class HttpChild(EitherEraChild):
             failed = unknown("it could not be sent, or not be read")
         if waiting.future.done():
             return
-        if isinstance(failed, Forgotten):
+        if isinstance(failed, Forgotten | NoMeans):
             waiting.future.set_exception(failed)
         else:
             whose = request_id if isinstance(failed, Refused) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -15,9 +16,10 @@ from mcp_sessions.background import TimeSlice, give_way, report
 from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, parse
 from mcp_sessions.core.resume import is_sendable
 from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN
+from mcp_sessions.server.upstream.external.beginning import NO_MEANS
 from mcp_sessions.server.upstream.external.child import NOT_STARTED, Forgotten, Refused
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions_transports.connect_errors import reason_of
+from mcp_sessions_transports.connect_errors import causes_of, reason_of
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED, pieces
 from mcp_sessions_transports.http.client.requester import SESSION_HEADER, send_within_origin
 from mcp_sessions_transports.http.client.sse_reader import ReadEvent, SseReader
@@ -250,6 +252,18 @@ async def events_of(response: httpx2.Response, longest: int) -> AsyncGenerator[R
                         await give_way()
                 if time_slice.is_over():
                     await give_way()
+
+
+def lack_of(failed: BaseException) -> str | None:
+    """What this machine has not enough of, so that a request was not sent; None: nothing."""
+    causes = list(causes_of(failed))
+    try:
+        # A resolver that can open no file says something else, such as that there is no such name.
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as lacking:
+        causes.append(lacking)
+    lacks = (it for it in causes if isinstance(it, OSError) and it.errno in NO_MEANS)
+    return next((os.strerror(it.errno or 0).lower() for it in lacks), None)
 
 
 def said(failed: BaseException) -> str:
