@@ -83,7 +83,8 @@ class HTTPServer(ExternalServer):
             try_at_start=try_at_start,
         )
         self.check_seconds("silence", silence)
-        check_headers(headers)
+        # Behind a proxy there, the name may be another one than that of its address.
+        check_headers(headers, may_name_host=True)
         if per == "shared" and callable(auth):
             raise ConfigurationError("auth: with per='shared' there is no principal to ask for")
         self.headers: Mapping[str, str] = MappingProxyType(dict(headers or {}))

@@ -11,22 +11,29 @@ from mcp_sessions.errors import ConfigurationError
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[\x20-\x7e\t]*")
 _OWN: Final = frozenset({
-    "connection", "content-length", "content-type", "keep-alive", "last-event-id",
-    "mcp-method", "mcp-name", "mcp-protocol-version", "mcp-session-id", "te", "trailer",
+    "accept", "accept-encoding", "connection", "content-encoding", "content-length",
+    "content-type", "expect", "http2-settings", "keep-alive", "last-event-id", "mcp-method",
+    "mcp-name", "mcp-protocol-version", "mcp-session-id", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade",
 })  # fmt: skip
-"""Those that the client itself sends, or that belong to the connection."""
+"""Those that the client itself sends, or that belong to the message or the connection."""
+
+_OWN_BEGINNINGS: Final = ("mcp-param-", "sec-websocket-")
 
 _MOST: Final = 32_768
 """Characters of all of them. Most servers take less, and close the connection at more."""
 
 
-def check_headers(headers: Mapping[str, str] | None) -> None:
+def check_headers(headers: Mapping[str, str] | None, *, may_name_host: bool = False) -> None:
     """Whether these can be sent. No message says a value: it may be a credential.
 
+    Args:
+        may_name_host: ``Host`` may be another one than that of the URL.
+
     Raises:
-        ConfigurationError: One of them cannot, or is the client's own to send.
+        ConfigurationError: One of them cannot, is there twice, or is the client's own to send.
     """
+    seen: set[str] = set()
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"the header {name!r} is no text: give name and value as str")
@@ -40,7 +47,12 @@ def check_headers(headers: Mapping[str, str] | None) -> None:
                 f"the header {name!r} cannot be sent: its value has characters that are not ASCII, "
                 "or a line break"
             )
-        if name.lower() in _OWN or name.lower().startswith("sec-websocket-"):
+        lower = name.lower()
+        if lower in seen:
+            raise ConfigurationError(f"the header {name!r} is there twice: give it once")
+        seen.add(lower)
+        is_own = lower in _OWN or lower.startswith(_OWN_BEGINNINGS)
+        if is_own or (lower == "host" and not may_name_host):
             raise ConfigurationError(
                 f"the header {name!r} is sent by the client itself: leave it out"
             )
