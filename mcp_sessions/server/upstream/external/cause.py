@@ -16,11 +16,11 @@ Several clients may share a child: those of one principal outside of sessions, o
 4. If several can be the cause, nobody hears of it. A question is refused with an error that says
    why.
 5. A child may say something about a request that it has answered: a task of its own runs on. So a
-   request counts for :data:`LATE` seconds more against each that was open beside it. A child that
-   said something while nothing was open is known to do so: there an answered request counts for
-   as long against the next one, too, for what it said then (questions, or log messages). It does
-   not without that: calls that follow each other closely would all be refused their questions.
-   A request of the same session does not count.
+   request counts for :data:`LATE` seconds more against each that was open beside it, and for
+   notifications against each that was sent meanwhile. These are dropped. A question is dropped so
+   only if the child is known to ask late, since it asked while nothing was open. Else calls that
+   follow each other closely would all be refused their questions. A request of the same session
+   does not count.
    On a stream of its own, beside the responses, a URL may be behind its answers. There a
    notification is lost if any request was answered shortly before (:data:`BEHIND`).
 6. If all who ask a child are one client (a session, or a connection outside of sessions), that
@@ -121,7 +121,7 @@ class _Request:
     """By which the child may say that something is about it: its task, its elicitations."""
 
     follows: float = -math.inf
-    """When the one before it was answered, if that is another client's."""
+    """When the last one of another client was answered before it was sent."""
 
     doubted_until: float = -math.inf
     """Until then the child may still say something about one that was open beside it."""
@@ -140,8 +140,11 @@ class Unanswered:
         self._answered_in: SessionId | None = None
         """The session of that one, if it had one."""
 
-        self._said_late: set[str] = set()
-        """What the child says after it answered: methods."""
+        self._answered_to_others_at = -math.inf
+        """When the last one was that was not of that session."""
+
+        self._asked_late: set[str] = set()
+        """What the child asks after it answered: methods."""
 
     def sent(self, request_id: RequestId, call: Call | None, params: object) -> None:
         """The child has it from now on."""
@@ -150,8 +153,8 @@ class Unanswered:
         if isinstance(task, str):
             request.names.add(("task", task))
         session = call.bound_session if call is not None else None
-        if session is None or session != self._answered_in:
-            request.follows = self._answered_at
+        is_same = session is not None and session == self._answered_in
+        request.follows = self._answered_to_others_at if is_same else self._answered_at
 
     def answered(self, request_id: RequestId) -> None:
         """The child answered it, or never had it; also again, or long after it was given up."""
@@ -162,6 +165,8 @@ class Unanswered:
         if call is None and not was_given_up:
             return
         session = call.bound_session if call is not None else None
+        if session is None or session != self._answered_in:
+            self._answered_to_others_at = self._answered_at
         self._answered_in, self._answered_at = session, asyncio.get_running_loop().time()
         for other in self._awaited.values():
             if session is None or other.call is None or other.call.bound_session != session:
@@ -217,8 +222,8 @@ class Unanswered:
     def _only(self, method: str, *, is_late: bool) -> Cause:
         now = asyncio.get_running_loop().time()
         if not (self._awaited or self.has_given_up or method.endswith(_ABOUT_NO_REQUEST)):
-            if now - self._answered_at < LATE and len(self._said_late) < _NAMES:
-                self._said_late.add(method)
+            if now - self._answered_at < LATE and len(self._asked_late) < _NAMES:
+                self._asked_late.add(method)
         if self.has_given_up or len(self._awaited) != 1:
             return UNKNOWN
         if is_late and now - self._answered_at < BEHIND:
@@ -226,7 +231,9 @@ class Unanswered:
         (request,) = self._awaited.values()
         if now < request.doubted_until:
             return UNKNOWN
-        if method in self._said_late and now - request.follows < LATE:
+        is_question = not method.startswith("notifications/")
+        may_be_late = not is_question or method in self._asked_late
+        if may_be_late and now - request.follows < LATE:
             return UNKNOWN
         return Cause(only=request.call)
 

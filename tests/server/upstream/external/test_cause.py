@@ -160,12 +160,12 @@ class Story:
         await settled()
 
     async def late(self, puppet: Puppet, request: Json, beside: set[int], number: int) -> None:
-        """Something is said about a request that was answered, while others were open."""
-        if not beside.issuperset(puppet.unanswered):
-            return
+        """Something is said about a request that was answered. Questions are about one beside which
+        all others were open.
+        """
         if self.is_url or number % 2:
             puppet.say(said(LOG, request))
-        else:
+        elif beside.issuperset(puppet.unanswered):
             self.questions += 1
             name = f"q{self.questions}"
             puppet.say({"id": name, **said(QUESTION, request, str(self.questions))})
@@ -431,9 +431,43 @@ def test_what_may_come_late_is_nobodys_shortly_after_an_answer(now: list[float])
     unanswered.answered(1)
     unanswered.sent(2, B, {})
     assert unanswered.cause(LOG, {}, is_late=True).known is None
-    assert unanswered.cause(LOG, {}).known is B
+    assert unanswered.cause(QUESTION, {}).known is B
     now[0] += BEHIND
-    assert unanswered.cause(LOG, {}, is_late=True).known is B
+    assert unanswered.cause(QUESTION, {}, is_late=True).known is B
+
+
+def test_the_first_log_message_that_comes_late_reaches_nobody_who_asked_since(
+    now: list[float],
+) -> None:
+    """Nothing said before that this server logs late. A question of it is still asked."""
+    unanswered = Unanswered()
+    unanswered.sent(1, A, {})
+    unanswered.answered(1)
+    unanswered.sent(2, B, {})
+    for method in (LOG, "notifications/other"):
+        assert unanswered.cause(method, {}).known is None, "it may be about A's"
+    assert unanswered.cause(QUESTION, {}).known is B
+    now[0] += LATE
+    assert unanswered.cause(LOG, {}).known is B
+
+
+def test_what_another_session_was_answered_counts_also_against_a_later_request(
+    now: list[float],
+) -> None:
+    """The last answer may be one of the same session."""
+    unanswered = Unanswered()
+    one, two = (cast(Call, PuppetCall("B", bound_session=SessionId("s"))) for _ in range(2))
+    unanswered.sent(1, A, {})
+    unanswered.answered(1)
+    unanswered.sent(2, one, {})
+    unanswered.answered(2)
+    unanswered.sent(3, two, {})
+    assert unanswered.cause(LOG, {}).known is None, "it may be about A's"
+    now[0] += LATE
+    assert unanswered.cause(LOG, {}).known is two
+    unanswered.answered(3)
+    unanswered.sent(4, one, {})
+    assert unanswered.cause(LOG, {}).known is one, "of the same session"
 
 
 @pytest.mark.parametrize("what", [LOG, QUESTION])
@@ -464,11 +498,9 @@ def test_requests_of_one_session_do_not_count_against_each_other(now: list[float
     assert unanswered.cause(LOG, {}).known is one
 
 
-@pytest.mark.parametrize(("what", "other"), [(LOG, QUESTION), (QUESTION, LOG)])
-def test_a_server_that_says_something_late_is_known_to_do_so(
-    now: list[float], what: str, other: str
-) -> None:
+def test_a_server_that_asks_late_is_known_to_do_so(now: list[float]) -> None:
     """Else calls that follow each other closely would have no questions."""
+    what, other = QUESTION, "sampling/createMessage"
     unanswered = Unanswered()
     unanswered.cause(what, {})
     unanswered.sent(1, A, {})
