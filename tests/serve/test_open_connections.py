@@ -5,6 +5,7 @@ The rules are those of ``mcp_sessions.serve.open_connections``.
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -14,6 +15,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.support.hostile import WITHIN, Place, answer_on, closed_by_peer, hostile
+from tests.support.modern import MODERN, envelope
 from tests.support.serving import INITIALIZE, read_lines
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="has no limit of file descriptors")
@@ -81,18 +83,54 @@ def test_connections_that_wait_make_room_for_a_new_one(what: str, tmp_path: Path
         assert "connections were" not in rest and "Traceback" not in rest, rest
 
 
-def test_health_checks_answer_while_all_connections_are_at_work(tmp_path: Path) -> None:
+def websocket(place: Place, sock: socket.socket) -> bytes:
+    """One that has said something, if there is a place for it."""
+    sock.sendall(place.upgrade())
+    answer = sock.recv(4_096)
+    if answer.startswith(b"HTTP/1.1 101"):
+        sock.sendall(SPOKEN)
+    return answer
+
+
+def get_stream(place: Place, sock: socket.socket) -> bytes:
+    """The GET stream of a session that begins on the same connection."""
+    sock.sendall(place.post(BODY))
+    answer = answer_on(sock)
+    if answer.startswith(b"HTTP/1.1 503"):
+        return answer
+    accepts = ("Accept: text/event-stream", f"Mcp-Session-Id: {session_of(answer)}")
+    sock.sendall(place.head("GET /mcp", *accepts))
+    return sock.recv(4_096)
+
+
+def listen_stream(place: Place, sock: socket.socket) -> bytes:
+    """A ``subscriptions/listen`` outside of sessions."""
+    method, filters = "subscriptions/listen", {"toolsListChanged": True}
+    params = {"notifications": filters, "_meta": envelope()}
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    fields = (f"Mcp-Protocol-Version: {MODERN}", f"Mcp-Method: {method}")
+    sock.sendall(place.post(json.dumps(message).encode(), *fields))
+    return sock.recv(4_096)
+
+
+AT_WORK: dict[str, Callable[[Place, socket.socket], bytes]] = {
+    "GET streams": get_stream,
+    "listen streams": listen_stream,
+    "WebSockets": websocket,
+}
+
+
+@pytest.mark.parametrize("what", first_and_others(AT_WORK))
+def test_health_checks_answer_while_all_connections_are_at_work(what: str, tmp_path: Path) -> None:
     """Rule 3: others are told to come back, and find a place when there is one."""
     with hostile(tmp_path, descriptors=DESCRIPTORS) as place:
         opened = 0
         for _ in range(MANY):
-            sock = place.connect()
-            sock.sendall(place.upgrade())
-            answer = sock.recv(4_096)
-            if answer.startswith(b"HTTP/1.1 101"):
-                opened += 1
-                sock.sendall(SPOKEN)
-            assert answer.startswith((b"HTTP/1.1 101", b"HTTP/1.1 503")), answer
+            answer = AT_WORK[what](place, place.connect())
+            has_place = answer.startswith((b"HTTP/1.1 101", b"HTTP/1.1 200"))
+            opened += has_place
+            assert has_place or b"retry-after: " in answer, answer
+            assert has_place or answer.startswith(b"HTTP/1.1 503"), answer
         assert 20 < opened < DESCRIPTORS
 
         for _ in range(5):
