@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,8 +17,10 @@ from starlette.types import ASGIApp
 
 from mcp_sessions import HTTPServer, background
 from mcp_sessions_transports.http.upstream.wire import events_of, pieces_of
+from tests.support.descriptors import no_descriptors
 from tests.support.modern import ModernClient
 from tests.support.modern_server import ModernServer
+from tests.support.serving import INITIALIZE
 from tests.support.url_server import UrlServer
 from tests.support.urls import url_of
 from tests.support.world import world
@@ -155,3 +158,22 @@ async def test_what_is_little_or_waits_by_itself_costs_no_turn() -> None:
     assert not time_slice.is_over() and not time_slice.is_over()
     await asyncio.sleep(2 * background._SLICE)  # pyright: ignore[reportPrivateUsage]
     assert not time_slice.is_over()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_process_without_descriptors_is_no_failure_of_a_url(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever asks next is not refused. A resolver that can open no file says something else."""
+    async with url_of(UrlServer()) as url:
+        wrapped = HTTPServer(url.replace("127.0.0.1", host), try_at_start=False)
+        async with world(server=wrapped) as w:
+            # It stays, so that nothing is closed meanwhile.
+            await w.connected()
+            for _ in range(3):
+                with no_descriptors():
+                    error = await w.client().error("initialize", INITIALIZE["params"])
+                assert "too many open files" in error["message"]
+                await w.connected()
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len([text for text in said if "too many open files" in text]) == 1, said
