@@ -20,7 +20,7 @@ MAX_RETRY = 3_600_000
 _RETRY_DIGITS = len(str(MAX_RETRY))
 
 
-MOST = 64
+MOST = 16
 """What is more than so many limits long is not passed over."""
 
 _OTHER_LINE = 65_536
