@@ -6,7 +6,9 @@ property holds at all, which is enough on a second Python.
 ``MCP_SESSIONS_TEST_STORE=sqlite`` runs what takes any store (`tests.support.world`) on that one.
 """
 
+import gc
 import os
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -14,6 +16,11 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.redis_server import stop_shared_redis
 from tests.support.unseen import Unseen
+
+# Without it every run would rewrite the asserts of every file again, in each of its processes,
+# and each server that a test starts would compile the library.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The store contract is plain asserts without a test framework; here they explain themselves.
 pytest.register_assert_rewrite("mcp_sessions.testing")
@@ -53,6 +60,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("in_memory")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays to the end. The collector of garbage need not
+    look through it again and again: it is most of the heap.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,7 +4,6 @@ Afterwards no request is without an answer, nothing is held, every open stream h
 event, no keyed call ran twice, who was displaced knows it, and no task died.
 """
 
-import gc
 import os
 
 import pytest
@@ -30,14 +29,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> Backend:
     return VIRTUAL
-
-
-@pytest.fixture(autouse=True)
-def heap_is_frozen() -> None:
-    """Each layer that starts collects garbage once, and there are hundreds of them here: it
-    need not look through the whole test run's heap each time.
-    """
-    gc.freeze()
 
 
 # --- conversations ---------------------------------------------------------------------------

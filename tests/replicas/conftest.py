@@ -4,7 +4,6 @@ can be done to a replica, and over a real Redis; see `tests.support.replicas`.
 What needs the first is marked ``in_process``.
 """
 
-import gc
 from collections.abc import Generator
 from typing import Any
 
@@ -45,11 +44,3 @@ def anyio_backend(request: pytest.FixtureRequest) -> Generator[Backend | str]:
         return
     with share_redis():
         yield "asyncio"
-
-
-@pytest.fixture(autouse=True)
-def heap_is_frozen() -> None:
-    """Each layer that starts collects garbage once. It need not look through the whole test
-    run's heap each time: that would be nine tenths of the time that these tests take.
-    """
-    gc.freeze()
