@@ -1,8 +1,8 @@
 """For all tests: the event loop they run on, and how hard Hypothesis searches.
 
 The examples are the same in every run, so that no change is blamed for what it did not
-break. ``HYPOTHESIS_PROFILE=deep`` searches new ones, many more of them; ``few`` shows that a
-property holds at all, which is enough on a second Python.
+break. They are few, which shows that a property holds at all. ``HYPOTHESIS_PROFILE=many`` has
+more of them, as one run of ``scripts/test --all`` does. ``deep`` searches new ones, thousands.
 ``MCP_SESSIONS_TEST_STORE=sqlite`` runs what takes any store (`tests.support.world`) on that one.
 """
 
@@ -26,19 +26,17 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 pytest.register_assert_rewrite("mcp_sessions.testing")
 
 settings.register_profile(
-    "same",
-    max_examples=100,
+    "few",
+    max_examples=20,
     stateful_step_count=40,
     derandomize=True,
     # How long an example takes says something of the machine, not of the code.
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile(
-    "deep", settings.get_profile("same"), max_examples=3000, derandomize=False
-)
-settings.register_profile("few", settings.get_profile("same"), max_examples=20)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+settings.register_profile("many", settings.get_profile("few"), max_examples=100)
+settings.register_profile("deep", settings.get_profile("few"), max_examples=3000, derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -313,7 +313,7 @@ answers = st.dictionaries(
 STARTED = {"result": {"sessionId": "s-1", "sessionEventId": "0"}}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=round(0.6 * settings().max_examples))
 @given(answers, objects)
 async def test_a_call_is_answered_whatever_its_server_answers(
     given: dict[str, Json], capabilities: Json
@@ -337,7 +337,7 @@ told_by_server = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=round(0.6 * settings().max_examples))
 @given(st.lists(told_by_server, max_size=6))
 async def test_a_call_is_answered_whatever_its_server_says_before(said: list[Json]) -> None:
     async with running({"session/start": STARTED}) as (client, (puppet, told)):
