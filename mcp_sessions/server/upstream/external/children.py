@@ -13,6 +13,9 @@ Rules:
    oldest goes first. One line in the log says so, and it counts as a start that failed.
 6. What the machine has not enough of (files, processes, memory) is no failure of the server, be it
    a command or a URL: the next one who asks is tried at once.
+7. A start that finds no room waits for it, if some gets free by itself within :data:`WAITS`
+   seconds: of a child that is idle for long by then, or of a client that was asked and is away. It
+   does not wait if it can share a child instead.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from mcp_sessions.server.upstream.external.beginning import (
 from mcp_sessions.server.upstream.external.child import Child, Refused
 from mcp_sessions.server.upstream.external.failures import Failures
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
-from mcp_sessions.server.upstream.external.room import Starts, spare
+from mcp_sessions.server.upstream.external.room import LOOKS, WAITS, Starts, can_share, spare
 from mcp_sessions.server.upstream.external.telling import Telling
 from mcp_sessions.server.upstream.port import UpstreamError
 
@@ -71,6 +74,7 @@ class Children:
         versions: Of the protocol, those with a handshake.
         ours: The params of an ``initialize`` of the layer's own.
         give_up: See :meth:`~mcp_sessions.server.upstream.external.rounds.Rounds.give_up_oldest`.
+        gives_up_at: See :meth:`~mcp_sessions.server.upstream.external.rounds.Rounds.gives_up_at`.
     """
 
     server: ExternalServer
@@ -78,6 +82,7 @@ class Children:
     versions: frozenset[str]
     ours: Mapping[str, Any]
     give_up: Callable[[Principal | None], Awaitable[bool]]
+    gives_up_at: Callable[[Principal | None], float]
 
     def __post_init__(self) -> None:
         self.capabilities: Mapping[str, Any] | None = None
@@ -237,7 +242,7 @@ class Children:
         if place.is_over:
             # Nobody would end that child: its place is no longer known.
             raise not_started(_OVER)
-        await self._make_room(principal)
+        await self._make_room(place, principal)
         try:
             with self._hanging.one(place, principal):
                 child = await self._start_in_an_era(place, principal)
@@ -425,13 +430,21 @@ class Children:
             return "max_children_per_principal"
         return "max_children" if self._count() + more >= self.server.max_children else None
 
-    async def _make_room(self, principal: Principal) -> None:
+    async def _make_room(self, place: Place, principal: Principal) -> None:
+        loop = asyncio.get_running_loop()
+        shares = can_share(place, principal, self._places.values(), self._living)
+        until = loop.time() + (0 if shares else WAITS)
         # Looked at again after each wait: others wait for the same room.
         while (limit := self._limit(principal)) is not None:
             whose = principal if limit == "max_children_per_principal" else None
             made = await self._end_one(whose) or await self.give_up(whose)
-            if not made and not await self._end_a_start(whose):
+            if made or await self._end_a_start(whose):
+                continue
+            idle = [place.used_at + _EVICTABLE for place in self._idle(whose)]
+            free_at = min([*idle, self.gives_up_at(whose)])
+            if max(free_at, loop.time()) > until:
                 raise self._no_room(limit)
+            await asyncio.sleep(LOOKS)
 
     def _no_room(self, limit: str) -> UpstreamError:
         self._say_now_and_then(f"there are as many as {limit} allows")

@@ -1,4 +1,4 @@
-"""Which children end first if there is no room."""
+"""Which children end first if there is no room, and who waits for room."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from mcp_sessions.server.upstream.external.place import Place
 _SEVERAL: Final = 3.0
 _LEAST: Final = 5.0
 """Seconds in which no start hangs."""
+
+WAITS: Final = 15.0
+"""Seconds in which a start waits for room. Most hosts wait longer for an answer."""
+
+LOOKS: Final = 0.5
+"""Seconds between two looks whether there is room."""
 
 
 class Starts:
@@ -88,3 +94,13 @@ def spare(places: Iterable[Place], living: Mapping[Child, Principal]) -> set[Pla
             if older is not last[whose] and not older.outbounds and older.starting is None:
                 found.add(older)
     return found
+
+
+def can_share(
+    place: Place, principal: Principal, places: Iterable[Place], living: Mapping[Child, Principal]
+) -> bool:
+    """Whether requests outside of sessions have another child than that of ``place``."""
+    return place.is_sessionless and any(
+        other.is_sessionless and other.child is not None and living.get(other.child) == principal
+        for other in places
+    )

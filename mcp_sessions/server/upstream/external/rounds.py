@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -185,16 +186,29 @@ class Rounds:
         Returns:
             Whether there was one, and is none any more.
         """
-        now = asyncio.get_running_loop().time()
-        away = AWAY_IN_SMALL if self._is_small else AWAY
-        for name, (held, timer) in self._waiting.items():
-            if now - (timer.when() - self._patience) < away:
-                return False
-            if isinstance(held.whose, Principal) and of in (None, held.whose):
-                self._give_up(name)
-                await asyncio.wait({held.task}, timeout=_CANCELLING)
-                return True
-        return False
+        name = self._oldest(of)
+        if name is None or asyncio.get_running_loop().time() < self._may_go_at(name):
+            return False
+        held, _ = self._waiting[name]
+        self._give_up(name)
+        await asyncio.wait({held.task}, timeout=_CANCELLING)
+        return True
+
+    def gives_up_at(self, of: Principal | None) -> float:
+        """When :meth:`give_up_oldest` gives up the next one, if its client stays away; infinite:
+        there is none.
+        """
+        name = self._oldest(of)
+        return self._may_go_at(name) if name is not None else math.inf
+
+    def _oldest(self, of: Principal | None) -> str | None:
+        whose = ((name, held.whose) for name, (held, _) in self._waiting.items())
+        own = (name for name, it in whose if isinstance(it, Principal) and of in (None, it))
+        return next(own, None)
+
+    def _may_go_at(self, name: str) -> float:
+        _, timer = self._waiting[name]
+        return timer.when() - self._patience + (AWAY_IN_SMALL if self._is_small else AWAY)
 
     async def close(self) -> None:
         """None of them goes on."""

@@ -83,7 +83,8 @@ class ExternalUpstream:
         """
         reachable = elsewhere if server.per == "session" else None
         rounds = Rounds(policy, server.room_of_one, reachable.process if reachable else None)
-        self.children = Children(server, starter, HANDSHAKE_VERSIONS, OURS, rounds.give_up_oldest)
+        away = rounds.give_up_oldest, rounds.gives_up_at
+        self.children = Children(server, starter, HANDSHAKE_VERSIONS, OURS, *away)
         self._wrapped = Wrapped(
             server,
             shell,

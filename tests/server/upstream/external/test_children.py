@@ -15,7 +15,7 @@ from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.stdio.child import StdioChild
-from tests.server.upstream.external.test_failures import nobody_is_away
+from tests.server.upstream.external.test_failures import never, nobody_is_away
 from tests.support.children import child_world, modern_child, until
 from tests.support.modern import ModernClient
 from tests.support.world import world
@@ -228,7 +228,7 @@ async def test_who_waits_for_room_takes_no_more_than_may_be_of_one_principal() -
 
     server = StdioServer("true", max_children=2, max_children_per_principal=1)
     made: Any = Starter()
-    of = Children(server, made, frozenset({"2025-11-25"}), {}, nobody_is_away)
+    of = Children(server, made, frozenset({"2025-11-25"}), {}, nobody_is_away, never)
     ann, bob, eve = (Principal(name) for name in ("ann", "bob", "eve"))
 
     def place(key: str) -> Place:

@@ -1,6 +1,7 @@
 """Whose start failed is refused for a while; what others describe of themselves is theirs alone."""
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -116,6 +117,11 @@ class Starter:
         return Child(self._dies_of)
 
 
+def never(_: Principal | None) -> float:
+    """No call is given up for others."""
+    return math.inf
+
+
 async def nobody_is_away(_: Principal | None) -> bool:
     """No call waits for a client that was asked."""
     return False
@@ -129,7 +135,9 @@ class World:
         made: Any = self.starter
         server = StdioServer("true", max_children=1_000)
         ours = {**OURS, "protocolVersion": "2025-11-25"}
-        self.children = Children(server, made, frozenset({"2025-11-25"}), ours, nobody_is_away)
+        self.children = Children(
+            server, made, frozenset({"2025-11-25"}), ours, nobody_is_away, never
+        )
 
     async def serves(self, name: str, principal: Principal = ANN) -> bool:
         """Whether a client that describes itself so is served."""

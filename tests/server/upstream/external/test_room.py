@@ -1,8 +1,9 @@
-"""Starts that hang make room, and what the machine lacks is nobody's failure."""
+"""Starts that hang make room, others wait for room, and a machine's lack is nobody's failure."""
 
 import asyncio
 import errno
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from mcp_sessions import StdioServer
 from mcp_sessions.errors import LIMIT_REACHED
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.cause import Unanswered
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -37,6 +39,7 @@ class Child:
     failure = ""
     result: Json = {}
     capabilities: Json = {}
+    unanswered = Unanswered()
 
     async def shake_hands(self, client: Mapping[str, Any], *_: object) -> None:
         await asyncio.sleep(0.1 if client["clientInfo"]["name"].startswith("good") else 1_000)
@@ -61,27 +64,51 @@ class Starter:
     async def close(self) -> None: ...
 
 
-async def nobody_is_away(_: Principal | None) -> bool:
-    """No call waits for a client that was asked."""
-    return False
-
-
 class World:
     """The children of a server."""
 
     def __init__(self, most: int, most_of_one: int | None = None) -> None:
         self.starter = Starter()
         made: Any = self.starter
-        server = StdioServer("true", max_children=most, max_children_per_principal=most_of_one)
-        self.children = Children(server, made, frozenset({VERSION}), OURS, nobody_is_away)
+        self.away: tuple[float, Place] | None = None
+        """When the place of a client that was asked may be given up, if there is one."""
 
-    async def starts(self, name: str, principal: Principal = ANN) -> Json | None:
-        """The error of a start; None: it serves, and is over."""
+        server = StdioServer("true", max_children=most, max_children_per_principal=most_of_one)
+        self.children = Children(
+            server, made, frozenset({VERSION}), OURS, self.give_up, self.gives_up_at
+        )
+
+    async def give_up(self, _: Principal | None) -> bool:
+        """Whether there was one for so long, and is none any more."""
+        if self.away is None or asyncio.get_running_loop().time() < self.away[0]:
+            return False
+        self.children.over(self.away[1].key)
+        self.away = None
+        return True
+
+    def gives_up_at(self, _: Principal | None) -> float:
+        """When there is."""
+        return self.away[0] if self.away is not None else math.inf
+
+    async def holds(self, *, is_sessionless: bool = False) -> Place:
+        """One that is served, and stays."""
+        place = self._place("good", object(), is_sessionless=is_sessionless)
+        await place.started(ANN)
+        return place
+
+    def _place(self, name: str, key: object, *, is_sessionless: bool) -> Place:
         client = {"clientInfo": {"name": name}, "protocolVersion": VERSION}
         told: Any = None
-        key = object()
         of = (self.children.start, told, self.children.telling, key, client)
-        place = self.children.place(key, lambda: Place(*of, True, False, False, False, "it"))
+        kinds = (True, is_sessionless, False, False)
+        return self.children.place(key, lambda: Place(*of, *kinds, "it"))
+
+    async def starts(
+        self, name: str, principal: Principal = ANN, *, is_sessionless: bool = False
+    ) -> Json | None:
+        """The error of a start; None: it serves, and is over."""
+        key = object()
+        place = self._place(name, key, is_sessionless=is_sessionless)
         try:
             await place.started(principal)
         except UpstreamError as failed:
@@ -136,6 +163,51 @@ async def test_where_none_was_served_yet_half_of_the_time_is_left_to_each() -> N
     await asyncio.sleep(2)
     assert await w.starts("good") is None
     assert "others needed" in (await slow or {})["message"]
+
+
+@pytest.mark.parametrize("why", ["idle", "away"])
+@pytest.mark.parametrize(("seconds", "waits"), [(20, None), (14, 14), (0, 0)])
+async def test_a_start_waits_for_room_that_gets_free_soon_and_is_refused_at_once_else(
+    why: str, seconds: float, waits: float | None
+) -> None:
+    """Room gets free where a child is idle for a minute, or a client that was asked stays away."""
+    w, now = World(1), asyncio.get_running_loop().time
+    place = await w.holds()
+    if why == "idle":
+        await asyncio.sleep(60 - seconds)
+    else:
+        call: Any = object()
+        place.calls[call] = None
+        w.away = now() + seconds, place
+    began = now()
+    error = await w.starts("good")
+    if waits is None:
+        assert (error or {})["code"] == LIMIT_REACHED and now() == began
+    else:
+        assert error is None and waits <= now() - began < waits + 1
+
+
+async def test_a_start_does_not_wait_for_a_client_that_comes_back() -> None:
+    """Not longer than it may: that client asks again and again."""
+    w, now = World(1), asyncio.get_running_loop().time
+    place = await w.holds()
+    await asyncio.sleep(50)
+    waiting, began = asyncio.create_task(w.starts("good")), now()
+    await asyncio.sleep(5)
+    place.used_at = now()
+    assert ((await waiting) or {})["code"] == LIMIT_REACHED and now() - began < 6
+
+
+async def test_what_can_share_a_process_does_not_wait_for_another() -> None:
+    w, now = World(1), asyncio.get_running_loop().time
+    place = await w.holds(is_sessionless=True)
+    call: Any = object()
+    place.calls[call] = None
+    w.away = now() + 10, place
+    began = now()
+    error = await w.starts("good", is_sessionless=True)
+    assert (error or {})["code"] == LIMIT_REACHED and now() == began
+    assert await w.starts("good") is None and now() - began > 9
 
 
 @pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])

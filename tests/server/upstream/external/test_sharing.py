@@ -141,6 +141,19 @@ async def test_where_there_is_little_room_the_oldest_call_of_who_is_away_for_lon
             assert await here.text("count", session=session) == "1"
 
 
+async def test_a_handshake_waits_for_the_room_of_a_client_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The only room there is gets free in a moment."""
+    monkeypatch.setattr(rounds, "AWAY_IN_SMALL", 1.0)
+    async with child_world(options={"max_children": 1}) as w:
+        (away,) = clients(w, 1)
+        left = await away.send("tools/call", QUESTION).result()
+        assert await (await w.connected()).text("count") == "1"
+        error = await away.send("tools/call", again(left, TWO)).error()
+        assert error["code"] == UNKNOWN
+
+
 async def test_without_room_a_client_shares_with_those_that_can_be_asked_other_things() -> None:
     async with child_world(options={"max_children": 1}) as w:
         (busy,) = clients(w, 1)
