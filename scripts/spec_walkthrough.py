@@ -28,76 +28,70 @@ VECTOR = "two-sessions-on-one-connection"
 PARTS: list[tuple[str, str, int]] = [
     (
         "A connection, and its stream",
-        "`initialize` makes the transport-mode session `t1` (HTL1). The GET opens the stream on "
-        "which all events of this"
-        " connection come (HTL3).",
+        "`initialize` makes the transport-mode session `t1` (HTL1). The GET opens the stream that "
+        "carries all events of this connection (HTL3).",
         1,
     ),
     (
         "Two sessions",
-        "Each has a log of its own, with a head that is a position before any event (STA4). Both "
-        "are attached to the"
-        " connection (ATT2); the second one is current now (ASC5).",
+        "Each session has a log of its own. The log's head is a position before any event (STA4). "
+        "Both sessions are attached to the connection (ATT2). The second is current now (ASC5).",
         2,
     ),
     (
-        "What each of them wants to hear",
-        "The first is named (rule 1, ASC1), the second is meant without a word (rule 2, ASC2): "
-        "only the named one's result"
-        " carries metadata (ASC12, ASC15).",
+        "A subscription in each session",
+        "The first request names its session (rule 1, ASC1). The second request names none, so it "
+        "belongs to the current session (rule 2, ASC2). Only the result of the first one carries "
+        "metadata (ASC12, ASC15).",
         2,
     ),
     (
         "A change for each",
-        "Every event names its session (EVT9) and has two ids: `sessionEventId` counts in its "
-        "session's log, the SSE id is"
-        " a place on this stream (HTL19). A change is in the logs before its answer (EVT12).",
+        "Every event names its session (EVT9) and has two ids. `sessionEventId` counts in its "
+        "session's log. The SSE id is a place on this stream (HTL19). A change is in the logs "
+        "before the answer of its request (EVT12).",
         4,
     ),
     (
-        "The stream breaks, and the connection goes on",
-        "Changes wait (HTL3). The two of the second document may become one (COA1, HTL21): what "
-        "is replaced leaves a hole"
-        " in the numbers, which is none in what is known.",
+        "The stream breaks, and the connection stays",
+        "Changes wait (HTL3). The two changes of the second document may become one (COA1, HTL21). "
+        "The replaced event leaves a hole in the numbers, but the client misses nothing.",
         3,
     ),
     (
         "The stream continues",
-        "`Last-Event-ID` names the last place on the *stream* (HTL4). Both sessions go on; "
-        "neither was resumed, since"
-        " neither left its connection.",
+        "`Last-Event-ID` names the last place on the *stream* (HTL4). Both sessions continue. "
+        "Neither was resumed, since neither left its connection.",
         3,
     ),
     (
         "Everything breaks, and something happens meanwhile",
-        "The client's process dies. It has kept, for each session, the id of the last event that "
+        "The client's process dies. For each session it has kept the id of the last event that "
         "it processed (CLI8).",
         3,
     ),
     (
-        "A new connection takes the first session",
+        "A new connection resumes the first session",
         "`session/resume` says the position in the *session* (CUP2), with the header of the new "
-        "connection `t2` (RES10). The"
-        " answer says what comes: all of it (CUP3). It comes on the stream of `t2`, under a place"
-        " of that stream.",
+        "connection `t2` (RES10). The answer says that the client gets everything that it missed "
+        "(CUP3). The replay comes on the stream of `t2`, under a place of that stream.",
         3,
     ),
     (
-        "And the second",
-        "Its position was its head, so nothing was missed (CUP4). Until now it was attached to "
-        "`t1`, where its events would"
-        " have waited.",
+        "A new connection resumes the second session",
+        "The position was the head, so the client missed nothing (CUP4). Until now the session was "
+        "attached to `t1`. Its events would have waited there.",
         1,
     ),
     (
-        "The old stream has nothing of them",
-        "A session that leaves takes its entries along (HTL5): a late GET of the old connection "
+        "The old stream has no events of them",
+        "A session that leaves takes its entries along (HTL5). A late GET of the old connection "
         "finds none.",
         2,
     ),
     (
-        "Who has the session hears it",
-        "Live, once, on the one connection that it is attached to (ATT1).",
+        "The new connection gets live events",
+        "A live event comes once, on the one connection that its session is attached to (ATT1).",
         2,
     ),
     ("The end", "Nothing follows an answer to `session/end` (END3, END4).", 2),
@@ -107,14 +101,17 @@ PARTS: list[tuple[str, str, int]] = [
 OPENING = """\
 # A walk through two sessions on one HTTP connection
 
-Generated by `scripts/spec_generated.py`: do not edit. It is the vector `{vector}`, as it went
+Generated by `scripts/spec_generated.py`: do not edit. This is the vector `{vector}`, as it went
 over the wire between the runner and the reference implementation.
 
-Ids have names here: `t1` and `t2` are connections (`Mcp-Session-Id`), `s1` and `s2` sessions,
-`s1.2` the event with the number 2 in the log of `s1`, `i3` the third place that came on a GET
-stream. `→` is sent by the client, on its connection `a` or `b`, `←` by the server; what comes on
-the GET stream has its SSE id before it. Every POST after `initialize` carries the
-`Mcp-Session-Id` of its connection; that, `jsonrpc` and what is about versions is left out."""
+Ids have names here: `t1` and `t2` are connections (`Mcp-Session-Id`). `s1` and `s2` are sessions.
+`s1.2` is the event with the number 2 in the log of `s1`. `i3` is the third place on a GET stream.
+
+The client sends `→` on its connection `a` or `b`. The server sends `←`. A message on the GET stream
+has its SSE id before it.
+
+Every POST after `initialize` carries the `Mcp-Session-Id` of its connection. This page leaves out
+that header, `jsonrpc`, and all headers and members about versions."""
 
 
 def walkthrough() -> str:
