@@ -1,8 +1,9 @@
 """Count events for OpenTelemetry. Nothing is exported, or costs anything, until it is asked for.
 
-The instruments are those of ``opentelemetry-api``, which the SDK brings along. Until the
-application sets a meter provider they do nothing. They are made with the first thing that is
-counted, so that a command that serves nothing does not wait for the import.
+The instruments are those of ``opentelemetry-api``, which the SDK brings along. They do nothing
+until the application sets a meter provider, or ``serve`` does (``mcp_sessions.cli.telemetry``).
+They are made with the first thing that is counted, so that a command that serves nothing does not
+wait for the import.
 
 ================================ ========================================== ====================
 counter                          counts                                     attributes

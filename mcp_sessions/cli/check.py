@@ -21,6 +21,7 @@ from typing import Any
 
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line
+from mcp_sessions.cli.telemetry import described
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.errors import ConfigurationError, SessionsError
 from mcp_sessions.external_server import ExternalServer
@@ -89,6 +90,9 @@ def check(options: argparse.Namespace, steps: Steps) -> int:
     except ConfigurationError as failed:
         report.wrong("server", failed)
         served = ()
+    # Now: the target's code may set a provider.
+    for name, text, is_wrong in described(os.environ, stdio=options.stdio):
+        (report.wrong if is_wrong else report.say)(name, text)
     try:
         asyncio.run(_reach_all(report, options, served))
     except KeyboardInterrupt:

@@ -32,7 +32,7 @@ EPILOG: Final = (
     f"Each option can be set by a variable of the environment, such as {PREFIX}PORT or "
     f"{PREFIX}MAX_CHILDREN. An option of the command line replaces the variable. A flag is 1, true "
     f"or yes, or 0, false or no. Several values stand on a line each, or with {SEPARATOR} between "
-    "them."
+    "them. The variables OTEL_... of OpenTelemetry say where metrics and traces are exported to."
 )
 
 _YES: Final = ("1", "true", "yes")

@@ -11,15 +11,15 @@ import argparse
 import errno
 import logging
 import os
-import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sessions import __version__
 from mcp_sessions.cli import logs
+from mcp_sessions.cli.addresses import redacted
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.audit_file import AuditFile
 from mcp_sessions.cli.environment import variables_named, warn_of
@@ -31,6 +31,7 @@ from mcp_sessions.cli.serve_options import (
     wants_json,
 )
 from mcp_sessions.cli.targets import load_target
+from mcp_sessions.cli.telemetry import exporting
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 HANDSHAKE_ERA = ("2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_ERA = ("2026-07-28",)
 TRANSPORTS = ("Streamable HTTP", "WebSocket")
-_CREDENTIAL = re.compile(r"(?i)\b((?:\w*pass\w*|username)=)[^&]*")
-"""What a store's query may say of who asks."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,7 +82,8 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.stdio and options.port is None:
         _start_up(options, None, store)
         try:
-            layer.run("stdio", grace=options.grace)
+            with _exporting(options):
+                layer.run("stdio", grace=options.grace)
         except KeyboardInterrupt:
             return INTERRUPTED
         return 0
@@ -113,6 +113,15 @@ def _check(options: argparse.Namespace) -> int:
     return check(options, Steps(listen, served))
 
 
+def _exporting(options: argparse.Namespace) -> AbstractContextManager[None]:
+    """Metrics and traces, while it serves. Of several workers the first says where to."""
+    if options.worker is None:
+        return exporting(stdio=options.stdio)
+    from mcp_sessions.cli.workers import is_first_worker
+
+    return exporting(is_worker=True, says=is_first_worker(options.worker))
+
+
 def _port(options: argparse.Namespace) -> int:
     return DEFAULT_PORT if options.port is None else options.port
 
@@ -124,20 +133,21 @@ def _serve(
     on_started: Callable[[], None],
 ) -> int:
     try:
-        layer.run(
-            "stdio" if options.stdio else "http",
-            host=options.host,
-            port=sock.getsockname()[1],
-            path=options.path,
-            security=_security(options),
-            sock=sock,
-            grace=options.grace,
-            drain_delay=options.drain_delay,
-            health=options.health,
-            access_log=options.access_log,
-            forwarded_allow_ips=options.forwarded_allow_ips,
-            on_started=on_started,
-        )
+        with _exporting(options):
+            layer.run(
+                "stdio" if options.stdio else "http",
+                host=options.host,
+                port=sock.getsockname()[1],
+                path=options.path,
+                security=_security(options),
+                sock=sock,
+                grace=options.grace,
+                drain_delay=options.drain_delay,
+                health=options.health,
+                access_log=options.access_log,
+                forwarded_allow_ips=options.forwarded_allow_ips,
+                on_started=on_started,
+            )
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
@@ -158,9 +168,9 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
         audit.install()
     if options.worker is not None:
         worker = _joined(options, [layer.store for layer in layers.values()], redacted(store))
-        with worker.listener as sock:
+        with worker.listener as sock, _exporting(options):
             return serve_all(options, layers, sock, _security(options), worker.is_ready)
-    with listening_socket(options.host, _port(options)) as sock:
+    with listening_socket(options.host, _port(options)) as sock, _exporting(options):
         return serve_all(
             options,
             layers,
@@ -340,18 +350,6 @@ def _is_server(value: object) -> bool:
     from mcp_sessions.server.upstream.sdk import is_server
 
     return is_server(value)
-
-
-def redacted(url: str) -> str:
-    """The URL without its password, wherever that stands."""
-    parts = urlsplit(url)
-    if _CREDENTIAL.search(parts.query):
-        parts = parts._replace(query=_CREDENTIAL.sub(r"\1***", parts.query))
-        url = urlunsplit(parts)
-    if parts.password is None:
-        return url
-    _, _, place = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{place}"))
 
 
 def _start_up(

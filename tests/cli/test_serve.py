@@ -18,7 +18,6 @@ from mcp_sessions.cli.main import main
 from mcp_sessions.cli.serve import (
     _layer,  # pyright: ignore[reportPrivateUsage]
     listening_socket,
-    redacted,
 )
 from mcp_sessions.cli.serve_config import layers_of
 from mcp_sessions.cli.serve_options import parsed
@@ -186,23 +185,6 @@ def test_the_socket_listens_at_once_so_that_an_early_client_waits() -> None:
     with listening_socket("127.0.0.1", 0) as sock:
         with socket.create_connection(sock.getsockname(), timeout=5) as early:
             assert early.getpeername() == sock.getsockname()
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("memory://", "memory://"),
-        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
-        ("redis://:secret@localhost/0", "redis://:***@localhost/0"),
-        ("redis://user:se%40cret@localhost/0?a=b", "redis://user:***@localhost/0?a=b"),
-        (
-            "redis://localhost/0?username=u&password=se%40cret&namespace={server}",
-            "redis://localhost/0?username=***&password=***&namespace={server}",
-        ),
-    ],
-)
-def test_a_store_is_shown_without_its_password(url: str, shown: str) -> None:
-    assert redacted(url) == shown
 
 
 def test_a_store_of_each_server_is_refused_where_there_is_one(

@@ -1,0 +1,32 @@
+"""Addresses as a log may show them: without what is secret."""
+
+import re
+from urllib.parse import urlsplit, urlunsplit
+
+_CREDENTIAL = re.compile(r"(?i)\b((?:\w*pass\w*|username)=)[^&]*")
+"""What a store's query may say of who asks."""
+
+
+def redacted(url: str) -> str:
+    """The URL without its password, wherever that stands."""
+    parts = urlsplit(url)
+    if _CREDENTIAL.search(parts.query):
+        parts = parts._replace(query=_CREDENTIAL.sub(r"\1***", parts.query))
+        url = urlunsplit(parts)
+    if parts.password is None:
+        return url
+    _, _, place = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{place}"))
+
+
+def without_secrets(url: str) -> str:
+    """Scheme, host, port and path of a URL."""
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return "an address that cannot be read"
+    host = f"[{host}]" if ":" in host else host
+    place = host if port is None else f"{host}:{port}"
+    path = "" if "@" in parts.path else parts.path
+    return urlunsplit((parts.scheme, place, path, "", "")).removeprefix("//")
