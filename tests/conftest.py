@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -52,12 +53,23 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With another store, leave out, and count, what is about the store in memory only."""
+    """With another store, leave out, and count, what is about the store in memory only.
+
+    Files with a test that may take minutes come first: at the end of a run none of several test
+    processes is alone with one.
+    """
     if os.environ.get("MCP_SESSIONS_TEST_STORE", "memory") != "memory":
         left_out = [item for item in items if item.get_closest_marker("in_memory")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    longest: dict[Path, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        allowed = marker.args[0] if marker is not None else 0
+        longest[item.path] = max(longest.get(item.path, 0), allowed)
+    items.sort(key=lambda item: -longest[item.path])
 
 
 def pytest_collection_finish() -> None:
