@@ -156,6 +156,23 @@ async def test_a_command_of_the_newer_era_is_told_who_asks_wherever_that_comes()
             assert asked["requestState"] == "kept", "its own"
 
 
+@pytest.mark.parametrize(("at", "count"), [(0, 1), (1, 2)], ids=["here", "elsewhere"])
+async def test_a_session_takes_over_what_its_client_looked_at_on_its_replica(
+    tmp_path: Path, at: int, count: int
+) -> None:
+    """The replica that is asked first has the session's process."""
+    noted = tmp_path / "calls"
+    async with commands(env={"CALLS": str(noted)}) as c:
+        modern = [ModernClient(w.carrier) for w in c.worlds]
+        await modern[0].send("server/discover").result()
+        session = (await modern[0].create())["sessionId"]
+        counted = [
+            await each.text("count", session=session) for each in (modern[at], *modern, *modern)
+        ]
+        assert counted == [str(number) for number in range(1, 6)]
+        assert calls(noted).count("started") == count
+
+
 async def test_progress_and_a_log_come_on_the_way_of_the_request() -> None:
     async with commands() as c:
         client = await c[0].connected()

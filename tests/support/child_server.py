@@ -292,6 +292,8 @@ def serve(request: Json) -> None:
             return
     if result is not None:
         say({"id": request["id"], "result": result})
+    if sys.argv[1:2] == ["logs late"]:
+        say({"method": "notifications/message", "params": {"level": "error", "data": method}})
 
 
 def is_refused(misdeed: str, name: str, request: Json) -> bool:
@@ -357,6 +359,9 @@ def main(misdeed: str = "", argument: str = "") -> None:
             return
         if "id" in message and "method" in message:
             serve(message)
+        elif misdeed == "asks for roots" and message["method"] == "notifications/initialized":
+            answer = ask("roots/list", {})
+            note(f"roots {json.dumps(answer.get('result'))}")
         elif misdeed == "answers all":
             error = {"code": -32601, "message": "Method not found"}
             say({"id": message.get("id"), "error": error})

@@ -24,7 +24,8 @@ Several clients may share a child: those of one principal outside of sessions, o
    On a stream of its own, beside the responses, a URL may be behind its answers. There a
    notification is lost if any request was answered shortly before (:data:`BEHIND`).
 6. If all who ask a child are one client (a session, or a connection outside of sessions), that
-   client hears everything.
+   client hears everything. A child that a session took over was others' before: for :data:`LATE`
+   seconds after its last answer to them, only what says its request is passed on, and questions.
 7. Only such a child is told the notifications of its client. A child of several clients is told
    none: what it says because of one would be taken for the work of another client's request.
 
@@ -94,6 +95,9 @@ class Cause(NamedTuple):
     only: Call | None = None
     """It can be no other than this one; None: it can."""
 
+    may_be_others: bool = False
+    """It may be one of before the child was the session's (``takeover.py``)."""
+
     @property
     def known(self) -> Call | None:
         """The request; None: unknown."""
@@ -146,6 +150,12 @@ class Unanswered:
         self._asked_late: set[str] = set()
         """What the child asks after it answered: methods."""
 
+        self._has_asked = False
+        """The child asked its client for something, and knows the answer."""
+
+        self._others_until = -math.inf
+        """Until then the child may still say something because of requests of before it moved."""
+
     def sent(self, request_id: RequestId, call: Call | None, params: object) -> None:
         """The child has it from now on."""
         request = self._awaited[request_id] = _Request(call)
@@ -186,6 +196,21 @@ class Unanswered:
         """Whether the child may work on what nobody waits for."""
         return self._is_lost or bool(self._given_up)
 
+    def moved(self) -> None:
+        """The child serves a session from now on, whose client may be another one."""
+        self._others_until = self._answered_at + LATE
+
+    def is_settled(self, *, is_late: bool) -> bool:
+        """Whether the child said all that it says about its requests so far, and asked nothing
+        because of them.
+
+        Args:
+            is_late: See :meth:`cause`.
+        """
+        if self._awaited or self.has_given_up or self._asked_late or self._has_asked:
+            return False
+        return not is_late or asyncio.get_running_loop().time() - self._answered_at >= BEHIND
+
     def cause(
         self,
         method: str,
@@ -205,6 +230,9 @@ class Unanswered:
         else:
             name = _name_of(method, params)
             cause = self._named(name) if name is not None else self._only(method, is_late=is_late)
+        if asyncio.get_running_loop().time() < self._others_until:
+            cause = cause._replace(may_be_others=True)
+        self._has_asked = self._has_asked or not method.startswith("notifications/")
         elicitation: object = (params or {}).get("elicitationId")
         if isinstance(elicitation, str) and method == "elicitation/create":
             for request in self._awaited.values():

@@ -148,6 +148,11 @@ class Child(ABC):
         self._warned: set[str] = set()
         self._background = Background()
 
+    def belongs_to(self, client: Client) -> None:
+        """It is another one's from now on, who hears what it says."""
+        self._client = client
+        self.unanswered.moved()
+
     is_in_order = True
     """It says everything on one stream, and nothing about a request after the answer of that."""
 

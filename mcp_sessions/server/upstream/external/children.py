@@ -7,7 +7,8 @@ Rules:
    the subscriptions; its clients are told to read again.
 3. A child that nobody asks anything ends after a while. One that runs a request never makes room.
 4. Nothing that a client can write without a bound names a child: several are named by whose they
-   are, and outside of sessions by what their clients can be asked, in the protocol's words.
+   are, and outside of sessions by what their clients can be asked, in the protocol's words. Of
+   the clients outside of sessions one at a time has a child that is told its name.
 5. A start that hangs makes room for whoever needs it. It hangs if it takes several times as long as
    the longest one that was served, or half of the time that it has. Of those of one principal the
    oldest goes first. One line in the log says so, and it counts as a start that failed.
@@ -135,24 +136,24 @@ class Children:
         for each in [place] if place is not None else list(self._places.values()):
             each.rename(key, new)
 
-    def hand_over(self, key: Hashable, new: Hashable) -> None:
-        """Another one begins with the child of a place that was used for nothing yet."""
-        place = self._places.get(key)
-        if place is not None and place.is_unused and not self.server.names_sessions:
-            self.rename(key, new)
-
-    def spare(self, key: Hashable) -> None:
-        """A place is not needed any more if its child was used for nothing."""
-        place = self._places.get(key)
-        if place is not None and place.is_unused:
-            self.over(key)
-
     def renew(self, place: Place) -> None:
         """The next request at a place has another child."""
         child = place.vacate()
         if child in self._living and not self._is_closed:
             self._ending.add(child)
             self._background.run("the end of a child", self._stop(child))
+
+    def move(self, place: Place, new: Place) -> None:
+        """Another place has that one's child from now on. A request that has the old place already
+        begins that anew, so that it cannot meet the child.
+        """
+        child = place.vacate()
+        if child is None:
+            raise AssertionError("it has a child")
+        del self._places[place.key]
+        child.belongs_to(new)
+        new.occupy(child)
+        new.serves()
 
     def forget(self, place: Place) -> None:
         """A place that is nobody's is not needed. A request that has it already begins it anew."""

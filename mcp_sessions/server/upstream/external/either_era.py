@@ -72,7 +72,9 @@ class EitherEraChild(Child):
         self._listens: dict[int, Heard] = {}
         """Those that were not acknowledged yet."""
 
-        self._listening = Listening(self._background, client.label, _RETRY, self._missed)
+        self._listening = Listening(
+            self._background, lambda: self._client.label(), _RETRY, self._missed
+        )
 
     @property
     def is_modern(self) -> bool:

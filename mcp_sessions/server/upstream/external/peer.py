@@ -16,7 +16,7 @@ from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.asks import Asks, kind_of
+from mcp_sessions.server.upstream.external.asks import Asks
 from mcp_sessions.server.upstream.external.child import ANSWERING, Child
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
@@ -33,6 +33,7 @@ from mcp_sessions.server.upstream.external.rounds import (
 )
 from mcp_sessions.server.upstream.external.sharing import Sessionless, Sharing
 from mcp_sessions.server.upstream.external.spans import Spans
+from mcp_sessions.server.upstream.external.takeover import hand_over, spare, take_over
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, Wanted
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 
@@ -345,36 +346,36 @@ class ExternalPeer:
         children = self._wrapped.children
         known = children.known(key)
         if known is None and inherited is None:
-            self._take_along(key, call)
-        elif known is not None and known.living is not None and not self._came_back:
+            place = self._begun(key, call, make)
+        else:
+            place = children.place(key, make)
+        if known is not None and known.living is not None and not self._came_back:
             self._came_back = True
             self._leave_unused(known)
-        place = children.place(key, make)
-        if place.is_sessionless and place.keeps_nothing and len(place.asked_by) < 2:
-            place.asked_by.add(self._description)
+        place.is_asked_by(self._client)
         if self._outbound is not None and self._wrapped.remembers:
             place.outbounds[who] = self._outbound
         return place
 
-    def _take_along(self, key: Hashable, call: Call) -> None:
-        """A session that begins has the child that its client's handshake was made with, if that
-        was not used for anything else.
+    def _begun(self, key: Hashable, call: Call, make: Callable[[], Place]) -> Place:
+        """A new place. A session that begins has the child that its client asked before, if that
+        was used for nothing else (``takeover.py``).
         """
+        children = self._wrapped.children
         own = self._own if self._beside is None else self._beside._own
         is_new = not self._was_served and (
             call.bound_session is not None or not self._wanted.subscriptions
         )
         if not is_new or self._wrapped.server.per != "session":
-            return
+            return children.place(key, make)
         if own is not None and own != key:
-            self._wrapped.children.hand_over(own, key)
-        elif self._asks is not None:
-            # What its client asked before was what there is. That process was told of the layer.
-            outside = Sessionless(call.principal, kind_of(self._asks))
-            before = self._wrapped.children.known(outside)
-            if key != outside and before is not None and before.is_nobodys:
-                if before.asked_by == {self._description}:
-                    self._wrapped.children.forget(before)
+            hand_over(children, own, key)
+        place = children.place(key, make)
+        if own in (None, key) and self._asks is not None and not isinstance(key, Sessionless):
+            outside = self._wrapped.sharing.of_one(call.principal, self._asks, self._description)
+            if outside is not None:
+                take_over(children, outside, place, self._description)
+        return place
 
     def _leave_unused(self, place: Place) -> None:
         """A session that goes on here has its child: the one with which this connection shook
@@ -382,7 +383,7 @@ class ExternalPeer:
         """
         own = self._beside._own if self._beside is not None else None
         if own is not None and own != place.key:
-            self._wrapped.children.spare(own)
+            spare(self._wrapped.children, own)
 
     @property
     def _description(self) -> bytes:
@@ -409,7 +410,7 @@ class ExternalPeer:
                 return call.principal
             case "session":
                 if self._asks is not None and isinstance(who, Principal):
-                    return Sessionless(who, kind_of(self._asks))
+                    return self._wrapped.sharing.key(who, self._asks, self._description)
                 return who
 
     def _who(self, call: Call) -> Hashable:
@@ -424,7 +425,8 @@ class ExternalPeer:
             return shared_place(self._wrapped)
         wanted = self._wanted if inherited is None else inherited
         was_served = self._was_served or inherited is not None
-        client = self._client if is_one_client else OURS
+        is_told = is_one_client or (isinstance(key, Sessionless) and key.of is not None)
+        client = self._client if is_told else OURS
         if self._asks is not None:
             # In the era before it is told what it can ask.
             client = {**client, "capabilities": self._asks}

@@ -29,6 +29,7 @@ from mcp_sessions.server.upstream.external.child import (
     Sender,
     raised_anew,
 )
+from mcp_sessions.server.upstream.external.failures import description_of
 from mcp_sessions.server.upstream.external.telling import Telling, Way
 from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
@@ -181,6 +182,8 @@ class Place:
             UpstreamError: The child's error, or -31012; or it cannot be started.
         """
         self.calls[call] = sender
+        if sender is not None:
+            self.is_asked_by(sender.client)
         if method not in _READS:
             self.keeps_nothing = False
         try:
@@ -281,6 +284,11 @@ class Place:
                 subscribed.remove(who)
                 subscribed.add(name)
 
+    def is_asked_by(self, client: Mapping[str, Any]) -> None:
+        """Outside of sessions somebody asks here, who describes itself so."""
+        if self.is_sessionless and self.keeps_nothing and len(self.asked_by) < 2:
+            self.asked_by.add(description_of(client.get("clientInfo")))
+
     def is_heard_by(self, who: Outbound, uris: Collection[str]) -> None:
         """A client of the modern era listens, for changes of these resources as well."""
         self.outbounds[who] = who
@@ -362,7 +370,7 @@ class Place:
             if not is_log or _is_wanted(params, self._least(self.calls[call])):
                 await self._tell(call, call.notify, method, params)
                 return
-        is_told = self.is_one_client and not self.calls
+        is_told = self.is_one_client and not self.calls and not cause.may_be_others
         if is_told and (not is_log or _is_wanted(params, self._least(None))):
             for who, outbound in list(self.outbounds.items()):
                 await self._tell((self.key, who), outbound.notify, method, params)
@@ -372,7 +380,7 @@ class Place:
         if self.is_one_client:
             # Where nothing says which: that is taken to be the newest.
             if cause.said is None:
-                return reversed(self.calls)
+                return () if cause.may_be_others else reversed(self.calls)
             return (cause.said,) if cause.said in self.calls else ()
         # Whoever shares with other users hears nothing that is only likely.
         call = cause.said if self.is_shared else cause.known

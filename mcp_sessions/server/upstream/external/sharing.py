@@ -18,15 +18,20 @@ of them it is makes no difference: nothing lasts there from one request to the n
    whose client is away, and one for whoever asks next.
 7. Before a request has to share, the oldest call of its principal whose client was asked and is
    away for long is given up (``rounds.py``).
+8. A client's session takes over the child that it asked what there is (``takeover.py``), if that
+   was told its name. One client at a time has such a child, of those that can be asked the same.
+   The others are served by children that are told the layer's name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mcp_sessions.errors import LIMIT_REACHED
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.asks import Asks, kind_of
 from mcp_sessions.server.upstream.external.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.child import Child, NotStarted, Sender
 from mcp_sessions.server.upstream.external.children import Children
@@ -46,6 +51,11 @@ class Sessionless:
     kind: frozenset[str]
     """See :func:`~mcp_sessions.server.upstream.external.asks.kind_of`."""
 
+    of: bytes | None = None
+    """How the only client describes itself that asks here, and whose name the child is told; None:
+    any may ask, and it is told the layer's.
+    """
+
     number: int = 0
     """Of several: the first one is there as long as anybody listens for changes."""
 
@@ -56,6 +66,29 @@ class Sharing:
 
     _children: Children
     _rounds: Rounds
+
+    def key(self, principal: Principal, asks: Asks, description: bytes) -> Sessionless:
+        """Whose child serves a client: one that is told its name (rule 8), or everybody's.
+
+        Args:
+            description: The same for clients that describe themselves alike.
+        """
+        anybodys = Sessionless(principal, kind_of(asks))
+        own = replace(anybodys, of=description)
+        if self._children.known(own) is not None:
+            return own
+        if self._children.places(lambda it: _is_anothers(it, own)):
+            return anybodys
+        # Who can be served as it is takes no room for that.
+        is_known = self._children.known(anybodys) is not None
+        return anybodys if is_known and not self._children.has_room(principal) else own
+
+    def of_one(self, principal: Principal, asks: Asks, description: bytes) -> Place | None:
+        """Where a client asked, if it may be the only one there; None: nowhere."""
+        anybodys = Sessionless(principal, kind_of(asks))
+        return self._children.known(replace(anybodys, of=description)) or self._children.known(
+            anybodys
+        )
 
     async def request(
         self,
@@ -74,10 +107,11 @@ class Sharing:
         Raises:
             UpstreamError: See there.
         """
-        # It may have ended since.
+        # It may have ended since, or be a session's now.
         first = self._children.place(key, lambda: first)
         place = self._own(first, key, call, sender)
         if place is None and await self._rounds.give_up_oldest(key.principal):
+            first = self._children.place(key, lambda: first)
             place = self._own(first, key, call, sender)
         place = place or self._shared(key) or first
         child = place.living
@@ -142,6 +176,15 @@ class Sharing:
         return self._children.places(
             lambda it: isinstance(it, Sessionless) and replace(it, number=0) == key
         )
+
+
+def _is_anothers(key: Hashable, own: Sessionless) -> bool:
+    """Whether that is the child of another client alone, who can be asked the same."""
+    return (
+        isinstance(key, Sessionless)
+        and key.of not in (None, own.of)
+        and (key.principal, key.kind) == (own.principal, own.kind)
+    )
 
 
 def _fits(place: Place, call: Call, sender: Sender | None) -> bool:

@@ -37,8 +37,8 @@ from mcp_sessions.server.upstream.external.unreadable import (
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.stdio.directories import Directories
 from mcp_sessions.server.upstream.stdio.output import Line, TooLong
-from mcp_sessions.server.upstream.stdio.process import ChildProcess, Processes
-from mcp_sessions.server.upstream.stdio.warm import Label, WarmProcesses
+from mcp_sessions.server.upstream.stdio.process import ChildProcess, Label, Processes
+from mcp_sessions.server.upstream.stdio.warm import WarmProcesses
 from mcp_sessions.stdio_server import StdioServer
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class StdioChildren:
             await asyncio.to_thread(os.makedirs, cwd, 0o700, True)
         leave = partial(self._directories.leave, directory) if directory is not None else None
         try:
-            process = await self._processes.start(server, place.label, env, cwd)
+            process = await self._processes.start(server, Label(place.label), env, cwd)
         except BaseException:
             if leave is not None:
                 leave()
@@ -156,6 +156,11 @@ class StdioChild(EitherEraChild):
         self._is_stopping = False
         self._dying: asyncio.Task[None] | None = None
         process.output.read(longest, self._hear_line, self._give_up, self._background)
+
+    def belongs_to(self, client: Client) -> None:
+        """See :class:`Child`."""
+        super().belongs_to(client)
+        self._process.label.given_to(client.label)
 
     @property
     def is_over(self) -> bool:

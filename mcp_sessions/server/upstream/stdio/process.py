@@ -79,6 +79,24 @@ class _Protocol(SubprocessStreamProtocol):
         self.of_no_use.set()
 
 
+class Label:
+    """Whose a process is, for the log.
+
+    Args:
+        of: Says it; None: it is nobody's yet.
+    """
+
+    def __init__(self, of: Callable[[], str] | None = None) -> None:
+        self._of = of
+
+    def __call__(self) -> str:
+        return self._of() if self._of is not None else "a server that waits"
+
+    def given_to(self, of: Callable[[], str]) -> None:
+        """It is another one's from now on."""
+        self._of = of
+
+
 class Processes:
     """Starts them. None outlives the layer: the guard (``guard.py``) kills what it leaves."""
 
@@ -89,7 +107,7 @@ class Processes:
         self._starting = asyncio.Lock()
 
     async def start(
-        self, server: StdioServer, label: Callable[[], str], env: dict[str, str], cwd: str | None
+        self, server: StdioServer, label: Label, env: dict[str, str], cwd: str | None
     ) -> ChildProcess:
         """Start one process.
 
@@ -174,7 +192,7 @@ class ChildProcess:
         transport: asyncio.SubprocessTransport,
         protocol: _Protocol,
         processes: Processes,
-        label: Callable[[], str],
+        label: Label,
         given: Mapping[str, str],
     ) -> None:
         if process.stdin is None or process.stderr is None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.server.upstream.stdio.process import ChildProcess
+from mcp_sessions.server.upstream.stdio.process import ChildProcess, Label
 
 logger = logging.getLogger(__name__)
 
@@ -25,20 +25,6 @@ _PAUSE = 0.1
 
 _LOOK_EVERY = 5.0
 """Seconds after which it is looked whether there is room by now."""
-
-
-class Label:
-    """Whose a process is, for the log: nobody's until it is somebody's."""
-
-    def __init__(self) -> None:
-        self._of: Callable[[], str] | None = None
-
-    def __call__(self) -> str:
-        return self._of() if self._of is not None else "a server that waits"
-
-    def given_to(self, of: Callable[[], str]) -> None:
-        """It is somebody's from now on."""
-        self._of = of
 
 
 class WarmProcesses:

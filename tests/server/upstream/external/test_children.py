@@ -286,33 +286,3 @@ async def test_who_can_be_asked_different_things_takes_no_room_with_it(tmp_path:
             "name": "another", "version": "1"}}  # fmt: skip
         refused = await w.client().error("initialize", params)
         assert refused["data"]["limit"] == "max_children"
-
-
-@pytest.mark.parametrize("beside", ["nobody", "another client", "a call"])
-async def test_what_a_client_asked_before_its_session_leaves_it_one_process(beside: str) -> None:
-    """`server/discover` needs a process outside of sessions, and the session has its own. The first
-    one ends, if nobody else asks there and nothing ran there.
-    """
-    async with child_world() as w:
-        upstream: Any = w.inside.upstream
-        client = ModernClient(w.carrier)
-        await client.send("server/discover").result()
-        await client.send("tools/list").result()
-        before = set(upstream.children._living)
-        (place,) = upstream.children._places.values()
-        if beside == "another client":
-            info = {"io.modelcontextprotocol/clientInfo": {"name": "another", "version": "1"}}
-            await client.send("tools/list", meta=info).result()
-        if beside == "a call":
-            assert await client.text("count") == "1"
-        session = (await client.create())["sessionId"]
-        assert await client.text("count", session=session) == "1"
-        if beside == "nobody":
-            await until(lambda: not before & set(upstream.children._living), "it ended")
-            # A request that was about to be asked there is served.
-            upstream.children.place(place.key, lambda: place)
-            assert await client.text("count") == "1"
-        else:
-            assert before <= set(upstream.children._living)
-            assert await client.text("count") == ("2" if beside == "a call" else "1")
-        assert await client.text("count", session=session) == "2"
