@@ -18,41 +18,28 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from demo_checks import (  # which makes plain_client, in examples/, be found
     CHECKS,
-    INDEX,
     OPENED,
     ROOT,
     SUBSCRIBED,
     UPDATED,
     Message,
-    Move,
     Story,
     event_id,
     missed,
     said,
 )
-from demo_stage import Relay, log_of, notes_server, texts_of
-from mcp import Client
-from mcp.client.subscriptions import ResourceUpdated, Subscription
-from mcp_types import CallToolResult
+from demo_stage import Relay, chapter, line, log_of, notes_server, texts_of
 from plain_client import PlainClient, Refused
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from mcp_sessions import resumable
-
-LONGEST = 40.0
-"""Seconds that the whole story may take. It takes about six."""
-REST = 0.25
-"""Seconds that the second act's call rests after each note."""
-BEFORE, MEANWHILE, AFTER = "groceries", "ideas", "journal"
-"""What somebody changes in the second act before, during and after the move."""
+LONGEST = 120.0
+"""Seconds that the whole story may take. It takes about five, on a slow machine more."""
 HEARD_LIVE = "recipes"
 """Changed once before the cut and never while away: it must not be told again."""
 AT_FIRST = (*SUBSCRIBED, "drafts", "old-plans")
@@ -74,6 +61,8 @@ async def tell(story: Story, console: Console, *, target: str, directory: Path) 
 
     Fills ``story`` as it goes, so that it holds what had come to pass if this raises.
     """
+    # The SDK loads while the server starts, which loads the same.
+    loading = asyncio.create_task(asyncio.to_thread(import_module, "demo_move"))
     async with (
         notes_server(target, directory) as port,
         Relay(port).listening() as relay,
@@ -97,13 +86,8 @@ async def tell(story: Story, console: Console, *, target: str, directory: Path) 
             await come_back(story, console, client)
             await look_around(story, console, client, other, directory=directory)
         async with Relay(port).listening() as wire:
-            await move(
-                story.move,
-                console,
-                other,
-                http=relay,
-                websocket=wire,
-            )
+            second_act = await loading
+            await second_act.move(story.move, console, other, http=relay, websocket=wire)
     story.is_whole = True
 
 
@@ -217,126 +201,6 @@ async def look_around(
         console, f"position        -> resume again: {story.resumed_again.get('replayed')} replayed"
     )
     line(console, f"session/end     -> the next resume is refused: {story.after_the_end}")
-
-
-async def move(
-    seen: Move, console: Console, other: PlainClient, *, http: Relay, websocket: Relay
-) -> None:
-    """The second act: the SDK's client takes its session from HTTP to WebSocket under a call."""
-    to_url = f"ws://127.0.0.1:{websocket.port}/mcp"
-    transport = resumable(f"http://127.0.0.1:{http.port}/mcp", to_url)
-    notes = [f"note://{name}" for name in (BEFORE, MEANWHILE, AFTER)]
-    async with (
-        PlainClient(other.url) as watcher,
-        Client(transport) as client,
-        client.listen(resource_subscriptions=notes) as changes,
-        asyncio.TaskGroup() as tasks,
-    ):
-        # A client of its own, which hears of every index that the server writes.
-        await watcher.initialize()
-        await watcher.request("resources/subscribe", {"uri": f"note://{INDEX}"})
-        await watcher.open_stream()
-        hearing = tasks.create_task(hear(changes, seen))
-        await client.call_tool("open_note", {"name": BEFORE})
-        began = time.monotonic()
-        call = tasks.create_task(index(client, seen))
-        await change(seen, other, BEFORE)
-        await until(lambda: seen.steps != [] and seen.heard != [], "a step of the call")
-        chapter(console, "6. Second act: the SDK's own client, and a call that takes a while")
-        seen.lines_before = http.open, websocket.open
-        line(console, f"Client(resumable(HTTP, WS)) -> TCP connections: {tcp(seen.lines_before)}")
-        line(console, f"tools/call index_notes      -> at note {seen.steps[-1]} of {seen.length}")
-        line(console, f"subscriptions/listen        -> {seen.heard[0]} changed, live")
-
-        seen.steps_before = len(seen.steps)
-        moving = tasks.create_task(transport.move_to(to_url))
-        await change(seen, other, MEANWHILE)
-        outcome = await moving
-        seen.moved_to, seen.was_recovered = outcome.connected_to, outcome.recovered
-        seen.was_answered_before = call.done()
-        http.cut()
-        cut_after = time.monotonic() - began
-        chapter(console, "7. It moves to WebSocket while the call runs; then HTTP is cut")
-        line(console, f'move_to("ws://...")         -> recovered {outcome.recovered}')
-        line(console, "From here on HTTP is cut off: what still comes, comes over WebSocket.")
-        await change(seen, other, AFTER)
-        seen.answer = await call
-        seen.lines_after = http.open, websocket.open
-        seen.recent = returned(await client.call_tool("recent_notes"))
-        # A second run, had the move or the cut begun one, would end this much after the first.
-        await asyncio.sleep(cut_after + 0.5)
-        await until(lambda: len(seen.heard) >= len(seen.changes), "the changes")
-        hearing.cancel()
-        seen.written = [said(message) for message in watcher.received]
-        line(console, f"the call's progress         -> {', '.join(map(str, seen.steps))}")
-        line(console, f"the call's answer           -> {seen.answer}")
-        line(console, f"when it came                -> TCP connections: {tcp(seen.lines_after)}")
-        line(
-            console,
-            f"index written on the server -> {seen.written.count((UPDATED, INDEX))} time(s)",
-        )
-        line(console, f"subscriptions/listen        -> {', '.join(seen.heard[1:])} changed")
-        line(console, f"the session's data          -> opened last: {', '.join(seen.recent)}")
-    http.mend()
-
-
-async def index(client: Client, seen: Move) -> str:
-    """Have the notes indexed, and return the answer."""
-
-    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        seen.steps.append(int(progress))
-        seen.length = int(total or 0)
-
-    result = await client.call_tool("index_notes", {"pause": REST}, progress_callback=on_progress)
-    return returned(result)
-
-
-def returned(result: CallToolResult) -> Any:
-    """What a tool returned."""
-    content: dict[str, Any] = result.structured_content or {}
-    return content["result"]
-
-
-def tcp(connections: tuple[int, int]) -> str:
-    """How many connections there are of each kind, in words."""
-    return f"HTTP {connections[0]}, WebSocket {connections[1]}"
-
-
-async def hear(changes: Subscription, seen: Move) -> None:
-    """Keep what the subscription brings."""
-    async for change in changes:
-        if isinstance(change, ResourceUpdated):
-            seen.heard.append(change.uri.removeprefix("note://"))
-
-
-async def change(seen: Move, other: PlainClient, name: str) -> None:
-    """Somebody else changes a note."""
-    await other.call_tool("append_note", name=name, text="Moved.")
-    seen.changes.append(name)
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for something to come to pass.
-
-    Raises:
-        TimeoutError: It did not within 10 s.
-    """
-    deadline = time.monotonic() + 10
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"after 10 s, still missing: {what}")
-        await asyncio.sleep(0.01)
-
-
-def chapter(console: Console, title: str) -> None:
-    """Open a chapter."""
-    console.print()
-    console.print(title, style="bold cyan", highlight=False)
-
-
-def line(console: Console, text: str) -> None:
-    """Say one thing, as it is: what comes from the wire is never taken for markup."""
-    console.print(escape(text), highlight=False)
 
 
 def short(identifier: str) -> str:

@@ -1,4 +1,4 @@
-"""The demo's stage: a notes server in a process of its own, and a line to it that can be cut."""
+"""The demo's stage: a notes server in a process, a line to it that can be cut, and the screen."""
 
 import asyncio
 import os
@@ -10,6 +10,9 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
 
 LOG = "server.log"
 NOTES = "notes"
@@ -24,7 +27,7 @@ async def notes_server(target: str, directory: Path) -> AsyncGenerator[int]:
     """Serve ``target``, its notes and its log in ``directory``; yields the port.
 
     Raises:
-        ServerFailed: It ended, or does not say where it listens within 20 s.
+        ServerFailed: It ended, or does not say where it listens within 60 s.
     """
     with open(directory / LOG, "wb") as log:  # noqa: ASYNC230  (a new, empty file)
         process = await asyncio.create_subprocess_exec(
@@ -48,7 +51,7 @@ async def notes_server(target: str, directory: Path) -> AsyncGenerator[int]:
 
 async def port_of(process: asyncio.subprocess.Process, directory: Path) -> int:
     """The port on which a server that was just started says it listens."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while process.returncode is None and time.monotonic() < deadline:
         address = re.search(r"http://127\.0\.0\.1:(\d+)/", log_of(directory))
         if address is not None:
@@ -141,3 +144,14 @@ def reset(writer: asyncio.StreamWriter) -> None:
     if end.fileno() != -1:  # else it is closed already
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+def chapter(console: Console, title: str) -> None:
+    """Open a chapter."""
+    console.print()
+    console.print(title, style="bold cyan", highlight=False)
+
+
+def line(console: Console, text: str) -> None:
+    """Say one thing, as it is: what comes from the wire is never taken for markup."""
+    console.print(escape(text), highlight=False)
