@@ -1,0 +1,216 @@
+"""What is published: checked, built, checked again, with checksums and a bill of materials.
+
+    ./scripts/release                  # for a release: writes dist/
+    ./scripts/release --check          # on any day: builds in a temporary folder
+    ./scripts/release --check FOLDER   # and keeps the result there
+
+A release needs a clean work tree, a version that has no tag yet, a dated section for it in
+``CHANGELOG.md``, and the repository's addresses in ``pyproject.toml``. ``--check`` names what
+of that is missing, and fails for all else.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.release_files import Wrong, check_files, run, tool, tracked
+
+ROOT = Path(__file__).resolve().parent.parent
+LINKS = ("Homepage", "Documentation", "Repository", "Issues", "Changelog")
+"""What ``[project.urls]`` names in a release."""
+
+
+def version_of(root: Path) -> str:
+    """The version, from the one place that has it.
+
+    Raises:
+        Wrong: It is not there, or not as PyPI writes versions.
+    """
+    text = (root / "mcp_sessions" / "__init__.py").read_text("utf-8")
+    found = re.search(r'^__version__ = "(\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?)"$', text, re.MULTILINE)
+    if found is None:
+        raise Wrong("mcp_sessions/__init__.py: no __version__ such as 1.2.3 or 1.2.3rc1")
+    return found[1]
+
+
+def check_changelog(root: Path, version: str) -> list[str]:
+    """What ``CHANGELOG.md`` lacks for a release.
+
+    Raises:
+        Wrong: Its first section is about another version, or is empty.
+    """
+    text = (root / "CHANGELOG.md").read_text("utf-8")
+    headings = list(re.finditer(r"^## (.+)$", text, re.MULTILINE))
+    if not headings:
+        raise Wrong("CHANGELOG.md: no section")
+    heading = headings[0]
+    end = headings[1].start() if len(headings) > 1 else len(text)
+    if not re.search(r"^- ", text[heading.end() : end], re.MULTILINE):
+        raise Wrong(f"CHANGELOG.md: the section {heading[1]!r} has no entry")
+    if heading[1] == f"Unreleased: {version}":
+        return [f"CHANGELOG.md: make the heading '## {version} (YYYY-MM-DD)'"]
+    if not re.fullmatch(rf"{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", heading[1]):
+        raise Wrong(f"CHANGELOG.md: the first section is {heading[1]!r}, the version {version}")
+    return []
+
+
+def missing_links(root: Path) -> list[str]:
+    """The addresses that ``[project.urls]`` does not name."""
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    absent = [link for link in LINKS if link not in project.get("urls", {})]
+    return [f"pyproject.toml: add to [project.urls]: {', '.join(absent)}"] if absent else []
+
+
+def missing_in_git(root: Path, version: str) -> list[str]:
+    """What git says against a release of this version."""
+    missing: list[str] = []
+    if run("git", "status", "--porcelain", cwd=root):
+        missing.append("git: commit your changes")
+    if run("git", "tag", "--list", f"v{version}", cwd=root):
+        missing.append(f"git: v{version} exists already, raise __version__")
+    return missing
+
+
+# --- what is built ----------------------------------------------------------------------
+
+
+def build(root: Path, out: Path) -> tuple[Path, Path]:
+    """Build the sdist, and the wheel from the sdist. Returns both."""
+    run(sys.executable, "-m", "build", "--outdir", str(out), str(root), cwd=root)
+    [sdist] = out.glob("*.tar.gz")
+    [wheel] = out.glob("*.whl")
+    return sdist, wheel
+
+
+def check_contents(root: Path, sdist: Path, wheel: Path) -> None:
+    """Check both for what PyPI refuses, and for what is not there or should not be.
+
+    Raises:
+        Wrong: The source distribution is not what git has, or a checker found something.
+    """
+    run(sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(wheel), cwd=root)
+    run(tool("check-wheel-contents"), str(wheel), cwd=root)
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()} - {"PKG-INFO"}
+    wanted = set(tracked(root))
+    if inside != wanted:
+        raise Wrong(f"the sdist is not what git has: {sorted(inside ^ wanted)}")
+
+
+def check_installed(distribution: Path, directory: Path, version: str) -> Path:
+    """Install a distribution in an environment of its own and use it. Returns its Python.
+
+    The environment has no pip, so it has nothing but the project and what that needs.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", str(directory), cwd=ROOT)
+    python = directory / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", str(python))
+    run(*pip, "install", "--quiet", "--no-compile", str(distribution), cwd=directory)
+    run(*pip, "check", cwd=directory)
+    # From another folder and without the checkout: nothing but what was installed is found.
+    said = run(str(directory / "bin" / "mcp-sessions"), "--version", cwd=directory)
+    if said.split()[-1:] != [version]:
+        raise Wrong(f"{distribution.name}: mcp-sessions --version says {said!r}, not {version}")
+    uses = "import mcp_sessions as m; [getattr(m, name) for name in m.__all__]"
+    run(str(python), "-I", "-c", uses, cwd=directory)
+    return python
+
+
+def write_bill(python: Path, path: Path, version: str) -> None:
+    """Write the software bill of materials of an environment, in CycloneDX.
+
+    Raises:
+        Wrong: It does not name the project, in this version.
+    """
+    run(
+        *(sys.executable, "-m", "cyclonedx_py", "environment", str(python)),
+        *("--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "library"),
+        *("--output-reproducible", "--output-file", str(path)),
+        cwd=ROOT,
+    )
+    bill = json.loads(path.read_text("utf-8"))
+    subject = bill["metadata"]["component"]
+    if (subject["name"], subject.get("version")) != ("mcp-sessions", version):
+        raise Wrong(f"{path.name}: is about {subject['name']} {subject.get('version')}")
+    if len(bill.get("components", [])) < 10:
+        raise Wrong(f"{path.name}: names {len(bill.get('components', []))} packages only")
+
+
+def write_checksums(paths: Sequence[Path], path: Path) -> None:
+    """Write what ``sha256sum --check`` reads."""
+    lines = [f"{hashlib.sha256(one.read_bytes()).hexdigest()}  {one.name}\n" for one in paths]
+    path.write_text("".join(lines), "utf-8")
+
+
+def release(root: Path, out: Path, *, is_check: bool) -> None:
+    """Check everything and fill ``out``, which is empty.
+
+    Raises:
+        Wrong: Something is not as it must be; the message says what.
+    """
+    say("version and changelog")
+    version = version_of(root)
+    missing = [
+        *check_changelog(root, version),
+        *missing_links(root),
+        *missing_in_git(root, version),
+    ]
+    if missing and not is_check:
+        raise Wrong("before a release:\n  " + "\n  ".join(missing))
+    say("the project's files, each by its own tool")
+    check_files(root)
+    say("build")
+    sdist, wheel = build(root, out)
+    say("what is in the sdist and the wheel")
+    check_contents(root, sdist, wheel)
+    with tempfile.TemporaryDirectory(prefix="mcp-sessions-release-") as name:
+        say("the sdist in a clean environment")
+        check_installed(sdist, Path(name) / "sdist", version)
+        say("the wheel in a clean environment")
+        python = check_installed(wheel, Path(name) / "wheel", version)
+        say("bill of materials and checksums")
+        bill = out / f"mcp_sessions-{version}.cdx.json"
+        write_bill(python, bill, version)
+    write_checksums([sdist, wheel, bill], out / "SHA256SUMS")
+    for path in sorted(out.iterdir()):
+        print(f"  {path.name}  {path.stat().st_size} bytes")
+    if missing:
+        print("To do before a release:\n  " + "\n  ".join(missing))
+    else:
+        print(f"Next: git tag v{version}, then twine upload the sdist and the wheel.")
+
+
+def say(step: str) -> None:
+    """Name what is done now."""
+    print(f"== {step}", flush=True)
+
+
+def main() -> int:
+    """Make a release, or check that one could be made. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/release", description="Build what is published.")
+    parser.add_argument("--check", action="store_true", help="on any day: tag, date may be missing")
+    parser.add_argument("out", nargs="?", type=Path, help="a folder that is empty (else: dist)")
+    arguments = parser.parse_args()
+    is_check: bool = arguments.check
+    with tempfile.TemporaryDirectory(prefix="mcp-sessions-release-") as temporary:
+        out: Path = arguments.out or (Path(temporary) if is_check else ROOT / "dist")
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            if any(out.iterdir()):
+                raise Wrong(f"{out} is not empty")
+            release(ROOT, out.resolve(), is_check=is_check)
+        except Wrong as wrong:
+            print(f"scripts/release: {wrong}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
