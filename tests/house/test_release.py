@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from scripts.release import check_changelog, missing_in_git, missing_links, version_of
-from scripts.release_files import Wrong, check_editorconfig, check_files, faults_of
 
 from mcp_sessions import __version__
+from scripts.release import check_changelog, missing_in_git, missing_links, version_of
+from scripts.release_files import Wrong, check_editorconfig, check_files, faults_of
 
 ROOT = Path(__file__).parents[2]
 TEXT = {
