@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = [ROOT / "scripts" / "test", ROOT / "scripts" / "demo", ROOT / ".ci" / "run"]
+SCRIPTS = [
+    *(ROOT / "scripts" / name for name in ("test", "demo", "docs", "release")),
+    ROOT / ".ci" / "run",
+]
 BASH = shutil.which("bash") or "/bin/bash"
 
 # What the scripts call besides Python; the rest of PATH is the test's.
@@ -107,6 +110,72 @@ def test_an_environment_that_is_as_wanted_is_left_alone_and_needs_no_network(
     done = bash(f"{stamped}; environment {environment} false -e '.[dev]'", path=path)
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with what the stamp is made of."""
+    directory = tmp_path / "checkout"
+    (directory / "mcp_sessions").mkdir(parents=True)
+    for name in ("pyproject.toml", "constraints-lowest.txt", "mcp_sessions/__init__.py"):
+        shutil.copy(ROOT / name, directory / name)
+    return directory
+
+
+def test_the_demo_uses_the_environment_of_the_tests_if_it_is_there(
+    path: Path, checkout: Path
+) -> None:
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    command(checkout / ".venv" / "bin", "python", "exit 0")
+    stamped = "install_stamp -e '.[dev]' >.venv/.installed"
+
+    done = bash(f"{stamped}; set_up_demo; echo $demo_python", path=path, cwd=checkout)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, ".venv/bin/python\n", "")
+
+
+def test_else_the_demo_installs_what_it_needs_and_nothing_else(path: Path, checkout: Path) -> None:
+    """It shows each step with the seconds so far. The second time there is nothing to do."""
+    command(
+        path,
+        "python3.13",
+        'case "$*" in',
+        '*"-m venv"*) for dir; do :; done; mkdir -p "$dir/bin"; ln -s "$0" "$dir/bin/python" ;;',
+        '*"pip "*) echo "$*" >>pip.log ;;',
+        "-V) echo Python 3.13.0 ;;",
+        "esac",
+    )
+    (path / "ln").symlink_to(shutil.which("ln") or "/bin/ln")
+
+    first = bash("set_up_demo; echo $demo_python", path=path, cwd=checkout)
+    second = bash("set_up_demo; echo $demo_python", path=path, cwd=checkout)
+
+    assert (first.returncode, first.stdout) == (0, ".cache/venvs/demo/bin/python\n"), first.stderr
+    assert [line.split("s  ")[1] for line in first.stderr.splitlines()[1:]] == [
+        "Making a virtual environment with Python 3.13.0.",
+        "Downloading and installing: --no-compile -e .[demo]",
+        "Installed.",
+    ]
+    assert (second.stdout, second.stderr) == (first.stdout, "")
+    [installed] = (checkout / "pip.log").read_text().splitlines()
+    assert "install --no-compile -e .[demo]" in installed
+    assert not (checkout / ".venv").exists()
+
+
+def test_an_installation_that_fails_stops_the_demo_and_is_taken_up_again(
+    path: Path, checkout: Path
+) -> None:
+    command(
+        path,
+        "python3.13",
+        'case "$*" in *"pip "*install*) exit 1 ;; -V) echo Python 3.13.0 ;; esac',
+    )
+
+    done = bash("set_up_demo; echo $demo_python", path=path, cwd=checkout)
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert not list(checkout.rglob(".installed"))
 
 
 def test_a_change_of_what_is_installed_changes_the_stamp(path: Path, tmp_path: Path) -> None:
