@@ -20,7 +20,14 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 # What was installed beside an example is no page of ours.
 exclude_patterns = ["**/node_modules"]
-include_patterns = ["docs/**", "spec/*.md", "conformance/README.md", "examples/**/*.md", "C*.md", "SECURITY.md"]
+include_patterns = [
+    "docs/**",
+    "spec/*.md",
+    "conformance/README.md",
+    "examples/**/*.md",
+    "C*.md",
+    "SECURITY.md",
+]
 html_theme = "furo"
 html_title = "mcp-sessions"
 # Ours, over Sphinx's: it takes questions in whole sentences.
