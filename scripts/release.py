@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import re
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -91,8 +92,12 @@ def missing_in_git(root: Path, version: str) -> list[str]:
 
 
 def build(root: Path, out: Path) -> tuple[Path, Path]:
-    """Build the sdist, and the wheel from the sdist. Returns both."""
-    run(sys.executable, "-m", "build", "--outdir", str(out), str(root), cwd=root)
+    """Build the sdist from the files that git has, and the wheel from the sdist."""
+    with tempfile.TemporaryDirectory(prefix="mcp-sessions-release-") as name:
+        for file in tracked(root):
+            (Path(name) / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / file, Path(name) / file)
+        run(sys.executable, "-m", "build", "--outdir", str(out), name, cwd=out)
     [sdist] = out.glob("*.tar.gz")
     [wheel] = out.glob("*.whl")
     return sdist, wheel
