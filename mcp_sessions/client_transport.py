@@ -94,7 +94,7 @@ def dial_with(
     http_client: httpx2.AsyncClient | None = None,
     policy: ReconnectPolicy,
 ) -> Callable[[str], Dialer]:
-    """What makes the dialer of a URL; see `resumable`.
+    """Return the function that makes a URL's dialer; see `resumable`.
 
     Raises:
         ConfigurationError: A header that a client cannot send; when it is called, a URL of another

@@ -1,4 +1,4 @@
-"""Which fault each vector is caught by: the proof that every vector can fail.
+"""Map each vector to the fault that it catches: the proof that every vector can fail.
 
 ``VECTOR: FAULT`` or ``VECTOR: FAULT at WAY``; without a way, on the first one that the vector is
 for, in the order of `WAYS`. The tests of the runner play this table; a vector that is not in

@@ -31,7 +31,7 @@ ENDS_WITHIN = 10.0
 
 @dataclass(frozen=True)
 class DutyOutcome:
-    """What came of one duty."""
+    """The outcome of one duty."""
 
     duty: Duty
     verdict: str

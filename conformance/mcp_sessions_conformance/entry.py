@@ -1,4 +1,4 @@
-"""What the command line calls: texts in, one tested thing out."""
+"""Run one test for the command line: texts in, one tested thing out."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class BadInput(Exception):
-    """What the user gave makes no sense."""
+    """The user's input is invalid."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)

@@ -1,4 +1,4 @@
-"""What a `FaultInjector` does to messages: a `Fault`, and what it knows of the connections."""
+"""Define faults that a `FaultInjector` applies to messages, and their view of the connections."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,7 +40,7 @@ class Case:
     message: Json
     talk: Talk
     memory: dict[Any, Any]
-    """What the fault remembers, over all connections."""
+    """The fault's memory, over all connections."""
 
     asked: Json | None = None
     """The request that this message answers."""
@@ -49,14 +49,14 @@ class Case:
     """All connections."""
 
     answers: list[Json] = field(default_factory=list[Json])
-    """What the client is answered without asking the server."""
+    """Answers for the client that the server never sees."""
 
     inject: list[Json] = field(default_factory=list[Json])
-    """What the server is sent beside it; over HTTP only, and nobody waits for the answer."""
+    """Extra messages for the server; over HTTP only, and their answers are dropped."""
 
 
 Rewrite = Callable[[Case], "list[Json | Late] | None"]
-"""What becomes of a message; None: it goes on as it is."""
+"""Returns the messages that replace a message; None: it passes unchanged."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Http:
     """The response's headers, in lower case."""
 
     answer: tuple[int, Json] | None = None
-    """What the client is answered without asking the server."""
+    """The answer for the client without asking the server."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Fault:
 
     name: str
     says: str
-    """What such a server does."""
+    """The behaviour of such a server."""
 
     to_server: Rewrite | None = None
     to_client: Rewrite | None = None
@@ -138,14 +138,14 @@ class FaultInjector:
         self.talks: dict[str, Talk] = {}
         self.is_silent = False
         self.injected: list[Json] = []
-        """What the server is still to be sent."""
+        """Messages that the server still has to get."""
 
     def talk(self, name: str) -> Talk:
         """The connection of that name."""
         return self.talks.setdefault(name, Talk(name))
 
     def outgoing(self, message: Any, talk: Talk) -> tuple[list[Any], list[Json]]:
-        """What goes on to the server, and what the client is answered at once."""
+        """Return the messages for the server, and the immediate answers for the client."""
         if not isinstance(message, dict):
             return [message], []
         body = cast("Json", message)
@@ -160,7 +160,7 @@ class FaultInjector:
         return ([body] if rewritten is None else list(rewritten)), case.answers
 
     def incoming(self, message: Any, talk: Talk, asked: Json | None = None) -> list[Any]:
-        """What goes on to the client."""
+        """Return the messages for the client."""
         if not isinstance(message, dict):
             return [message]
         body = cast("Json", message)

@@ -1,4 +1,4 @@
-"""What a `FaultProxy` needs on its ways: servers beside the good one, buffers, statuses."""
+"""Provide the ways of a `FaultProxy`: more servers than the good one, buffers, statuses."""
 
 import asyncio
 import contextlib

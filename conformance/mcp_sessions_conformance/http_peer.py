@@ -29,7 +29,7 @@ NAMED_BY: Mapping[str, str] = {
     "prompts/get": "name",
     "resources/read": "uri",
 }
-"""Which member of ``params`` the modern era's header ``Mcp-Name`` repeats."""
+"""Maps a method to the member of ``params`` that the modern header ``Mcp-Name`` repeats."""
 
 RAW = "raw"
 """The stream of what is looked at as HTTP, not as messages."""
@@ -83,7 +83,7 @@ class HttpPeer(Peer):
     # --- sending ---------------------------------------------------------------------------
 
     def headers(self, message: Any = None) -> dict[str, str]:
-        """What a client sends with every request."""
+        """Return the headers that a client sends with every request."""
         version = HANDSHAKE_VERSION if self.era == "handshake" else MODERN_VERSION
         headers = {
             "Accept": "application/json, text/event-stream",

@@ -43,11 +43,11 @@ class Vector:
     suite: str
     clauses: tuple[str, ...]
     keyword: Literal["MUST", "SHOULD", "MAY"]
-    """Of the clause: a failed MUST is a failure, all else is a warning."""
+    """The keyword of the clause: a failed MUST is a failure, all else is a warning."""
 
     description: str
     effect: str
-    """What a failure costs a user."""
+    """The cost of a failure for a user."""
 
     steps: tuple[Json, ...]
     transports: tuple[Transport, ...]
@@ -72,7 +72,7 @@ class Vector:
 
     @property
     def features(self) -> frozenset[str]:
-        """What a server has to have for it (CAP3); it may leave any of them out."""
+        """The features that a server needs for it (CAP3); it may leave any of them out."""
         text = json.dumps(self.steps)
         used = {feature for feature, method in METHODS.items() if f'"{method}"' in text}
         if KEY in text or any("key" in step for step in self.steps):
@@ -81,7 +81,7 @@ class Vector:
 
     @property
     def severity(self) -> Literal["failure", "warning"]:
-        """What it is when it does not hold."""
+        """The severity of a failed vector."""
         return "failure" if self.keyword == "MUST" else "warning"
 
     @property
@@ -118,20 +118,20 @@ def _is_here(step: Json) -> bool:
 
 @dataclass(frozen=True)
 class Duty:
-    """What a client has to do, and how it is looked at."""
+    """A duty of a client, and the way to check it."""
 
     id: str
     clauses: tuple[str, ...]
     keyword: Literal["MUST", "SHOULD", "MAY"]
     description: str
     script: str
-    """What the scripted server does, in words."""
+    """The behaviour of the scripted server, in words."""
 
     effect: str
 
     @property
     def severity(self) -> Literal["failure", "warning"]:
-        """What it is when it does not hold."""
+        """The severity of a failed duty."""
         return "failure" if self.keyword == "MUST" else "warning"
 
 

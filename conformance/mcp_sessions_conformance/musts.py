@@ -1,4 +1,4 @@
-"""Which MUST clauses a run has proven.
+"""List the MUST clauses that a run has proven.
 
 A clause counts if a broken server that violates it is known to fail (``proven.py``): then passing
 the vectors that catch it says something.
@@ -33,7 +33,7 @@ class Musts:
 
 
 def musts_of(run: Run) -> Musts:
-    """What a run says of them, in the order of the table."""
+    """Return the MUST clauses of a run, in the order of the table."""
     catching: dict[str, set[str]] = {}
     for proof in proofs():
         catching.setdefault(proof.clause, set()).add(proof.vector)

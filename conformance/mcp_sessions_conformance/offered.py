@@ -1,4 +1,4 @@
-"""What a server says that it has: what it has not is not asked of it."""
+"""Find the features that a server offers. It is not tested for the others."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -50,17 +50,17 @@ ASKS = Vector(
 
 @dataclass(frozen=True)
 class Offered:
-    """What a server says that it has."""
+    """The features that a server offers."""
 
     features: frozenset[str] | None = None
-    """What it advertises (CAP3); None: it does not say, and is asked for all."""
+    """The advertised features (CAP3); None: the server says none, and is tested for all."""
 
     beside: frozenset[str] | None = None
     """The kinds of servers that it starts beside itself; None: it was not asked."""
 
 
 def offered_in(player: Player) -> Offered:
-    """What a player of `ASKS` was told."""
+    """Read the features from the answers to `ASKS`."""
     found: Any = player.scene.names.get("features")
     listed = cast("list[Any]", found) if isinstance(found, list) else []
     # What is no list of names says nothing, and is no way to be asked for less.

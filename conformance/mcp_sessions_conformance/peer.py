@@ -74,7 +74,7 @@ class Arrival:
 
     message: Json
     stream: str
-    """Where it came: ``socket``, or over HTTP ``get`` or the name of one response."""
+    """The stream of arrival: ``socket``, or over HTTP ``get`` or the name of one response."""
 
     sse_id: str | None = None
     used: bool = False
@@ -107,7 +107,7 @@ class Sent:
     id: Any
     method: str
     stream: str = "socket"
-    """Where its answer comes, unless the stream is resumed elsewhere."""
+    """The stream of its answer, unless it is resumed on another stream."""
 
     status: int | None = None
     """The HTTP status, once it is known."""
@@ -147,7 +147,7 @@ class Peer(ABC):
         self.arrivals: list[Arrival] = []
         self.sent: list[Sent] = []
         self.problems: list[str] = []
-        """What the server did that no server may, whatever the vector is about."""
+        """Faults of the server that are not allowed in any vector."""
 
         self.listens: dict[str, Sent] = {}
         """Session → the open ``subscriptions/listen`` of it."""
@@ -316,10 +316,10 @@ class Peer(ABC):
     async def until(
         self, look: Callable[[], T | None], what: Callable[[], str], within: float | None = None
     ) -> T:
-        """What ``look()`` finds, once it finds something.
+        """Wait until ``look()`` finds something, and return it.
 
         Raises:
-            Failure: It did not in time, or a problem came up first.
+            Failure: It found nothing in time, or a problem came up first.
         """
         seconds = self.limits.wait if within is None else within
         deadline = asyncio.get_running_loop().time() + seconds

@@ -46,7 +46,7 @@ class Player:
 
     @property
     def transcript(self) -> Transcript:
-        """What went over the wire."""
+        """The messages on the wire."""
         return self.scene.transcript
 
     async def play(self) -> None:

@@ -1,5 +1,7 @@
-"""Which fault breaks a clause and as little else as can be, and the vector that it is caught by:
-the proof that an implementation which breaks that one clause does not pass.
+"""Map each clause to a fault that breaks it, and to the vector that catches the fault.
+
+The fault breaks as little else as can be. This is the proof that an implementation which breaks one
+clause does not pass.
 
 ``CLAUSE: FAULT by VECTOR [at WAY]``; a clause may have several. Every MUST of a server that has a
 vector is in it; the tests of the runner play it, as they play ``broken.py``, which asks the same of
@@ -374,7 +376,7 @@ class Proof:
     """It fails on a server with that fault."""
 
     way: str | None = None
-    """Where; None: on the first way that the vector is for."""
+    """The way; None: the first one that the vector is for."""
 
 
 def proofs() -> list[Proof]:

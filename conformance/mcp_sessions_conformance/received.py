@@ -71,13 +71,13 @@ def as_result(instruction: Json) -> Json:
 
 
 def initialize_result(version: str, settings: Json | None) -> Json:
-    """What ``initialize`` is answered; ``settings`` are those of the extension, if it is there."""
+    """Return the result of ``initialize``, with the extension's ``settings`` if it is there."""
     info = {"name": "scripted", "version": "1"}
     return {"protocolVersion": version, "capabilities": capable(settings), "serverInfo": info}
 
 
 def discovered(settings: Json | None) -> Json:
-    """What ``server/discover`` is answered."""
+    """Return the result of ``server/discover``."""
     return {"supportedVersions": [MODERN_VERSION], "capabilities": capable(settings)}
 
 

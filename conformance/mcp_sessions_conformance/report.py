@@ -15,7 +15,7 @@ SHOWN = 30
 """MUST clauses that are named in one line; the JSON report has all."""
 
 WIRE_LINES = 40
-"""Of one failed vector; the JSON report has all that were kept."""
+"""Lines of one failed vector that are printed; the JSON report has all that were kept."""
 
 
 def as_text(run: Run) -> str:
@@ -80,7 +80,7 @@ def _summary(run: Run) -> str:
 
 
 def _missing(musts: Musts) -> str:
-    """Which ones are not, where they can be read."""
+    """Say which clauses are missing, and where to read them."""
     parts = [
         f"{what}: {', '.join(clauses)}"
         for what, clauses in (("failed", musts.failed), ("not played", musts.not_played))

@@ -31,17 +31,17 @@ Verdict = Literal["passed", "failure", "warning"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one vector on one way."""
+    """The outcome of one vector on one way."""
 
     vector: Vector
     way: str
     verdict: Verdict
     sentence: str = ""
-    """What was wrong."""
+    """The fault that was found."""
 
     seconds: float = 0.0
     wire: tuple[str, ...] = ()
-    """What went over the wire; kept where something was wrong."""
+    """The messages on the wire; kept if a fault was found."""
 
     in_vain: bool = False
     """It failed, and either nothing came at all or the whole time for an answer went by."""
@@ -63,10 +63,10 @@ class Run:
     targets: list[str]
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
     not_selected: list[LeftOut] = field(default_factory=list[LeftOut])
-    """What does not apply, or was not asked for."""
+    """Vectors that do not apply, or were not asked for."""
 
     not_played: list[LeftOut] = field(default_factory=list[LeftOut])
-    """What would have been played, had the server answered."""
+    """Vectors that were not played, because the server did not answer."""
 
     seconds: float = 0.0
     is_complete: bool = False
@@ -89,7 +89,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Selection:
-    """What the user asked for; empty: everything."""
+    """The user's selection; empty: everything."""
 
     suites: frozenset[str] = frozenset()
     transports: frozenset[str] = frozenset()
@@ -112,7 +112,7 @@ last: its id and a sentence, or nothing.
 
 @dataclass(frozen=True)
 class _Place:
-    """Where vectors are played: one way, or an ordered pair of ways."""
+    """The ways for vectors: one way, or an ordered pair of ways."""
 
     here: RunningWay
     other: RunningWay | None
@@ -351,7 +351,7 @@ async def _played(player: Player, here: RunningWay) -> None:
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, None], what: str) -> str:
-    """What went wrong with it; empty: nothing."""
+    """Run ``work`` within the time, and return the fault; empty: none."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({task}, timeout=seconds)

@@ -1,4 +1,4 @@
-"""What the steps of a vector share: its connections, what was captured, and how to compare."""
+"""Share connections, captured values and comparisons between the steps of a vector."""
 
 import json
 import uuid
@@ -18,7 +18,7 @@ class Way(Protocol):
 
     @property
     def transport(self) -> Transport:
-        """Which transport."""
+        """The transport."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class Scene:
         self.limits = limits
         self.transcript = Transcript()
         self.names: Json = {"unique": uuid.uuid4().hex[:12], **here.tokens}
-        """What was captured, and what the runner gives."""
+        """The captured values, and those that the runner gives."""
 
         self.peers: dict[str, Peer] = {}
         self.named: dict[str, tuple[Peer, Sent]] = {}
@@ -81,7 +81,7 @@ class Scene:
         """The sessions that were made, and where."""
 
         self.principals: dict[str, str] = {}
-        """Whose credential each connection has: ``one`` or ``other``."""
+        """The principal of each connection's credential: ``one`` or ``other``."""
 
     def peer(self, step: Json) -> Peer:
         """The connection of a step."""
@@ -98,7 +98,7 @@ class Scene:
         return peer
 
     def fill(self, template: Any) -> Any:
-        """What a template stands for."""
+        """Fill in a template."""
         return filled(template, self.names)
 
     def meta(self, step: Json) -> Json:

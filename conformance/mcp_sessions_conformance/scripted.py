@@ -37,7 +37,7 @@ from mcp_sessions_conformance.values import SESSION, Json, as_object
 from mcp_sessions_conformance.watched import Watched
 
 Instruction = Json
-"""What the client is told to do; see conformance/README.md."""
+"""An instruction to the client; see conformance/README.md."""
 
 ELEVATION = ("start", "resume", "end")
 DATA_LAYER = ("create", "delete", "state")
@@ -91,7 +91,7 @@ class ScriptedServer(Watched):
 
         self.sessions: dict[str, _Session] = {}
         self.state: str | None = None
-        """What results carry as ``state``; None: none."""
+        """The ``state`` of results; None: none."""
 
         self.names_sessions = True
         """Results carry the metadata of the session that their request named."""
@@ -104,7 +104,7 @@ class ScriptedServer(Watched):
 
         self._calls: asyncio.Queue[Held] = asyncio.Queue()
         self._open: set[asyncio.Future[Json]] = set()
-        """Of the calls: those whose response did not end and did not break."""
+        """Calls with a response that neither ended nor broke."""
 
         self._connections: dict[str, dict[str, None]] = {}
         self._streams: dict[str, asyncio.Queue[Json]] = {}
@@ -136,7 +136,7 @@ class ScriptedServer(Watched):
         await self.until(lambda: answered() or not self._streams, "the answer to ping")
 
     def requests(self, method: str = "", *, tool: str = "") -> list[Received]:
-        """What came so far, of that method or tool."""
+        """Return the requests of that method or tool so far."""
         return [
             request
             for request in self.received
@@ -407,7 +407,7 @@ class ScriptedServer(Watched):
     async def _stream(
         self, connection: str, receive: Receive, send: Send, listen: Received | None = None
     ) -> None:
-        """What carries events: a GET, or the response to a listen."""
+        """Serve a stream of events: a GET, or the response to a listen."""
         queue: asyncio.Queue[Json] = asyncio.Queue()
         await begin_stream(send)
         if listen is not None:

@@ -169,7 +169,7 @@ class StdioPeer(Peer):
             raise Failure(f"the pipe broke: {type(error).__name__}") from None
 
     async def fence(self) -> None:
-        """See :class:`Peer`: what was sent first comes first."""
+        """Await the answer of a ping: messages arrive in order."""
         if self.ended:
             return
         sent = await self.request("ping")
@@ -177,7 +177,7 @@ class StdioPeer(Peer):
         await asyncio.sleep(0.02)
 
     async def cut(self, what: str) -> None:
-        """See :class:`Peer`: a pipe has no other end than that of its program."""
+        """Cut the pipe. It has no other end than that of its program."""
         await self.close()
 
     async def close(self) -> None:

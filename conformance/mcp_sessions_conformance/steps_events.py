@@ -106,8 +106,8 @@ async def listen(scene: Scene, step: Json) -> None:
 
 
 def _events(scene: Scene, peer: Peer, session: str | None) -> list[Arrival]:
-    """What no step has looked at: of a session its events, else all but what any server may
-    send at any time.
+    """Return the events of a session that no step has looked at; without a session, all messages
+    but those that a server may send at any time.
     """
     return [
         arrival
@@ -121,7 +121,7 @@ def _events(scene: Scene, peer: Peer, session: str | None) -> list[Arrival]:
 
 
 async def _settled(peer: Peer, look: Callable[[], list[Arrival]], most: int) -> list[Arrival]:
-    """What there is once no more comes."""
+    """Wait until no more messages come, and return them."""
     found = look()
     while len(found) < most:
         before = len(found)

@@ -1,4 +1,4 @@
-"""What is tested: ``http(s)://…``, ``ws(s)://…`` or ``stdio:COMMAND``, in one era or both."""
+"""Describe the tested thing: ``http(s)://…``, ``ws(s)://…`` or ``stdio:COMMAND``, in each era."""
 
 import asyncio
 import shlex
@@ -80,7 +80,7 @@ class Credentials:
     token: str | None = None
     other: str | None = None
     weak: str | None = None
-    """Of the first principal, with fewer scopes."""
+    """A credential of the first principal, with fewer scopes."""
 
     def of(self, who: str) -> str | None:
         """The one that a vector calls ``one``, ``other`` or ``weak``."""

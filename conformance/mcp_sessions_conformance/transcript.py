@@ -1,4 +1,4 @@
-"""What went over the wire while one vector was played: the evidence of a failure."""
+"""Record the messages on the wire while one vector is played: the evidence of a failure."""
 
 import time
 from collections import deque
@@ -22,7 +22,7 @@ class Transcript:
 
     @property
     def lines(self) -> list[str]:
-        """What is kept, oldest first; where lines were left out, how many."""
+        """Return the kept lines, oldest first, and the number of lines that were left out."""
         left_out = self._noted - len(self._first) - len(self._last)
         between = [f"        … {left_out} lines left out"] if left_out else []
         return [*self._first, *between, *self._last]

@@ -71,7 +71,7 @@ def as_text(value: Any) -> str:
 
 
 def pointed(document: Any, pointer: str) -> Any:
-    """What a JSON pointer (RFC 6901) points to.
+    """Return the value that a JSON pointer (RFC 6901) points to.
 
     Raises:
         UnknownName: Nothing is there.

@@ -9,7 +9,7 @@ from mcp_sessions_conformance.peer import Failure
 
 
 class Watched:
-    """What changes, and can be waited for."""
+    """Holds a value that changes, and wakes its waiters."""
 
     def __init__(self, wait: float) -> None:
         self.wait = wait
@@ -25,10 +25,10 @@ class Watched:
     async def until(
         self, look: Callable[[], Any], what: str, *, within: float | None = None
     ) -> Any:
-        """What ``look()`` finds, once it finds something.
+        """Wait until ``look()`` finds something, and return it.
 
         Raises:
-            Failure: It did not in time.
+            Failure: It found nothing in time.
         """
         seconds = self.wait if within is None else within
         deadline = asyncio.get_running_loop().time() + seconds

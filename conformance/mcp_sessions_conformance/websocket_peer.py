@@ -138,7 +138,7 @@ class WebSocketPeer(Peer):
             raise Failure(f"the server closed the connection: {error}") from None
 
     async def fence(self) -> None:
-        """See :class:`Peer`: what was sent first comes first."""
+        """Await the answer of a ping: messages arrive in order."""
         if self.ended:
             return
         sent = await self.request("ping")

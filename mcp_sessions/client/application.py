@@ -111,7 +111,7 @@ class Application:
             await self.deliver(wire.notification(wire.RESOURCE_UPDATED, {"uri": uri}))
 
     async def forget_questions(self) -> None:
-        """Whoever asked them is gone, with its session: the application need not think on."""
+        """Cancel the open questions: the asker is gone, with its session."""
         for question_id in self.questions.forget():
             params = {"requestId": question_id, "reason": "the session of the server is over"}
             await self.deliver(wire.notification(wire.CANCELLED, params))

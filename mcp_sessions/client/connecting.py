@@ -48,5 +48,5 @@ class Connector:
         return link
 
     def dialer_of(self, link: Link) -> Dialer:
-        """What opened a link."""
+        """Return the dialer that opened a link."""
         return self._dialers[link]

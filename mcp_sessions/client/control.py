@@ -27,7 +27,7 @@ from mcp_sessions.ids import digest
 logger = logging.getLogger(__name__)
 
 _UNAVAILABLE = 503
-"""What some servers of others answer for a session that they do not know."""
+"""The answer of some other servers for a session that they do not know."""
 
 _PATIENCE = 2
 """How often a server that answers so is asked again for the same session."""
@@ -39,7 +39,7 @@ class Hopeless(Exception):
 
 @dataclass(slots=True, eq=False)
 class SessionControl:
-    """What a client asks of its server on its own account."""
+    """Sends the client's own requests to its server."""
 
     _runtime: Runtime
     _peer: Peer
@@ -48,7 +48,7 @@ class SessionControl:
     async def _ask(
         self, link: Link, method: str, params: Json | None, within: float | None = None
     ) -> Json:
-        """See `Exchanges.ask`; with the envelope of the modern era."""
+        """Send a request like `Exchanges.ask`, with the envelope of the modern era."""
         is_pushed = link is self._peer.pushed
         envelope = None if is_pushed else self._peer.modern_envelope
         return await self._exchanges.ask(link, method, params, envelope, within=within)
@@ -289,7 +289,7 @@ class SessionControl:
             raise
 
     async def _subscribe_again(self, link: Link) -> None:
-        """What the application had subscribed to in the session that is gone (CLI4)."""
+        """Repeat the application's subscriptions of the session that is gone (CLI4)."""
         session = self._peer.session
         if session is None:
             return

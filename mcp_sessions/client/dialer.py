@@ -1,8 +1,8 @@
-"""What the client asks of a binding: the port that each transport's client side implements.
+"""Define the port that each transport's client side implements.
 
-A *link* is a way to one server that was opened once: a WebSocket, a child's pipes, or over
-HTTP whatever goes to one URL, with its transport session if there is one. It carries raw
-JSON-RPC messages and knows nothing of sessions, keys or back-off across links.
+A *link* is a way to one server that was opened once: a WebSocket, a child's pipes, or every request
+to one URL, with its transport session if there is one. It carries raw JSON-RPC messages and knows
+nothing of sessions, keys or back-off across links.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Failure:
 
 
 SHUTTING_DOWN = Failure(Cause.STATUS, "the server is shutting down", status=503)
-"""What it means that a server which shuts down refuses a request on an open connection."""
+"""The failure if a server that shuts down refuses a request on an open connection."""
 
 
 class Failed(Exception):
-    """What was to be sent or opened was not."""
+    """The message was not sent, or the link was not opened."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.explanation)
@@ -148,7 +148,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What the client tells a link once it knows the server."""
+    """The client's settings for a link, once it knows the server."""
 
     has_sessions: bool = False
     """Notice silence on streams, and keep reopening the notification stream."""
@@ -158,14 +158,14 @@ class LinkSettings:
     ``Last-Event-ID`` is needed for it."""
 
     protocol_version: str | None = None
-    """What was agreed; over HTTP a header repeats it."""
+    """The agreed version; over HTTP a header repeats it."""
 
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What goes with each HTTP request, and with a WebSocket's handshake."""
+    """The headers of each HTTP request, and of a WebSocket's handshake."""
 
 
 class Link(Protocol):
-    """See the module."""
+    """Carries messages to one server; see the module."""
 
     kind: str
     """``http``, ``websocket`` or ``stdio``."""

@@ -17,7 +17,7 @@ _LONGEST = 80
 _NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 SEE = 'See "Outcome unknown" in docs/clients.md of mcp-sessions.'
-"""Where a call is explained that may have run."""
+"""The page that explains a call that may have run."""
 
 RESTARTED = "the server does not know how it ended. It may have restarted during the call"
 SESSION_GONE = "its session ended during the call, as it does if the server lost what it stored"

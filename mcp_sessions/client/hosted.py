@@ -41,7 +41,7 @@ _SESSIONLESS = frozenset({wire.INITIALIZE, wire.DISCOVER, "ping", *wire.OUR_METH
 
 
 class Standing(Enum):
-    """What became of the current session."""
+    """The state of the current session."""
 
     HERE = "here"
     TAKEN = "taken"
@@ -55,7 +55,7 @@ REFUSALS = {
     Standing.TAKEN: (SESSION_DETACHED, "Session detached: resume it, or start another session"),
     Standing.GONE: (SESSION_NOT_FOUND, "Session not found"),
 }
-"""What a request by rule 2 is answered."""
+"""The error of a request by rule 2."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -174,7 +174,7 @@ class HostedSessions:
             self.is_used = True
 
     def session_of(self, message: Json) -> tuple[str | None, Standing]:
-        """Which session a request belongs to (ASC1 to ASC4), and whether it may be asked."""
+        """Return a request's session (ASC1 to ASC4), and whether the request may be sent."""
         if message["method"] in _SESSIONLESS:
             return None, Standing.HERE
         if stamping.names_own_session(message):

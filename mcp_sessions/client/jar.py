@@ -38,7 +38,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class SavedSession:
-    """What one session needs to be taken up again."""
+    """The facts that resume one session."""
 
     session_id: str
     state: str | None = None
@@ -56,7 +56,7 @@ class JarSlot(Protocol):
     """The place of one client's session, held until it is closed."""
 
     def load(self) -> SavedSession | None:
-        """What was saved there; None: nothing, or nothing that can be read."""
+        """Return the saved session; None: there is none, or it cannot be read."""
         ...
 
     def save(self, session: SavedSession | None) -> None:
@@ -97,7 +97,6 @@ class FileJar:
         self.user = user
 
     def open(self, target: str, user: str = "") -> JarSlot | None:
-        """See `Jar`."""
         for number in range(SLOTS):
             name = json.dumps([target, user or self.user, number])
             held = _try_lock(self._lock_path(name))
@@ -170,7 +169,6 @@ class _FileSlot:
         self._held = held
 
     def load(self) -> SavedSession | None:
-        """See `JarSlot`."""
         members = members_of(self._jar.read().get(self._name))
         session_id, position = members.get("session_id"), members.get("position")
         if not isinstance(session_id, str):
@@ -186,11 +184,10 @@ class _FileSlot:
         )
 
     def save(self, session: SavedSession | None) -> None:
-        """See `JarSlot`."""
         self._jar.change(self._name, session)
 
     def close(self) -> None:
-        """See `JarSlot`. The lock goes with the file, also if the process is killed."""
+        """Unlock and close the file. The lock goes with the file, also if the process is killed."""
         self._held.close()
 
 

@@ -146,7 +146,7 @@ class Listens:
         ]
 
     def largest(self) -> Pending | None:
-        """That which asks for most, of those that have nothing so far if there are any."""
+        """Return the largest listen request, preferably one without an acknowledgement."""
         fresh = [each for each in self._open.values() if not each.is_acknowledged]
         requests = [each.request for each in fresh or self._open.values()]
         return max(requests, key=lambda each: len(encode(each.message)), default=None)

@@ -1,9 +1,9 @@
-"""What is lost: a link, or the session's place on it.
+"""React to the loss of a link, or of the session's attachment to it.
 
 Rules that must hold, and that ``tests/client/`` owns over real sockets:
 
-1. Whoever took the session over keeps it: this client stops, and says so (TKO7).
-2. What is told while the session is being taken up is looked at afterwards.
+1. A client that took the session over keeps it: this client stops, and says so (TKO7).
+2. A loss that is reported while the session is being resumed is checked afterwards.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Losses:
     """A detachment that was told while the session was taken up, after the newest answer."""
 
     _reopened_meanwhile: Link | None = None
-    """Whose notification stream was opened anew while the session was taken up."""
+    """The link whose notification stream was opened again while the session was resumed."""
 
     async def down(self, link: Link, failure: Failure) -> None:
         """A link is gone."""

@@ -1,4 +1,4 @@
-"""What the application is told of a lost connection, and of how its session was taken up again."""
+"""Report a lost connection, and the way its session was resumed, to the application."""
 
 from __future__ import annotations
 

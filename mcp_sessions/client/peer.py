@@ -43,7 +43,7 @@ class Peer:
         self.session: SessionView | None = None
         self.hosted = HostedSessions()
         self.pushed: Link | None = None
-        """Where the sessions of the application are attached, if apart (`Pushing`)."""
+        """The link for the application's sessions, if it is separate (`Pushing`)."""
 
         self.follower = Follower()
         self.lives = Lives()
@@ -59,7 +59,7 @@ class Peer:
 
         self.protocol_version: str | None = None
         self.envelope: stamping.Envelope | None = None
-        """What the application's requests of the modern era carry; None: none came."""
+        """The envelope of the application's requests in the modern era; None: none came."""
 
         self.subscribed: dict[str, None] = {}
         """Handshake era: what the application subscribed to in this session."""
@@ -88,12 +88,12 @@ class Peer:
 
     @property
     def is_modern(self) -> bool:
-        """Which era the application speaks."""
+        """Whether the application speaks the modern era."""
         return self.modern_envelope is not None
 
     @property
     def modern_envelope(self) -> stamping.Envelope | None:
-        """What goes with each request; None: the handshake era."""
+        """The envelope of each request; None: the handshake era."""
         return self.envelope if self.initialize is None else None
 
     def headers(self, method: str | None = None) -> dict[str, str]:
@@ -121,7 +121,7 @@ class Peer:
         self.session, self.abilities, self.has_said = None, Abilities(), True
 
     def settings(self) -> LinkSettings:
-        """What a link has to know of its server."""
+        """The settings of a link to this server."""
         return LinkSettings(
             has_sessions=self.holds_sessions,
             has_keys=self.has_keys,
@@ -130,7 +130,7 @@ class Peer:
         )
 
     def first_settings(self) -> LinkSettings:
-        """What a new link has to know of the server before anything was said on it."""
+        """The settings of a new link before its first message."""
         return LinkSettings(headers=self._route())
 
     def _route(self) -> dict[str, str]:
@@ -256,7 +256,7 @@ class Peer:
             self.attempts = Attempts(saved.instance)
 
     def saved(self) -> SavedSession | None:
-        """What the next run needs (CLI8)."""
+        """Return the facts that the next run needs (CLI8)."""
         session = self.session
         if session is None:
             return None

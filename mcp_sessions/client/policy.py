@@ -27,8 +27,10 @@ class ReconnectPolicy:
     """Opening a connection, and again each step of taking up the session on it."""
 
     give_up_after: float = 300
-    """What waits for a connection is told that there is none after this long. A later
-    request tries again."""
+    """Requests that wait for a connection fail after this long.
+
+    A later request tries again.
+    """
 
     answer_timeout: float = 3600
     """No request waits longer than this for its answer, whatever the connection does."""

@@ -38,7 +38,7 @@ class Pushing:
     """The server has no handshake: its events come on listen streams only."""
 
     async def link_for(self, link: Link) -> Link:
-        """Where sessions are taken, for an application whose requests go out on ``link``.
+        """Return the link for the sessions of an application with requests on ``link``.
 
         Raises:
             Failed: It could not be opened.

@@ -118,7 +118,7 @@ class Reattaching:
             await self._app.end(_HOLE)
 
     async def _subscribe_again(self, link: Link) -> None:
-        """What the application subscribed to outside of its sessions went with the connection."""
+        """Repeat the subscriptions outside of sessions, which ended with the connection."""
         for uri in list(self._peer.subscribed):
             params: Json = {"uri": uri}
             if self._peer.abilities.has_sessions:

@@ -1,13 +1,12 @@
-"""What the application asked and still waits for, and what the server asked of it.
+"""Track the application's open requests, and the server's open questions.
 
 Rules that must hold, and that ``tests/client/test_requests.py`` owns:
 
-1. Each time a request is sent it has another id on the wire: an answer to an earlier sending
-   that still arrives is recognised, and whichever comes first is the answer. The
-   application sees its own id, always.
-2. A question of the server that comes again (it is sent again on a new connection) reaches
-   the application once; an answer that was given is given again, from memory.
-3. What the server gave up is not answered; and no answer of one server is given to another
+1. Each time a request is sent it has another id on the wire. So an answer to an earlier sending is
+   recognised, and the first answer counts. The application always sees its own id.
+2. A question of the server may come again on a new connection. It reaches the application once,
+   and a given answer is repeated from memory.
+3. A question that the server gave up gets no answer. No answer for one server goes to another
    that counts its questions from 0 again.
 """
 
@@ -42,12 +41,12 @@ class Pending:
 
     wire_ids: list[RequestId] = field(default_factory=list[RequestId])
     link: Link | None = None
-    """Where it was sent last and can still be answered; None: it waits to be sent."""
+    """The link of its last sending that can still be answered; None: it waits to be sent."""
 
     key: str | None = None
     session_id: str | None = None
     generation: int = -1
-    """Which session it was sent in."""
+    """The number of the session that it was sent in."""
 
     state: str | None = None
     """The ``state`` that it was sent with last."""
@@ -87,7 +86,7 @@ class Pending:
     """False: its session has no room for a key of ours."""
 
     is_named_here: bool = False
-    """That session was named by this client: the answer does not speak of it (ASC15)."""
+    """This client named the session, so the answer does not name it (ASC15)."""
 
     settled: anyio.Event = field(default_factory=anyio.Event)
     """Set when the application has its answer, or does not want it."""
@@ -194,7 +193,7 @@ class Requests:
         return wire_id
 
     def find(self, wire_id: RequestId) -> Pending | None:
-        """Whose answer, or failure, that id on the wire names."""
+        """Return the request with that id on the wire, for its answer or failure."""
         return self._by_wire_id.get(wire_id)
 
     def is_newest(self, pending: Pending, wire_id: RequestId) -> bool:
@@ -284,10 +283,10 @@ class Questions:
                 self._withdrawn.popitem(last=False)
 
     def forget(self) -> list[RequestId]:
-        """Who asked is gone: nothing of it is answered any more, and its ids mean nothing.
+        """Drop the questions of a server that is gone. Their ids mean nothing from now on.
 
         Returns:
-            What the application is still at.
+            Questions that the application still works on.
         """
         still_open = list(self._open)
         self._answers.clear()
@@ -297,7 +296,7 @@ class Questions:
         return still_open
 
     def unanswered(self) -> list[RequestId]:
-        """What the application is still at."""
+        """Return the questions that the application still works on."""
         return list(self._open)
 
     def undelivered(self) -> list[tuple[RequestId, Json]]:

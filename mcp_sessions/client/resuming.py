@@ -198,7 +198,7 @@ class ResumingClient:
             logger.warning("the jar could not be written: %s", error.strerror)
 
     async def move_to(self, dialer: Dialer) -> ResumeOutcome:
-        """See `Recovery.move_to`."""
+        """Move to another server, like `Recovery.move_to`."""
         return await self._recovery.move_to(dialer)
 
     @property
@@ -224,7 +224,7 @@ class ResumingClient:
         return [p for p in self._app.requests if p.method != wire.LISTEN]
 
     def questions(self) -> list[RequestId]:
-        """What the server asked and the application did not answer."""
+        """The server's questions without an answer of the application."""
         return self._app.questions.unanswered()
 
     async def give_up(self, why: str) -> None:

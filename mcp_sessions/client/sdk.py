@@ -1,7 +1,7 @@
-"""What the MCP SDK's client is handed: a transport, behind which works a `ResumingClient`.
+"""Give the MCP SDK's client a transport, with a `ResumingClient` behind it.
 
-The SDK's ``Client`` and ``ClientSession`` take an async context manager that gives a stream
-of messages to read and one to write; what goes through them is raw JSON from here on.
+The SDK's ``Client`` and ``ClientSession`` take an async context manager. It gives a stream of
+messages to read and one to write. Their messages are raw JSON from here on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mcp_sessions.errors import OUTCOME_UNKNOWN
 logger = logging.getLogger(__name__)
 
 Streams = tuple[Any, Any]
-"""What the SDK calls ``TransportStreams``: read, write."""
+"""The SDK's ``TransportStreams``: read, write."""
 
 
 def is_outcome_unknown(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
-"""What the client adds to the application's messages, and takes out of the server's.
+"""Add the client's members to the application's messages, and remove the server's.
 
-Raw JSON: the SDK's typed models drop what this is about.
+The messages are raw JSON, because the SDK's typed models drop these members.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SESSION_HEADER = "mcp-session-id"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What every request of the modern era carries, learnt from the application's own."""
+    """The envelope of every request of the modern era, learnt from the application's own."""
 
     meta: Mapping[str, Any]
     protocol_version: str
@@ -111,7 +111,7 @@ def without_session(message: Json) -> Json:
 
 
 def session_headers(session: SessionView) -> dict[str, str]:
-    """What mirrors the session's id over HTTP in the modern era (HTP4)."""
+    """Return the headers that repeat the session's id over HTTP in the modern era (HTP4)."""
     return {SESSION_HEADER: session.session_id} if is_sendable(session.session_id) else {}
 
 

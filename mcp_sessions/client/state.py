@@ -1,7 +1,7 @@
-"""Where one client stands: its phase, its link, and since when there is trouble.
+"""Hold the state of one client: its phase, its link, and the start of its trouble.
 
-Everything that changes a client's phase stands in ``TRANSITIONS``; what is not in the table
-cannot happen. `ClientState` is read by all parts and changed by its own methods only.
+``TRANSITIONS`` has every change of a client's phase; other changes cannot happen. All parts read
+`ClientState`, and only its own methods change it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mcp_sessions.core.backoff import Backoff
 
 
 class Phase(Enum):
-    """Where the client is."""
+    """The client's phase."""
 
     FRESH = "fresh"
     """Nothing was sent yet."""
@@ -43,7 +43,7 @@ class Phase(Enum):
 
 
 class Change(Enum):
-    """What can happen to a client."""
+    """An event that can change the client's phase."""
 
     OPEN = "open"
     """The first request of all has a link opened, or is taken to another address."""
@@ -93,12 +93,12 @@ TRANSITIONS = MappingProxyType(
 """change → (the phases in which it can happen, the one that follows; None: as before the move)."""
 
 _CONCLUSIONS = {Change.OPENED, Change.NOT_OPENED, Change.STAY, Change.READY, Change.GIVE_UP}
-"""Of what was under way: where the application is done meanwhile they change nothing."""
+"""Ends of work that was under way. They change nothing if the application is done meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What every part works with: limits, tasks, time and randomness."""
+    """The shared limits, tasks, time and randomness of the parts."""
 
     policy: ReconnectPolicy
     tasks: TaskGroup
@@ -116,7 +116,7 @@ class Runtime:
 
     sleep: Callable[[float], Awaitable[None]]
     backoff: Backoff
-    """Of what is tried again on one link."""
+    """The delays between attempts on one link."""
 
     async def back_off(self, at_least: float = 0.0) -> None:
         """Wait after a failed attempt (CLI2).

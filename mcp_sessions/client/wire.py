@@ -79,16 +79,16 @@ def received(data: bytes) -> Json | None:
 def in_place_of_dropped(
     outline: Outline, name: str, limit: int, *, answers: RequestId | None = None
 ) -> Json | None:
-    """What to do about a message that was too large to be kept, which is logged.
+    """Return the replacement of a message that was too large to be kept. Log the message.
 
     Args:
         name: Its server's address.
         limit: ``ReconnectPolicy.max_message``.
-        answers: What it answers if it is an answer, whatever it says itself.
+        answers: The request that it answers if it is an answer, whatever it says itself.
 
     Returns:
         An answer: to our request, whose outcome is unknown; or, for a question of the server
-        (``outline.has_method``), for the server. None: nobody waits for one.
+        (``outline.has_method``), for the server. None: no answer is awaited.
     """
     size = outline.size
     logger.warning(
@@ -118,12 +118,12 @@ def notification(method: str, params: Json | None = None) -> Json:
 
 
 def error_answer(request_id: RequestId, code: int, text: str, data: Any = None) -> Json:
-    """What a request gets that the server never answers."""
+    """Build the error for a request that the server never answers."""
     return {"jsonrpc": "2.0", "id": request_id, "error": error_body(code, text, data)}
 
 
 def duplicate_id(request_id: RequestId) -> Json:
-    """What a request gets whose id is that of an open one (REQ2)."""
+    """Build the error for a request with the id of an open one (REQ2)."""
     text = "Invalid request: a request with this id is open"
     data = {"reason": InvalidReason.DUPLICATE_ID.value}
     return error_answer(request_id, INVALID_REQUEST, text, data)

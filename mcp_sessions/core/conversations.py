@@ -15,7 +15,7 @@ MAX_KEY = 512
 
 
 class Rule(NamedTuple):
-    """Where a host sends the key of its conversation."""
+    """A member or header in which a host sends the key of its conversation."""
 
     place: Literal["meta", "header"]
     name: str

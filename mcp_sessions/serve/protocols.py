@@ -273,10 +273,10 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         return True
 
     def serve_only(self, paths: frozenset[str]) -> None:
-        """See :class:`Open`. Its connection was let in when it was one of HTTP."""
+        """Do nothing: the connection was admitted when it was one of HTTP."""
 
     def waits(self) -> bool:
-        """See :class:`Open`. A client that has sent a message may be sent one at any time."""
+        """False: a client that has sent a message may get one at any time."""
         return self.transport.is_closing() or not self._has_spoken
 
     def is_stuck(self) -> bool:

@@ -38,11 +38,11 @@ _VERSION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class Audit:
-    """What one server writes down.
+    """Writes the audit records of one server.
 
     Args:
-        security: Makes the digests that nobody can guess back.
-        process: This one.
+        security: Makes digests that cannot be guessed back.
+        process: The name of this process.
     """
 
     def __init__(self, security: SessionSecurity, process: str) -> None:
@@ -137,7 +137,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 class AuditEntry:
-    """What is known of one request so far."""
+    """Collects the facts of one request."""
 
     __slots__ = ("_audit", "_begun", "_error", "_is_written", "_members", "_method", "_name")
 
@@ -191,7 +191,7 @@ class AuditEntry:
             self._members["trace_id"] = trace.format_trace_id(context.trace_id)
 
     def is_result(self, result: Mapping[str, Any]) -> None:
-        """That is what it is answered, unless something else is, later."""
+        """Note the result for the answer. A later call replaces it."""
         self._error = {"error.type": "tool_error"} if result.get("isError") is True else {}
         if not self._error:
             self._audit.known.served(self._method, {"name": self._name}, result)
@@ -200,12 +200,12 @@ class AuditEntry:
             self.serve_in(digest(SessionId(made["sessionId"])), "session")
 
     def is_error(self, error: Mapping[str, Any]) -> None:
-        """That is what it is answered, unless something else is, later."""
+        """Note the error for the answer. A later call replaces it."""
         code = str(error.get("code"))
         self._error = {"error.type": code, "rpc.response.status_code": code}
 
     def failed(self, failure: BaseException) -> None:
-        """Whoever asked is not answered, or not here."""
+        """Note that the request gets no answer, or none from this process."""
         self._error = {"error.type": type(failure).__name__}
         # Of the ways out that are no error, who waited is gone.
         self.write(is_heard=isinstance(failure, Exception))
@@ -260,7 +260,7 @@ def _outcome(error: Mapping[str, str], *, is_heard: bool) -> str:
 
 
 def _span_of(meta: Mapping[str, Any]) -> trace.Span:
-    """What a request says that it is part of; else what was begun when it came."""
+    """Return the span that a request names as its parent; otherwise the current one."""
     try:
         return trace.get_current_span(propagate.extract(meta))
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""What the server asks of a binding: the port that every transport implements.
+"""Define the port that every transport implements for the server.
 
-Of a connection its :class:`Transport`, of a request its :class:`RequestChannel`; which is which
-stands in :mod:`mcp_sessions.server.connection`.
+A connection has a :class:`Transport`, and a request has a :class:`RequestChannel`. See also
+:mod:`mcp_sessions.server.connection`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
 DEFAULT_VERSION = "2025-03-26"
-"""What a client that names no version is taken to speak (2025-11-25, transports)."""
+"""The version of a client that names none (2025-11-25, transports)."""
 
 
 def _nobody() -> None:
@@ -42,8 +42,8 @@ def _nobody() -> None:
 
 
 class WatchedChannel:
-    """What every :class:`RequestChannel` has: who is told that it closed, or opened again, and what
-    follows its answer.
+    """Implements the callbacks of every :class:`RequestChannel`: on close, on reopening, and after
+    the answer.
     """
 
     _next: Callable[[], None] = staticmethod(_nobody)
@@ -61,7 +61,7 @@ class WatchedChannel:
         self._next = callback
 
     def over(self) -> None:
-        """What was to follow the answer follows now, once, whether there was an answer or none."""
+        """Run the callbacks that follow the answer, once, also if there was no answer."""
         follows = self._next
         if follows is not _nobody:
             self._next = _nobody
@@ -168,8 +168,9 @@ class ClientConnection:
     def appended(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
     ) -> None:
-        """What :meth:`deliver` is for an event that another process stored, of a stream that
-        is watched for this connection.
+        """Forward an event that another process stored, like :meth:`deliver`.
+
+        It is an event of a stream that is watched for this connection.
         """
         fencing_epoch = self.attached.get(session_id, FencingEpoch(-1))
         if attachment == Attachment(self.id, fencing_epoch):
@@ -179,7 +180,7 @@ class ClientConnection:
             self.transport.check_position(session_id, None)
 
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
-        """See :meth:`Transport.check_position`, of a stream that is watched."""
+        """Check the position of a watched stream, like :meth:`Transport.check_position`."""
         self.transport.check_position(session_id, head)
 
     async def send(self, draft: Draft) -> None:
@@ -245,7 +246,7 @@ class NotChanged(Enum):
 
 @dataclass(slots=True)
 class Inbound:
-    """Where a message came from, and what came with it."""
+    """The origin of a message, and the facts that came with it."""
 
     principal: Principal
     peer: Peer
@@ -254,7 +255,7 @@ class Inbound:
 
     channel: RequestChannel
     context: Any = None
-    """What handlers see as ``ctx.request_context.request``: a Starlette ``Request``."""
+    """The handlers' ``ctx.request_context.request``: a Starlette ``Request``."""
 
     has_stream: bool = True
     """False: nothing can be pushed here after the response."""
@@ -266,7 +267,7 @@ class Inbound:
     """The POST's ``Mcp-Session-Id``."""
 
     modern: bool = False
-    """Of the modern era: every request names its session, results carry ``resultType``."""
+    """In the modern era every request names its session, and results carry ``resultType``."""
 
     cancels: bool = False
     """A broken response stream cancels a request without a key: the modern era over HTTP."""
@@ -288,13 +289,13 @@ class Inbound:
     """Its transport refuses what comes once the process stops: this came before."""
 
     kind: str = "http"
-    """Of a message without a connection: the transport it came on."""
+    """The transport of a message without a connection."""
 
     is_answerable: bool = False
     """Without a connection: its sender can be asked all the same, through another process."""
 
     changed_current: CurrentSession | NotChanged | None = NotChanged.HERE
-    """What this message made of the connection's current session."""
+    """The connection's current session after this message."""
 
     conversation: ConversationKey | None = None
     """Its session is that of the conversation with this key."""
@@ -304,7 +305,7 @@ class Inbound:
 
     @property
     def asked(self) -> Peer | None:
-        """Who can be asked something on this message's way back; None: nobody."""
+        """The peer that can answer questions of this message's handler; None: there is none."""
         return self.peer if self.connection is not None or self.is_answerable else None
 
     @property
@@ -316,8 +317,9 @@ class Inbound:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What that was sent with, by names in lower case. Of one that is there twice the first
-        counts.
+        """Return the headers that came with the message, with lower-case names.
+
+        If a name is there twice, the first one counts.
         """
         return Headers(raw=self.scope["headers"] if self.scope else [])
 
@@ -364,7 +366,7 @@ class Inbound:
             self.audit.write(is_heard=is_heard)
 
     def acknowledged(self) -> None:
-        """What it asks for has begun, or is answered otherwise than by :meth:`answer`."""
+        """Note that the request has begun, or is not answered by :meth:`answer`."""
         if self.audit is not None:
             self.audit.write(is_heard=True)
 

@@ -17,11 +17,11 @@ from mcp_sessions.stores.records import Admitted, CurrentSession, CurrentUse
 
 @dataclass(slots=True, eq=False, repr=False)
 class JointAdmission:
-    """That of one request.
+    """Admits one request to a connection and its current session in one step.
 
     Args:
-        settle: Told of the run of a key that this step did not record.
-        lock: Of its key, held as long as this is entered and of use; None: it has no key.
+        settle: Gets the run of a key that this step did not record.
+        lock: The lock of its key, held as long as this is entered and of use; None: it has no key.
     """
 
     use: CurrentUse
@@ -38,7 +38,7 @@ class JointAdmission:
         self._release()
 
     def became(self, admitted: Admitted | None) -> None:
-        """What the store answered of the current session; None: nothing was done there."""
+        """Note the store's answer about the current session; None: the step did nothing there."""
         self._admitted = admitted
         key = self.use.key
         if key is not None and (admitted is None or admitted.key is not Begun.FIRST):

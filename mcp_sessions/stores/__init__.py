@@ -1,1 +1,1 @@
-"""Where sessions are remembered: one contract (``base``) and its implementations."""
+"""Store sessions: one contract (``base``) and its implementations."""

@@ -71,10 +71,10 @@ half a millisecond, in which nobody else is served."""
 
 
 class SessionStore(Ends, Protocol):
-    """Where sessions are remembered. See the module's first lines for what always holds.
+    """Stores sessions. The module's first lines say which rules always hold.
 
-    Every method may raise :class:`~mcp_sessions.errors.StoreUnavailable`: whether a write
-    happened is then unknown.
+    Every method may raise :class:`~mcp_sessions.errors.StoreUnavailable`. It is then unknown
+    whether a write happened.
     """
 
     name: str
@@ -222,9 +222,11 @@ class SessionStore(Ends, Protocol):
         ...
 
     async def sleep(self, *, now: float) -> None:
-        """Of the transport-mode sessions that sleep (see :meth:`evict`) empty the GET stream, as
-        if space had taken its events, and drop the response streams; each once after it was used.
-        All else stays. What a call that fails leaves, the next one does.
+        """Empty the streams of the transport-mode sessions that sleep (see :meth:`evict`).
+
+        Their GET stream is emptied as if its events had exceeded the space. Their response streams
+        are dropped. This happens once after each use of the session, and nothing else changes. If a
+        call fails, the next one does the rest.
         """
         ...
 

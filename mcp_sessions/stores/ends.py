@@ -29,7 +29,7 @@ def end_by_operator(record: SessionRecord, now: float) -> SessionEnd:
 
 
 class Ends(Protocol):
-    """What a store knows of sessions that ended, and of its own start."""
+    """Remembers the ends of sessions, and the start of the store."""
 
     async def remember_ends(
         self, ends: Sequence[SessionEnd], *, now: float, beside: bool = False

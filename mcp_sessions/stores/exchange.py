@@ -15,8 +15,9 @@ LIVENESS = 10.0
 
 
 class ExchangeListener(Protocol):
-    """What a process hears from the others that share its store. Called in the event loop;
-    nothing here may wait.
+    """Receives the messages of the other processes that share the store.
+
+    Its methods are called in the event loop. They must not block.
     """
 
     def on_message(self, message: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What a session may hold of what its client and its handlers give it, in bytes.
+"""Bound the bytes that a session holds of its client's and its handlers' values.
 
 Every store asks here before it stores, or does the same in the step that stores.
 """

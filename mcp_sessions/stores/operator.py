@@ -73,7 +73,7 @@ async def open_beside(url: str, ended: Ended) -> Beside:
 
 
 async def look(store: SessionStore, policy: SessionPolicy) -> str:
-    """What a server would find at a store that is not open. Nothing there is changed.
+    """Report the state of a store that is not open, as a server would find it. Change nothing.
 
     Raises:
         ConfigurationError: A server cannot serve from it.

@@ -26,7 +26,7 @@ class Probed(Protocol):
 
 
 async def probe(store: SessionStore, *, now: float) -> None:
-    """See :meth:`Probed.probe`. A store that has none is asked to read.
+    """Probe a store with :meth:`Probed.probe`, or with a read if it has no such method.
 
     Args:
         now: Seconds since 1970.

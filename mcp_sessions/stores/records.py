@@ -1,6 +1,6 @@
-"""What a store remembers of a session, and what its methods take and answer: plain data.
+"""Define the records of a store, and the arguments and results of its methods: plain data.
 
-Whoever needs to know what a session is imports this; who calls a store imports its contract
+Code that needs a session's fields imports this module. Code that calls a store imports its contract
 (``contract.py``).
 """
 
@@ -32,7 +32,7 @@ from mcp_sessions.principal import Principal
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Which connection hears a session's events."""
+    """The connection that gets a session's events."""
 
     connection_id: ConnectionId
     fencing_epoch: FencingEpoch
@@ -41,19 +41,20 @@ class Attachment:
 def attachment_of(
     connection_id: ConnectionId | None, fencing_epoch: FencingEpoch
 ) -> Attachment | None:
-    """Who hears a session of that epoch: the newest attachment is the only one, and has it."""
+    """Return the attachment of that epoch: the newest is the only one, and has the connection."""
     return Attachment(connection_id, fencing_epoch) if connection_id is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What a handshake told about a client; enough to serve it in another process."""
+    """A client's description in its handshake; enough to serve it in another process."""
 
     protocol_version: str
     initialize_params: Mapping[str, Any] | None = None
-    """Of the params of ``initialize`` what ``core/client_description.py`` keeps, as it was
-    sent; None: no handshake. Of a modern-era client: what its request's envelope says, under
-    the same names."""
+    """The params of ``initialize`` that ``core/client_description.py`` keeps, as they were sent.
+
+    For a modern-era client: its request's envelope, under the same names. None: no handshake.
+    """
 
     modern: bool = False
     """It speaks the modern era, where a server asks its client nothing."""
@@ -76,7 +77,7 @@ _NO_STATE: Mapping[str, Any] = {}
 
 @dataclass(slots=True)
 class SessionRecord:
-    """What is known of one session. Read it; change it by the store's methods only."""
+    """The stored facts of one session. Read it; change it by the store's methods only."""
 
     session_id: SessionId = field(repr=False)
     mode: Mode
@@ -113,11 +114,13 @@ class SessionRecord:
     ``resources``); None: all, as long as it never listened."""
 
     waits_from: SessionEventId | None = None
-    """Where its next listen stream starts; None: at the head."""
+    """The start of its next listen stream; None: at the head."""
 
     log_level: str | None = None
-    """Of its client's last ``logging/setLevel``; None: it did not say, or its server needs no
-    reminder."""
+    """The level of its client's last ``logging/setLevel``.
+
+    None: the client sent none, or its server needs no reminder.
+    """
 
     state: Mapping[str, Any] = field(default_factory=lambda: _NO_STATE)
     """The application's ``session.state``. Replaced as a whole, never changed in place."""
@@ -126,7 +129,7 @@ class SessionRecord:
     """Grows with every change of ``state``."""
 
     is_new: bool = field(default=False, compare=False)
-    """Of the answer of ``create``: that call made it."""
+    """In the answer of ``create``: that call made the session."""
 
     def become(self, **fields: Any) -> None:
         """Take other values of these fields."""
@@ -174,7 +177,7 @@ class ServerChange:
     """The event of a protocol-mode session."""
 
     bare: Draft
-    """What goes on the GET stream of a transport-mode session."""
+    """The event for the GET stream of a transport-mode session."""
 
     def told_to(self, mode: Mode, session_id: SessionId) -> tuple[StreamName, Draft]:
         """The event that it becomes in an entitled session, and the stream that this goes on."""
@@ -205,7 +208,7 @@ class StreamHead(NamedTuple):
 
     lives: bool
     position: Position | None
-    """Of who has seen everything of it; None: there is no such stream."""
+    """The position of a reader that has the whole stream; None: there is no such stream."""
 
     carries: bool = False
     """Its session is a connection that carries others (:attr:`SessionRecord.carried`)."""
@@ -216,7 +219,7 @@ class Audience(NamedTuple):
 
     session_ids: Sequence[SessionId]
     following: str | None
-    """Where the next page begins; None: there is none."""
+    """The start of the next page; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +229,7 @@ class Attached:
     fencing_epoch: FencingEpoch
     head: SessionEventId
     previous: Attachment | None
-    """Who heard the session before; None: nobody."""
+    """The attachment before; None: there was none."""
 
     replay: Sequence[LoggedEvent]
     """The events of (position, head], whole and in order; empty if ``refusal``."""
@@ -238,16 +241,16 @@ class Attached:
     """The scopes that the session was made with."""
 
     waits_from: SessionEventId | None = None
-    """Where its next listen stream was to start; from now on nowhere but at the head. Taken
-    in the same step, so that of two listen streams opened at once one replays (only by a
-    connection: with none the record keeps it)."""
+    """The start of its next listen stream until now. From now on it is the head.
+
+    The value is taken in the same step: of two listen streams opened at once only one replays. An
+    attach without a connection leaves the value in the record.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentUse:
-    """What is taken for a connection's current session by a request on that connection, which is
-    to be let into it as well.
-    """
+    """The expected current session of a connection. A request on the connection enters it, too."""
 
     session_id: SessionId
     held: bool = False
@@ -262,17 +265,19 @@ class Admitted(NamedTuple):
 
     record: SessionRecord
     key: Begun | None = None
-    """What is known of its request key; None: it has none."""
+    """The state of its request key; None: it has none."""
 
     outcome: bytes | None = None
     """The kept answer, if ``key`` is ``ANSWERED``."""
 
     runner: str | None = None
-    """Which process runs it, if ``key`` is ``RUNNING``."""
+    """The process that runs it, if ``key`` is ``RUNNING``."""
 
     run: str | None = None
-    """Which :attr:`KeyUse.run` of its runner recorded the key, if ``key`` is ``RUNNING``; empty
-    if that said nothing."""
+    """The :attr:`KeyUse.run` of its runner that recorded the key, if ``key`` is ``RUNNING``.
+
+    Empty: the runner gave none.
+    """
 
     displaced: bool = False
     """The fencing epoch is another one now. Nothing was changed."""
@@ -284,7 +289,7 @@ class Admitted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """What became of a session event on its way to a connection's GET stream."""
+    """The outcome of relaying a session event to a connection's GET stream."""
 
     event: LoggedEvent | None = None
     """The entry it became; None: it is there already, or the stream does not carry it (any

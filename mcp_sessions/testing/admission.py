@@ -193,7 +193,7 @@ async def a_keyed_request_goes_with_its_attachment(make: MakeStore) -> None:
 
 
 async def a_session_that_ends_meanwhile_admits_nothing(make: MakeStore) -> None:
-    """Whoever is too late is refused, and leaves nothing behind (END2)."""
+    """A request that is too late is refused, and leaves nothing behind (END2)."""
     async with opened(make) as store:
         session = await new_session(store)
         assert await session.begin(KEY) == (Begun.FIRST, None)

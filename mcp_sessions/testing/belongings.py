@@ -1,4 +1,4 @@
-"""What else a session has: subscriptions, state, data, and where it is listed."""
+"""Check the other parts of a session: subscriptions, state, data, and its place in lists."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ async def state_is_changed_key_by_key(make: MakeStore) -> None:
 
 
 async def state_is_changed_only_as_the_caller_saw_it(make: MakeStore) -> None:
-    """What the caller allowed for one state is not done to another, which it is told."""
+    """A change for one state is not applied to another. The caller gets the other state."""
     async with opened(make) as store:
         session = await new_session(store)
         stored, refused = list[int](), list[StateConflict]()

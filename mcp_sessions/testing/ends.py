@@ -40,7 +40,7 @@ async def ends_are_bounded_in_number_and_time(make: MakeStore) -> None:
 
 
 async def an_end_beside_the_servers_is_handed_out_once(make: MakeStore) -> None:
-    """Whoever writes it to the log is the only one."""
+    """Only one caller gets it, to write it to the log."""
     async with opened(make) as store:
         await store.remember_ends([_end(1)], now=NOW, beside=True)
         await store.remember_ends([_end(2)], now=NOW)

@@ -143,7 +143,7 @@ async def a_process_is_alive_until_it_leaves(make_two: MakeTwoStores) -> None:
 
 
 async def what_a_session_keeps_in_one_process_has_one_holder(make_two: MakeTwoStores) -> None:
-    """Whoever comes first; the next one only instead of who has it, and nobody for no session."""
+    """The first claim wins. A later one needs the holder's name, and a session that exists."""
     async with two_processes(make_two) as (here, there):
         session, other = await new_session(here.store), await new_session(here.store)
         claim, look = here.exchange.claim, there.exchange.claim

@@ -1,6 +1,6 @@
-"""What a layer is made of, for this project's own tests: where it is private to everyone else.
+"""Expose the parts of a layer, which are private to other code, for this project's own tests.
 
-Its parts and their names change with any release.
+The parts and their names change with any release.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ async def a_callers_id_is_never_adopted(make: MakeStore) -> None:
 
 
 async def a_session_that_the_server_names_is_made_by_who_comes_first(make: MakeStore) -> None:
-    """Whoever comes later gets that one, as it is; when its time is over it is made anew."""
+    """A later caller gets the same session, as it is. After its expiry it is made again."""
     named = SessionId("derived-from-a-name-" + "x" * 24)
     async with opened(make, max_sessions=2, max_sessions_per_principal=2) as store:
         made = await asyncio.gather(

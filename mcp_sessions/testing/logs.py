@@ -188,7 +188,7 @@ async def one_sessions_events_can_be_taken_off_a_connections_stream(make: MakeSt
 
 
 async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeStore) -> None:
-    """Whoever stored them, and whoever relays them first (ATT6)."""
+    """This holds for every process that stored them, or that relays them first (ATT6)."""
     async with opened(make) as store:
         stream = await new_session(store, mode=Mode.TRANSPORT)
         session = await new_session(store)

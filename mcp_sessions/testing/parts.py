@@ -1,4 +1,4 @@
-"""What the checks are written in."""
+"""Provide the parts that the checks are written in."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MCP_MODES = (Mode.PROTOCOL, Mode.TRANSPORT)
 KEY = KeyUse(RequestKey("key"), b"digest", "process-1")
 RESULT = b'"result":{}'
 NO_STREAM: tuple[list[int], Refusal | None] = ([], Refusal.UNKNOWN_POSITION)
-"""What a stream that is not there answers to every read."""
+"""The answer of a missing stream to every read."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class SessionOf:
         return numbers
 
     async def kept(self, stream: StreamName = EVENTS) -> list[int]:
-        """What the oldest valid position replays: all that is there."""
+        """Return the events that the oldest valid position replays: all of them."""
         for number in range(number_of(await self.head(stream)) + 1):
             position = await self.position(number, stream)
             numbers, refusal = await self.read(position, stream=stream)
@@ -239,7 +239,7 @@ def number_of(event_id: str) -> int:
 
 
 class Heard(Generic[T]):
-    """What came in so far."""
+    """Collects the messages that came in so far."""
 
     def __init__(self) -> None:
         self.heard: list[T] = []

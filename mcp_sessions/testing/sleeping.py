@@ -1,4 +1,4 @@
-"""What outlives its idle time: sessions of conversations, and connections that sleep."""
+"""Check sessions of conversations and sleeping connections, which outlive their idle time."""
 
 from __future__ import annotations
 

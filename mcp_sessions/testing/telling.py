@@ -112,7 +112,7 @@ async def a_change_is_stored_as_any_event_is(make: MakeStore) -> None:
 
 
 async def a_large_audience_is_found_page_by_page(make: MakeStore) -> None:
-    """Who is there from the first page to the last is in one, whoever comes and goes."""
+    """A session that exists from the first page to the last is in one, whatever others do."""
     async with opened(make) as store:
         sessions = [await new_session(store) for _ in range(700)]
         for session in sessions:

@@ -3,8 +3,10 @@
 Code, tables, headings and the targets of links are left out. A name in backticks is one word.
 """
 
+import ast
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 LONG = 30
 """A sentence of more words than this is long."""
@@ -18,6 +20,9 @@ _ITEM = re.compile(r"^ *([*+-]|\d+\.) +", re.M)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _CODE = re.compile(r"(`+)(?!`).+?\1", re.S)
 _END = re.compile(r"(?<=[.!?])[*_)”\"]*\s+(?=[*_(“\"]*[A-Z0-9`])")
+
+_BLOCKS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_DOCUMENTED = (*_BLOCKS, ast.Assign, ast.AnnAssign)
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,25 @@ class Prose:
     def share(self, some: list[str]) -> float:
         """How many of the sentences these are, in percent."""
         return 100 * len(some) / max(1, len(self.sentences))
+
+
+def docstrings(tree: ast.Module) -> list[str]:
+    """The docstrings of a module, of its classes and functions, and of what it assigns."""
+    return [
+        statement.value.value.strip()
+        for node in ast.walk(tree)
+        if isinstance(node, _BLOCKS)
+        for before, statement in pairwise([node, *node.body])
+        if isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+        and isinstance(before, _DOCUMENTED)
+    ]
+
+
+def opening(docstring: str) -> str:
+    """The first sentence of a docstring."""
+    return _END.split(docstring, maxsplit=1)[0]
 
 
 def prose(text: str) -> Prose:

@@ -1,14 +1,15 @@
-"""Each page is read at first try: short sentences, each with a subject.
+"""Pages and docstrings are read at first try: short sentences, each with a subject.
 
-A page that is an exception stands below, with the reason.
+The exceptions are below, with their reasons.
 """
 
+import ast
 from pathlib import Path
 
 import pytest
 
-from tests.house.prose import Prose, prose
-from tests.house.source import ROOT
+from tests.house.prose import Prose, docstrings, opening, prose
+from tests.house.source import ROOT, modules
 
 WORDS = 16.0
 """Words a sentence, on average, at most."""
@@ -21,6 +22,12 @@ HEADLESS = 3.0
 
 EXCEPTIONS: dict[str, str] = {}
 """Page → why it may be longer."""
+
+CODE_EXCEPTIONS = {
+    "mcp_sessions/cli/": "not rewritten yet: its texts change with the help of the commands",
+    "mcp_sessions/server/upstream/": "not rewritten yet: its modules are being taken apart",
+}
+"""Folder → why its docstrings may still open headless."""
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -50,6 +57,72 @@ def test_an_exception_has_a_reason_and_is_still_one() -> None:
     for page, reason in EXCEPTIONS.items():
         assert len(reason.split()) >= 4, page
         assert faults(prose((ROOT / page).read_text("utf-8"))) != [], f"{page} is none any more"
+
+
+def docstrings_of(folders: dict[str, str], *, inside: bool) -> list[str]:
+    """The docstrings of the packages inside of these folders, or outside."""
+    return [
+        docstring
+        for module in modules().values()
+        if module.file.startswith(tuple(folders)) is inside
+        for docstring in docstrings(module.tree)
+    ]
+
+
+def docstring_faults(found: list[str]) -> list[str]:
+    """The docstrings that open headless, if they are too many, and those that only point away."""
+    headless = Prose(tuple(map(opening, found))).headless
+    allowed = len(found) * HEADLESS / 100
+    return [
+        *(headless if len(headless) > allowed else ()),
+        *(each for each in found if each.startswith("See ")),
+    ]
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    found = docstrings_of(CODE_EXCEPTIONS, inside=False)
+
+    assert len(found) > 3000
+    assert docstring_faults(found) == []
+
+
+@pytest.mark.parametrize("folder", CODE_EXCEPTIONS)
+def test_an_exception_of_the_code_has_a_reason_and_is_still_one(folder: str) -> None:
+    assert len(CODE_EXCEPTIONS[folder].split()) >= 4
+    assert docstring_faults(docstrings_of({folder: ""}, inside=True)) != []
+
+
+def test_docstrings_of_each_kind_are_found() -> None:
+    module = '''"""A module. It has two sentences."""
+
+SIZE = 1
+"""Bytes."""
+
+class Peer:
+    """A client."""
+
+    name: str
+    """The name of it."""
+
+    def close(self):
+        """Close it."""
+        self.name = ""
+        """What it was."""
+        self.close()
+        """No docstring."""
+'''
+    found = docstrings(ast.parse(module))
+
+    assert sorted(map(opening, found)) == [
+        "A client.",
+        "A module.",
+        "Bytes.",
+        "Close it.",
+        "The name of it.",
+        "What it was.",
+    ]
+    assert docstring_faults(found) == ["What it was."]
+    assert docstring_faults(["See `Peer`."]) == ["See `Peer`."]
 
 
 def test_the_notes_of_the_first_release_fit_on_one_screen() -> None:

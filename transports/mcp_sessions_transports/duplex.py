@@ -133,8 +133,10 @@ class DuplexTransport:
 
     @property
     def is_taken(self) -> bool:
-        """See :class:`Transport`. The server under a WebSocket closes one whose peer answers no
-        ping; a pipe ends with the process at its other end.
+        """Whether the peer took everything that was sent.
+
+        The server closes a WebSocket if its peer answers no ping. A pipe closes with the process at
+        its other end.
         """
         return self.outbox.is_taken
 
@@ -185,7 +187,7 @@ class DuplexTransport:
         await self.outbox.drain()
 
     def hold(self) -> Callable[[], None]:
-        """See :class:`Transport`: events wait, answers do not."""
+        """Hold events back, but not answers."""
         self._holds += 1
 
         def release() -> None:

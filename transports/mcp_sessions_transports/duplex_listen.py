@@ -26,7 +26,7 @@ class DuplexListen:
     _listening: Listening
 
     def frame(self, event: LoggedEvent) -> bytes | None:
-        """What is sent of an event; None: it did not ask for it."""
+        """Return the frame of an event; None: the listen did not ask for it."""
         return stamped(event.payload, self.request_id) if self._wanted.admits(event) else None
 
     def last(self, error: dict[str, Any] | None) -> bytes:

@@ -1,13 +1,13 @@
-"""What the wrapped server does with notifications, beside the reader that took them.
+"""Run the wrapped server's handlers of notifications, apart from the reader of the connection.
 
-A handler may wait for its client, and what the client says next comes on the same connection:
-whoever reads must not wait for a handler. Rules:
+A handler may wait for its client, and the client's next message comes on the same connection. So
+the reader must not wait for a handler. Rules:
 
-1. One after the other, in the order in which they came.
-2. What a handler does at once, before it waits for anything, is done before the next message is
-   read: a request that follows ``notifications/initialized`` finds it taken.
-3. What waits is bounded in bytes. When that is full the reader waits, for ``patience`` seconds;
-   then handlers are taken for stuck, and notifications are left out until one is done.
+1. Handlers run one after the other, in the order of their notifications.
+2. A handler runs to its first wait before the next message is read: a request that follows
+   ``notifications/initialized`` finds it processed.
+3. The queue is bounded in bytes. If it is full, the reader waits for ``patience`` seconds. Then
+   the handlers count as stuck, and notifications are dropped until one handler is done.
 """
 
 from __future__ import annotations

@@ -76,13 +76,13 @@ class InMemoryLink:
             await self._connection.take(encode(message))
 
     def configure(self, settings: LinkSettings) -> None:
-        """See `Link`: nothing here depends on it."""
+        """Do nothing: the link has no settings."""
 
     def listen(self) -> None:
-        """See `Link`: here everything comes on one connection."""
+        """Do nothing: every message comes on one connection."""
 
     def abandon(self, request_id: RequestId) -> None:
-        """See `Link`: its answer is dropped when it comes."""
+        """Do nothing: a late answer is dropped."""
 
     async def close(self, *, leave: bool) -> None:
         self._closing = True

@@ -28,7 +28,7 @@ _EXPOSED = ("Mcp-Session-Id", "Mcp-Protocol-Version", "WWW-Authenticate", "Retry
 
 
 class SecuritySettings(Protocol):
-    """What the SDK's settings object has."""
+    """The members of the SDK's settings object."""
 
     enable_dns_rebinding_protection: bool
     allowed_hosts: list[str]

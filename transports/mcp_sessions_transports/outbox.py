@@ -1,18 +1,18 @@
-"""What is to be sent to one peer, in order: a bounded buffer, the event logs that it is filled
-from, and the loop that empties it.
+"""Send messages to one peer, in order.
 
-Rules that must hold:
+An outbox has a bounded buffer, the event logs that fill it, and the loop that empties it. Rules
+that must hold:
 
-1. Whoever pushes never waits. A full buffer is answered by :attr:`Outbox.full`; what did not
-   fit waits in its log, not here.
-2. A peer that takes nothing for ``slow_timeout`` seconds while the buffer is full is cut,
-   whether somebody waits for room or nobody does. Nothing else waits for it.
-3. One that is owed answers, which wait nowhere else, has a bound of its own for all that waits,
+1. A push never waits. :attr:`Outbox.full` says that the buffer is full. Events that did not fit
+   wait in their log, not here.
+2. A peer that takes nothing for ``slow_timeout`` seconds while the buffer is full is cut, whether
+   a caller waits for room or not. Nothing else waits for it.
+3. Answers wait nowhere else. A peer with waiting answers has its own bound for all that waits,
    and is cut when it is reached.
-4. Whoever waits for room waits for ``slow_timeout`` at the most.
-5. Of a log everything after a position is sent, once, in order. What is appended while the peer
-   keeps up is handed over in the same step. When the buffer is full the log is the buffer: the
-   feed is behind, and reads on from there when there is room.
+4. A caller waits for room for ``slow_timeout`` at the most.
+5. Every entry of a log after a position is sent, once, in order. While the peer keeps up, a new
+   entry is handed over in the same step. If the buffer is full, the log is the buffer: the feed
+   is behind, and continues from there when there is room.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every binding of a server serves: the port to the layer."""
+"""Define the port between bindings and the layer that they serve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mcp_sessions.server.upstream.modern_rules import ModernRules
 
 
 class Served(Protocol):
-    """What a binding serves."""
+    """The parts of the layer that a binding serves."""
 
     router: Router
     connections: ConnectionRegistry

@@ -1,4 +1,4 @@
-"""What a client has to do: for each duty a scenario, which is a script for a `ScriptedServer`.
+"""Check a client's duties: for each duty a scenario, which is a script for a `ScriptedServer`.
 
 A script returns when the client did it, and raises `Failure` when it did not. The words for
 people (what is proved, and what a failure costs) are in ``vectors/client-duties.json``.

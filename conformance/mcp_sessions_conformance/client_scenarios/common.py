@@ -1,4 +1,4 @@
-"""What the scenarios share: what a client is told to do, and what is looked at."""
+"""Share instructions for clients, and checks, between the scenarios."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ async def _is_modern(server: ScriptedServer) -> bool:
 @dataclass(frozen=True)
 class _Visit:
     said: Json
-    """What the client said at the end."""
+    """The client's messages at the end."""
 
     before: int
     """How many messages had come when its connections were cut."""

@@ -1,4 +1,4 @@
-"""What the files of faults share: reading messages, and kinds of faults."""
+"""Share the reading of messages, and kinds of faults, between the files of faults."""
 
 import asyncio
 import itertools

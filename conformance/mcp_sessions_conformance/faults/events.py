@@ -210,7 +210,7 @@ def _coalesces_messages(case: Case) -> list[Json | Late] | None:
 
 
 def _live_before_replay(case: Case) -> list[Json | Late] | None:
-    """What waits is handed over late, behind what is live."""
+    """Live events come first, and the waiting ones late."""
     result: Any = case.message.get("result")
     if (case.asked or {}).get("method") == "session/resume" and isinstance(result, dict):
         case.memory["owed"] = cast("Json", result).get("replayed", 0)

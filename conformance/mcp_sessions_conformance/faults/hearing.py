@@ -128,7 +128,7 @@ def _skips_one(case: Case) -> Rewritten:
 
 
 def _one_for_all(case: Case) -> Rewritten:
-    """Of what is replayed, only the last survived."""
+    """Only the last one of the replayed events survives."""
     owed = _owed(case)
     if owed:
         case.memory["owed"] = owed - 1
@@ -169,7 +169,7 @@ def _coalesces_across(result: Json, case: Case) -> None:
 
 
 def _stored_late(case: Case) -> Rewritten:
-    """What was sent live is in no log: it is not replayed."""
+    """Live events are in no log: they are not replayed."""
     position = case.memory.get(("live", params_of(case.message).get("sessionId")))
     if case.message.get("method") != RESUME or position is None:
         return None

@@ -78,13 +78,13 @@ def _cancels_by_id_beside_a_key(case: Case) -> Rewritten:
 
 
 def _no_plain_messages(case: Case) -> Rewritten:
-    """What waited while a stream was away is lost."""
+    """Messages that waited while a stream was away are lost."""
     is_plain = case.message.get("method") == UPDATED and not is_event(case.message)
     return [] if is_plain and case.memory.get("cut") else None
 
 
 def _hears_who_names(case: Case) -> Rewritten:
-    """Whoever names a session gets its events, too."""
+    """Every connection that names a session gets its events, too."""
     if is_event(case.message):
         for name in case.memory.get(("names", named(case.message)), ()):
             talk = case.talks[name]

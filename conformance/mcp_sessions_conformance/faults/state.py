@@ -97,7 +97,7 @@ def _learns_tokens(case: Case) -> list[Json | Late] | None:
 
 
 def _state_here_only(case: Case) -> list[Json | Late] | None:
-    """What is written on one connection is not there on another."""
+    """Values that are written on one connection are not there on another."""
     if tool(case.message) == "remember":
         case.memory[named(case.message)] = case.talk.name
     elsewhere = case.memory.get(named(case.message), case.talk.name) != case.talk.name

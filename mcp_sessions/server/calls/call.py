@@ -44,7 +44,7 @@ class Call:
     request: Message
     inbound: Inbound
     load: Hashable = None
-    """Whose; see :func:`~mcp_sessions.core.load.load_of`."""
+    """The key under which the call counts; see :func:`~mcp_sessions.core.load.load_of`."""
 
     work: Work | None = field(init=False, default=None)
     """None: it does not run yet. Its session is looked up, say."""

@@ -30,7 +30,7 @@ class Calls:
 
     def __init__(self, most: int) -> None:
         self.load = Load(most)
-        """What is being let in, runs, or waits for what runs."""
+        """The requests that are being admitted, that run, or that wait for a running one."""
 
         self._by_id: dict[ConnectionId, dict[RequestId, list[Call]]] = {}
 

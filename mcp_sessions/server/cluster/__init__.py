@@ -1,1 +1,1 @@
-"""What the processes that serve the same sessions tell each other."""
+"""Exchange messages between the processes that serve the same sessions."""

@@ -18,8 +18,9 @@ from mcp_sessions.stores.records import Attachment
 
 
 class Watcher(Protocol):
-    """Who has a stream open here: see
-    :class:`~mcp_sessions.server.connection.ClientConnection`.
+    """Watches a stream that is open in this process.
+
+    See also :class:`~mcp_sessions.server.connection.ClientConnection`.
     """
 
     def appended(
@@ -34,7 +35,7 @@ class Watcher(Protocol):
 
 
 class Handlers(Protocol):
-    """What this process does with what the others tell."""
+    """Handles the messages of other processes."""
 
     def handle(self, sender: str, message: Message) -> Coroutine[Any, Any, None] | None:
         """Do what a message says; what takes waiting is returned, and run as a task."""

@@ -92,14 +92,14 @@ class RemoteCall:
 
     @property
     def store_failure(self) -> StoreUnavailable | None:
-        """See :class:`~mcp_sessions.server.upstream.port.Call`: no handler of it is here."""
+        """None: the call's handler runs elsewhere."""
         return None
 
     def store_failed(self, failed: StoreUnavailable) -> None:
         """Do nothing: the call's handler runs elsewhere."""
 
     def is_traced(self, span: Span) -> None:
-        """See :class:`Call`: it is traced where its client is."""
+        """Do nothing: the call is traced in its client's process."""
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         said = ChildSaid(ask=self.ask, question=None, method=method, params=params)
@@ -152,7 +152,7 @@ class RemoteCall:
 
 @dataclass(eq=False, repr=False)
 class ChildHost:
-    """What others ask the children of this process."""
+    """Serves requests of other processes to the children of this one."""
 
     _bus: ClusterBus
     _store: SessionStore
@@ -212,10 +212,12 @@ class ChildHost:
             await asyncio.sleep(_ON_ITS_WAY)
 
     async def round(self) -> None:
-        """What no message told: sessions that are over or moved, and who waits no more.
+        """Release children of ended or moved sessions, and cancel calls of processes that died.
+
+        The round covers lost messages.
 
         Raises:
-            StoreUnavailable: What is left waits for the next round.
+            StoreUnavailable: The next round does the rest.
         """
         for session_id in await self._children.lost():
             self._upstream.children.over(session_id)

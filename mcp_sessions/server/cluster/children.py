@@ -79,7 +79,7 @@ class _Ask:
     call: Call
     process: str
     said: deque[tuple[ChildSaid, int]] = field(default_factory=deque[tuple[ChildSaid, int]])
-    """What its client was not told yet, and what it counts for."""
+    """Messages that its client did not get yet, each with its size."""
 
     size: int = 0
     is_full: bool = False
@@ -141,7 +141,7 @@ class ChildrenElsewhere:
 
     @property
     def held(self) -> Mapping[SessionId, str]:
-        """What this process has, or had when it looked, and is claiming."""
+        """The sessions that this process has, had when it last looked, or is claiming."""
         return self._held
 
     async def lease(self, session_id: SessionId) -> Lease:
@@ -188,17 +188,17 @@ class ChildrenElsewhere:
         self._inherited.pop(session_id, None)
 
     async def give_up(self, session_id: SessionId, holder: str) -> None:
-        """What this process has by that name it has no more: who asks next has it.
+        """Release a session that this process holds by that name. The next claim gets it.
 
         Raises:
-            StoreUnavailable: Unknown whether that is written down. Nothing is asked here any more.
+            StoreUnavailable: Unknown whether the release is stored. This process serves it no more.
         """
         self.over(session_id)
         # By the name of nobody, who is not alive anywhere.
         await self._exchange.claim(session_id, mint_request_id(), instead_of=holder)
 
     async def lost(self) -> list[SessionId]:
-        """What this process has no more: the sessions whose children end here.
+        """Return the sessions that another process took. Their children end here.
 
         Raises:
             StoreUnavailable: Unknown.

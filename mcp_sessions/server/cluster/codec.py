@@ -71,10 +71,10 @@ def encode(message: Message, sender: str) -> bytes:
 
 
 def decode(text: bytes) -> tuple[str, Message] | None:
-    """Who sends a message, and the message; None: it is of another version or an unknown kind.
+    """Read a message and its sender; None: it has another version or an unknown kind.
 
     Raises:
-        MalformedMessage: It is no message, or a member is missing or of another type.
+        MalformedMessage: It is not a message, or a member is missing or has another type.
     """
     try:
         members = _json(text)

@@ -1,5 +1,6 @@
-"""What a client sends to this process and another one waits for: handed on by the name of that
-process, which stands in the id of what it asked.
+"""Forward a client's answer, report or cancellation to the process that waits for it.
+
+The id of the question has the name of that process.
 """
 
 from __future__ import annotations

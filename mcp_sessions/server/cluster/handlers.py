@@ -1,6 +1,6 @@
-"""What this process does with what the others tell: of sessions, of requests, of changes.
+"""Handle the messages of other processes about sessions, requests and changes.
 
-Each step looks at the store, or at what this process knows itself, before it does what a
+Each step first looks at the store, or at this process's own state. Only then it does what the
 message says; see :mod:`mcp_sessions.server.cluster.messages`.
 """
 
@@ -64,7 +64,7 @@ Publish = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 
 
 class HttpStreams(Protocol):
-    """What HTTP connections have open here, of sessions that others serve, too."""
+    """Serves the open HTTP streams of this process for sessions that others serve, too."""
 
     def stream_read(self, sender: str, message: StreamRead) -> Work | None:
         """Another process serves a response stream, or does not any more."""

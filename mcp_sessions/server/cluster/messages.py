@@ -1,12 +1,12 @@
-"""What the processes that serve the same sessions tell each other: one class for each kind.
+"""Define the messages between processes that serve the same sessions: one class for each kind.
 
-1. A message may be lost, and is heard at most once.
-2. A message is a hint: who hears it looks first at the store, or at what it knows itself.
-3. ``kind`` and the members are what stands on the wire between two releases: a member that is
-   new has a default, for the release before does not send it.
+1. A message may be lost, and arrives at most once.
+2. A message is a hint. Its receiver first looks at the store, or at its own state.
+3. ``kind`` and the members are the wire between two releases. A new member has a default,
+   because the release before does not send it.
 
-:mod:`mcp_sessions.server.cluster.codec` writes and reads them,
-:mod:`mcp_sessions.server.cluster.handlers` does what they say.
+:mod:`mcp_sessions.server.cluster.codec` writes and reads them, and
+:mod:`mcp_sessions.server.cluster.handlers` handles them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SessionEnded:
     kind: ClassVar[str] = "ended"
     session_id: SessionId
     connection_id: ConnectionId | None
-    """Where it was attached."""
+    """The connection that it was attached to."""
 
 
 # --- HTTP streams ----------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class JoinRun:
     session_id: SessionId
     key: RequestKey
     run: str | None = None
-    """Which run of the key the sender means; None: it does not know."""
+    """The run of the key that the sender means; None: unknown."""
 
     token: RequestId | None
     """The progress token of this sending."""
@@ -217,7 +217,7 @@ class PushQuestion:
     """The id of the question."""
 
     method: str | None
-    """What is asked."""
+    """The question's method."""
 
     key: str | None = None
     """Under which it is in a stream's log."""
@@ -242,7 +242,7 @@ class QuestionAnswered:
     result: dict[str, Any] | None
     error: dict[str, Any] | None
     principal: Principal
-    """Who answers, without its scopes."""
+    """The principal that answers, without its scopes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +254,7 @@ class QuestionProgress:
     kind: ClassVar[str] = "progress"
     params: Mapping[str, Any] | None
     principal: Principal
-    """Who reports, without its scopes."""
+    """The principal that reports, without its scopes."""
 
 
 # --- children of the wrapped server ----------------------------------------------------------
@@ -287,13 +287,13 @@ class AskChild:
     """The least of a log message that goes there; None: none does."""
 
     principal: Principal
-    """Whose it is, without its scopes."""
+    """The principal of the request, without its scopes."""
 
     can_send_request: bool
     """Whether its client can be asked something meanwhile."""
 
     asks: Mapping[str, Any] | None = None
-    """What it can be asked in results instead; None: nothing can, it is of the era before."""
+    """The questions that results may carry to its client; None: the handshake era has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +322,7 @@ class ChildAnswered:
     """Neither: the child was not asked, for it is another process's."""
 
     handshake: Mapping[str, Any] | None
-    """What the child answered to ``initialize``; None: it gave an error."""
+    """The child's result of ``initialize``; None: it gave an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Who hears what: connections, attachments, events and changes on their way to clients."""
+"""Deliver events and changes to clients, and track connections and attachments."""

@@ -1,7 +1,7 @@
-"""Which session is attached to which connection.
+"""Track the session's attachment to a connection.
 
-A session is attached to one connection at the most, and the store says to which: here is what
-follows from that for the connections that live in this process.
+A session is attached to at most one connection, and the store decides which. This module applies
+that to the connections of this process.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Attachments:
         return None if gone else connection.attached.get(session_id)
 
     def _tell_later(self, lost: Displaced) -> None:
-        """Who had a session may have lost it: tell, when the store says that it is so."""
+        """Inform a connection that it may have lost its session, once the store confirms it."""
 
         async def tell() -> None:
             async with self.session_lock(lost.session_id):

@@ -77,7 +77,7 @@ class ChangeBroadcaster:
     def __post_init__(self) -> None:
         self._waiting = WaitingChanges(self._policy, self._clock)
         self._renewed: set[SessionId] = set()
-        """Where changes were lost: the sessions that know."""
+        """The sessions that know of the changes that were lost."""
 
         self._fan_out: asyncio.Task[None] | None = None
         self._heard: OrderedDict[str, None] = OrderedDict()

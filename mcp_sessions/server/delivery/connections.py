@@ -130,11 +130,11 @@ class ConnectionRegistry:
             del self._sessionless_of[connection]
 
     def sessionless_subscriptions(self, connection: ClientConnection) -> Collection[str]:
-        """What a connection subscribed to so."""
+        """Return the URIs that a connection subscribed to without a session."""
         return self._sessionless_of.get(connection, {}).keys()
 
     def sessionless_subscribers(self, uri: str) -> list[ClientConnection]:
-        """Who subscribed so to ``uri``."""
+        """Return the connections that subscribed to ``uri`` without a session."""
         return list(self._sessionless.get(uri, ()))
 
     def used(self, session_id: SessionId, connection: ClientConnection) -> None:

@@ -1,7 +1,7 @@
-"""Who may hear that a resource changed: nobody from whom it is hidden.
+"""Decide which clients get a resource's update: none from which it is hidden.
 
-A subscription alone does not say so. It may be older than what hides its resource, and a server
-may tell whoever subscribed to a resource of what is below it.
+A subscription is not enough. It may be older than the rule that hides the resource. A server may
+also send updates of resources below the one that the client subscribed to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the server says by itself, on its way to a client.
+"""Send the server's own messages to clients.
 
-A session event is stored first and sent second: it has its id and its place in the log before
-anybody sees it, so whatever happens on the way it can be replayed (EVT10).
+A session event is stored first and sent second. It has its id and its position in the log before
+any client sees it, so it can always be replayed (EVT10).
 """
 
 from __future__ import annotations

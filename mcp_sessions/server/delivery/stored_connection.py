@@ -68,7 +68,7 @@ class Relay:
     _origin: SessionId
     _fencing_epoch: FencingEpoch
     entries: list[LoggedEvent] = field(default_factory=list[LoggedEvent])
-    """What became entries of the stream by now."""
+    """The events that are entries of the stream by now."""
 
     async def one(self, event: LoggedEvent) -> bool:
         """Relay an event, and what comes before it if nobody did.
@@ -184,7 +184,7 @@ class StoredConnection(ClientConnection):
         return record.current if record is not None else None
 
     async def sessions(self) -> frozenset[SessionId]:
-        """See :class:`ClientConnection`; and its own."""
+        """Return the session ids of the connection, and its own."""
         record = await self._store.load(self.session_id, now=0)
         if record is None:
             return frozenset()
@@ -236,11 +236,11 @@ class StoredConnection(ClientConnection):
     def appended(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
     ) -> None:
-        """See :class:`ClientConnection`: it became an entry of the GET stream."""
+        """Forward an event that became an entry of the GET stream."""
         self.transport.offer(self.session_id, event)
 
     async def send(self, draft: Draft) -> None:
-        """See :class:`ClientConnection`. It waits for the GET stream to open."""
+        """Send a message. It waits for the GET stream to open."""
         try:
             appended = await self._store.append(
                 self.session_id, draft, now=self._clock(), stream=GET_STREAM
@@ -343,13 +343,14 @@ class StoredConnection(ClientConnection):
     async def heard(
         self, position: str, scopes: frozenset[str], cleared: set[SessionId]
     ) -> tuple[Sequence[LoggedEvent], Refusal | None] | None:
-        """What follows a position of its log, as a credential may hear it; None: it is too
-        weak for what it would hear.
+        """Return the events after a position of its log that a credential may get.
+
+        None: the credential is too weak for these events.
 
         Args:
             position: The id of an event.
-            scopes: The credential's.
-            cleared: The sessions that were found to need no others; more are added.
+            scopes: The scopes of the credential.
+            cleared: The sessions that need no other scopes; more are added.
         """
         events, refusal = await self._store.read(
             self.session_id, position, now=self._clock(), stream=GET_STREAM
@@ -422,7 +423,7 @@ class StoredConnection(ClientConnection):
 
 
 def position_of(event_id: str) -> Position:
-    """Of an event that the store gave, or read after."""
+    """Return the position of an event id that the store gave, or read after."""
     position = parse_position(event_id)
     if position is None:
         raise AssertionError("the store read from this position")

@@ -32,7 +32,7 @@ class StreamLog:
         return await self._store.append(self.session_id, draft, now=self._clock(), stream=self.name)
 
     async def read(self, after: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        """What follows a position, whole and in order, or nothing and why."""
+        """Return the events after a position, whole and in order; or nothing and the reason."""
         return await self._store.read(self.session_id, after, now=self._clock(), stream=self.name)
 
     async def drop(self) -> None:

@@ -43,7 +43,7 @@ class TransportSessions:
     """The sessions that are at work in this process, as they are now."""
 
     _listed: Callable[[], frozenset[str]]
-    """Of ``tools``, ``prompts`` and ``resources``, those that the server has."""
+    """The server's lists, out of ``tools``, ``prompts`` and ``resources``."""
 
     async def admit(
         self, session_header: str, principal: Principal, joint: JointAdmission | None = None
@@ -84,7 +84,7 @@ class TransportSessions:
     async def connected(
         self, session_header: str, principal: Principal, joint: JointAdmission | None = None
     ) -> tuple[SessionRecord, StoredConnection]:
-        """What :meth:`admit` answers, and the session's connection in this process."""
+        """Admit a request, and return its record and the session's connection in this process."""
         record = await self.admit(session_header, principal, joint)
         connection = self._connections.stored(record)
         if self._bus.is_shared:
@@ -118,15 +118,15 @@ class TransportSessions:
     async def start_stream(
         self, connection: StoredConnection, record: SessionRecord, last_event_id: str | None
     ) -> tuple[Position, Sequence[bytes]]:
-        """Where a new GET stream starts, and the messages that it opens with.
+        """Start a GET stream: return its position, and its first messages.
 
         Args:
             connection: Its connection.
-            record: As the GET was admitted.
-            last_event_id: What the client says it has.
+            record: The record from the admission of the GET.
+            last_event_id: The client's last event, as the client says.
 
         Raises:
-            SessionNotFound: It is over.
+            SessionNotFound: The session has ended.
         """
         if self._store.survives_process or self._bus.is_shared:
             await self.catch_up(connection)
@@ -152,11 +152,12 @@ class TransportSessions:
     async def _position(
         self, connection: StoredConnection, record: SessionRecord, last_event_id: str | None
     ) -> tuple[Position, Refusal | None, bool]:
-        """Where the stream starts; why what came before that is lost, if it is; and whether it
-        goes on where an earlier one ended (or is the first).
+        """Return the stream's start, the reason for a loss, and whether the stream continues.
+
+        A stream continues an earlier one, or is the first.
 
         Raises:
-            SessionNotFound: It is over.
+            SessionNotFound: The session has ended.
         """
         first = await connection.is_first(record.stream_opened)
         head = await self._store.open_stream(record.session_id, GET_STREAM)
@@ -192,8 +193,9 @@ class TransportSessions:
 
 
 def _refetch(subscriptions: Collection[str], lists: frozenset[str]) -> list[bytes]:
-    """What tells a client that lost its place to read everything again: one update per
-    subscribed resource, one change per list.
+    """Return the messages that make a client read everything again after a loss.
+
+    They are one update for each subscribed resource, and one change for each list.
     """
     updated = "notifications/resources/updated"
     return [

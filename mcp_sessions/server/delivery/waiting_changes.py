@@ -48,12 +48,12 @@ _BEHIND = 8
 
 
 Outcome = StoreUnavailable | None
-"""Of a change: why it is not stored for everyone yet; None: it is."""
+"""The outcome of a change: the reason why it is not stored for everyone yet; None: it is."""
 
 
 @dataclass(slots=True, eq=False)
 class Announced:
-    """What one request announced, itself or by what it started."""
+    """The changes that one request announced, itself or in a task that it started."""
 
     outer: Announced | None = None
     """Waits for the same, too."""
@@ -85,12 +85,12 @@ class Announced:
 
 
 ANNOUNCED: ContextVar[Announced | None] = ContextVar("mcp_sessions_announced", default=None)
-"""What a task, and what it starts, announces from now on; set by who waits for it."""
+"""Collects the changes that a task, and the tasks it starts, announce from now on."""
 
 
 @contextmanager
 def noting() -> Generator[Announced]:
-    """What is announced inside, whoever else notes it."""
+    """Collect the changes that are announced inside. Outer collectors get them, too."""
     announced = Announced(ANNOUNCED.get())
     token = ANNOUNCED.set(announced)
     try:
@@ -134,7 +134,7 @@ class WaitingChange:
     """Those that have it, and whose connections may not."""
 
     def settle(self, outcome: Outcome) -> None:
-        """Whoever waits goes on."""
+        """Resolve the waiting callers with the outcome."""
         if not self.told.done():
             self.told.set_result(outcome)
 
@@ -147,7 +147,7 @@ class WaitingChanges:
         self._clock = clock
         self._waiting: deque[WaitingChange] = deque()
         self._by_key: dict[str, WaitingChange] = {}
-        """Of those that wait and were not begun: the one with a coalescing key."""
+        """The waiting change of each coalescing key, if it is not begun."""
 
         self._bytes = 0
         self._lost: Counter[str] = Counter()
@@ -192,7 +192,7 @@ class WaitingChanges:
         self._say_what_is_lost("the server stops")
 
     def first(self) -> WaitingChange:
-        """What is told next; nothing is told together with it from now on."""
+        """Return the next change. No later change coalesces with it."""
         waiting = self._waiting[0]
         key = waiting.change.event.key
         if key is not None and self._by_key.get(key) is waiting:

@@ -1,1 +1,1 @@
-"""Which session a message belongs to, who serves it, and how sessions begin and end."""
+"""Route messages to their session and handler; start and end sessions."""

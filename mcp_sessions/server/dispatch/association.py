@@ -1,12 +1,12 @@
-"""Which session a message belongs to, if any: the rules of association (ASC).
+"""Find the session of a message, if any: the rules of association (ASC).
 
-1. It names one. That has to be there, and the sender's own.
-2. It says nothing of it, and came on a handshake-era connection that has a current session:
-   that one.
-3. Else none.
+1. A message may name a session. The session must exist and belong to the sender.
+2. A message that names none belongs to the current session of its connection, if the connection
+   is of the handshake era and has one.
+3. Otherwise the message belongs to no session.
 
-A request that belongs to none may be of a conversation that its host names: that has a session,
-which its handlers see and its client does not.
+A request of no session may belong to a conversation that its host names. The conversation has a
+session that its handlers see, and its client does not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mcp_sessions.stores.records import Admitted, CurrentSession, SessionRecord
 
 @dataclass(slots=True)
 class Association:
-    """What a request belongs to."""
+    """The session of a request."""
 
     admitted: Admitted | None
     """None: no session (rule 3)."""

@@ -1,4 +1,4 @@
-"""What the server says that it can do, in ``initialize`` and in ``server/discover``."""
+"""Declare the server's capabilities, in ``initialize`` and in ``server/discover``."""
 
 from __future__ import annotations
 

@@ -37,16 +37,16 @@ from mcp_sessions.stores.records import SessionRecord
 logger = logging.getLogger(__name__)
 
 _OF_NONE = frozenset({"ping", "server/discover", "subscriptions/listen"})
-"""What no handler of the application's has a use of a session for."""
+"""Methods that never reach a handler of the application with a use for a session."""
 
 
 class UnknownHandle(Exception):
-    """What a call passes as its handle is none, is over, or is somebody else's."""
+    """The handle of a call is invalid, or its session has ended or belongs to another principal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a request is bound to."""
+    """The session and the conversation of a request."""
 
     record: SessionRecord
     started: str | None = None

@@ -1,4 +1,4 @@
-"""What follows when a session was ended by a process that serves nothing."""
+"""Clean up after a session that was ended by a process that serves nothing."""
 
 from __future__ import annotations
 

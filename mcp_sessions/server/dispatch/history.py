@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class History:
-    """What one process writes down of sessions that start and end."""
+    """Logs the starts and ends of sessions in one process."""
 
     _store: SessionStore
     _audit: Audit

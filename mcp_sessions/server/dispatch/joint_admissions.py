@@ -1,7 +1,7 @@
-"""Which requests are let into a connection and its current session in one step.
+"""Choose the requests that enter a connection and its current session in one step.
 
-Those that go there anyway, as far as this process knows: it is asked before the store is, and
-nothing but the store's answer decides.
+This process predicts which requests do so before it calls the store. Only the store's answer
+decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OTHERWISE = SESSION_METHODS | {"initialize", "ping"}
 
 @dataclass(slots=True, eq=False, repr=False)
 class JointAdmissions:
-    """Of the requests of one server."""
+    """Makes the joint admissions of one server."""
 
     _connections: ConnectionRegistry
     _runner: RequestRunner
@@ -37,8 +37,9 @@ class JointAdmissions:
     def of(
         self, message: Message, session_header: str, principal: Principal
     ) -> JointAdmission | None:
-        """That of a message on a transport-mode session; None: it takes two steps, or is refused
-        on the way.
+        """Return the joint admission of a message on a transport-mode session.
+
+        None: the message takes two steps, or is refused on the way.
         """
         connection = self._connections.local(ConnectionId(session_header))
         if message.is_notification or not isinstance(connection, StoredConnection):

@@ -48,7 +48,7 @@ _PAUSE = 1.0
 
 
 class SessionOver(Protocol):
-    """See :meth:`~mcp_sessions.server.upstream.port.Upstream.session_over`."""
+    """Releases what the wrapped server has of a session that ended, or sleeps."""
 
     def __call__(self, session_id: SessionId, *, sleeps: bool = False) -> Awaitable[None]: ...
 

@@ -97,5 +97,5 @@ class Listening:
             raise SessionNotFound(record.session_id)
 
     def result(self, members: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
-        """What a listen that ended in order is answered."""
+        """Return the result of a listen that ended in order."""
         return {**self._sealed.stamp(members, record), "resultType": "complete"}

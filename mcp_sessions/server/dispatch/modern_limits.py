@@ -1,6 +1,6 @@
-"""What one request of the modern era may bring along: asked by each transport before it is served.
+"""Check the size of a modern request's members; each transport asks before it serves one.
 
-A handshake is bounded where its connection is stored, a listen in a session where its filter is.
+A handshake is bounded when its connection is stored, a listen in a session when its filter is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a message that comes in is for, and who serves it.
+"""Route each message that comes in.
 
-``session/*`` is answered here, everything else by the wrapped server, in the session that the
-message belongs to; answers and cancellations go to the requests that they name.
+The router answers ``session/*`` itself. The wrapped server answers everything else, in the
+message's session. Answers and cancellations go to the requests that they name.
 """
 
 from __future__ import annotations
@@ -221,8 +221,10 @@ class Router:
         return is_leaving or (inbound.is_let_in and not self._runner.is_over)
 
     def reported(self, notification: Message, inbound: Inbound) -> Coroutine[Any, Any, None] | None:
-        """What whoever asked the client something does with its report of progress, which may
-        wait for the client; None: the notification is none. Beside :meth:`notification`.
+        """Pass a report of progress on to the asker of its question; None: it is no such report.
+
+        The result may wait for the client. A binding calls this in addition to
+        :meth:`notification`.
         """
         if notification.method != "notifications/progress":
             return None

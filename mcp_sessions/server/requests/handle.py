@@ -1,4 +1,4 @@
-"""What a handler sees of its session: ``current_session()`` and the handle it returns."""
+"""Give a handler access to its session: ``current_session()`` and the handle it returns."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class SessionHandle:
 
     @property
     def digest(self) -> str:
-        """What the layer's own log calls it."""
+        """The session's name in the layer's own log."""
         return digest(self._record.session_id)
 
     @property
@@ -110,12 +110,12 @@ class SessionHandle:
 
     @property
     def principal(self) -> Principal:
-        """Who made it."""
+        """The principal that made the session."""
         return self._record.principal
 
     @property
     def data(self) -> SessionData:
-        """What the session remembers.
+        """The session's data, which outlives each request.
 
         Raises:
             ConfigurationError: The layer has no store.
@@ -137,7 +137,7 @@ class SessionHandle:
 
     @property
     def visibility(self) -> Visibility:
-        """What it sees: for who serves its request, which began with that."""
+        """The visibility of its request, as it was when the request began."""
         return self._visibility.of(self._record.state)
 
     async def hide(
@@ -309,8 +309,9 @@ class SessionHandles:
         return self._handle(record, "session", self._store, notify, self._check_token)
 
     def of_conversation(self, record: SessionRecord, inbound: Inbound) -> SessionHandle:
-        """That of a conversation, for the handler of one request. The client hears what its
-        connection hears.
+        """Return the handle of a conversation, for the handler of one request.
+
+        The client gets the messages that its connection gets.
         """
         notify: Notify = _not_told
         if inbound.connection is not None and not inbound.modern:
@@ -386,7 +387,7 @@ async def _not_told(method: str, params: Mapping[str, Any] | None) -> None:
 
 
 CURRENT: ContextVar[SessionHandle | None] = ContextVar("mcp_sessions_current", default=None)
-"""Of a task and of what it starts: set by who runs a request."""
+"""The handle of a task and of the tasks that it starts. The runner of a request sets it."""
 
 
 class _Required:

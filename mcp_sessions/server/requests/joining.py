@@ -62,8 +62,9 @@ class RemoteChannel(WatchedChannel):
         self._join = join
 
     async def emit(self, message: bytes, key: str | None = None) -> None:
-        """See :class:`RequestChannel`. There is no room to wait for: how fast that client
-        takes is not known here.
+        """Send a message to the process of the client.
+
+        There is no room to wait for: the speed of that client is unknown here.
         """
         await self._bus.tell(RunEmitted(join=self._join, text=message.decode()), to=self.process)
         await asyncio.sleep(0)
@@ -71,7 +72,7 @@ class RemoteChannel(WatchedChannel):
     async def answer(
         self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
     ) -> None:
-        """See :class:`RequestChannel`: the answer is in the store."""
+        """Report that the request is over: its answer is in the store."""
         await self._bus.tell(RunOver(join=self._join), to=self.process)
 
     def hear(self, *, is_open: bool) -> None:
@@ -347,13 +348,13 @@ class Joining:
             await self._runner.join(running, waiter)
 
     def heard(self, sender: str, message: JoinerListening) -> None:
-        """Where a request that runs here was sent again, its client left or came back."""
+        """Note that the client of a joined request left or reconnected, in another process."""
         channel = self._channels.get(message.join)
         if channel is not None and channel.process == sender:
             channel.hear(is_open=message.is_open)
 
     async def round(self) -> None:
-        """Whoever asked from a process that died does not listen any more."""
+        """Drop the listeners of processes that died."""
         running = {
             id(waiter.inbound.channel)
             for request in self._runner.at_work
@@ -367,7 +368,7 @@ class Joining:
 
 
 async def _pass_on(join: _Join) -> None:
-    """What the runner said until now."""
+    """Send the waiting client the runner's messages until now."""
     while join.messages:
         await join.waiter.inbound.channel.emit(join.messages.popleft())
 

@@ -1,4 +1,4 @@
-"""What a handler keeps in its session: ``session.data`` and ``session.state``."""
+"""Keep a handler's values in its session: ``session.data`` and ``session.state``."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ class SessionData:
 
 
 class SessionState(MutableMapping[str, Any]):
-    """What ``session.state`` is: a mapping of JSON values, this request's view of it.
+    """Maps keys to JSON values: this request's view of ``session.state``.
 
-    What the request changed, in values too, is applied to the newest state key by key when
-    its handler returned a result; a handler that raises changes nothing.
+    The request's changes, also inside values, are applied to the newest state key by key when its
+    handler returns a result. A handler that raises changes nothing.
     """
 
     def __init__(

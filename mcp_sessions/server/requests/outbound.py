@@ -36,8 +36,10 @@ class SessionOutbound:
     _hearing: Hearing
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Outbound`. After the session's end, a line in the log. Of a resource that
-        is hidden from it, the client hears nothing.
+        """Send a notification to the session. After the session's end it only makes a line in the
+        log.
+
+        The client gets no update of a resource that is hidden from it.
         """
         session_id = self._record.session_id
         if await self._hearing.is_hidden_from(session_id, method, params):
@@ -46,7 +48,7 @@ class SessionOutbound:
             logger.debug("dropped %s: session %s is over", method, digest(session_id))
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        """See :class:`Outbound`. With nobody attached it waits until somebody is."""
+        """Send a request to the client. If no connection is attached, it waits until one is."""
         session_id = self._record.session_id
         # Its handler is at work, so it lives, whatever its idle deadline says.
         record = await self._store.load(session_id, now=0)
@@ -80,7 +82,7 @@ class ConnectionOutbound:
     _hearing: Hearing
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Outbound`. Of a resource that is hidden from it, the client hears nothing."""
+        """Send a notification. The client gets no update of a resource that is hidden from it."""
         if await self._hearing.is_hidden_from_connection(self._connection, method, params):
             return
         await self._publisher.send_sessionless(self._connection, method, params, wait=True)

@@ -1,4 +1,4 @@
-"""What a request at work comes to: plain values."""
+"""Represent the outcome of a running request: plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mcp_sessions.stores.records import SessionRecord
 logger = logging.getLogger(__name__)
 
 NOT_JSON = (TypeError, ValueError, RecursionError)
-"""What JSON writers raise for a value that they cannot write."""
+"""Exceptions of JSON writers for a value that they cannot write."""
 
 MOST_OWED: Final = 16_777_216
 """Bytes of outcomes that wait for a store that is away; of later ones only the end is kept."""
@@ -31,10 +31,10 @@ class Outcome(NamedTuple):
     """The store's failure of which the error tells: nothing ran."""
 
     def encoded(self, method: str) -> bytes | None:
-        """What the store keeps of it; None: JSON cannot say it.
+        """Encode the outcome for the store; None: JSON cannot represent it.
 
         Args:
-            method: That of its request, for the log.
+            method: The method of its request, for the log.
         """
         try:
             if self.result is not None:

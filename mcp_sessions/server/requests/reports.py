@@ -1,4 +1,4 @@
-"""What a keyed request reported of its progress, for who sends it again while it runs (KEY21)."""
+"""Keep a keyed request's progress reports for a sender that repeats it while it runs (KEY21)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 256
 """Reports of one request that are kept, the newest."""
 
 MOST_BYTES = 65_536
-"""Of them together, as JSON."""
+"""The most bytes of all of them together, as JSON."""
 
 _Params = Mapping[str, Any]
 

@@ -47,7 +47,7 @@ class RequestRunner:
         self.process = process
         self.runs = Runs()
         self.calls = Calls(policy.max_running_requests)
-        """What came in and is not answered."""
+        """The requests that came in and are not answered."""
 
         self.draining = False
         """No request is begun any more, but on a connection that is served until it is quiet, and

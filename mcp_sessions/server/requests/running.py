@@ -43,14 +43,14 @@ logger = logging.getLogger(__name__)
 
 
 class AtWork(Protocol):
-    """Who knows which requests run, and is told how far one is."""
+    """Tracks the running requests, and learns how far each one is."""
 
     def handled(self, running: RunningRequest) -> None:
         """Its handler is done, and nobody has to listen any more."""
         ...
 
     def kept(self, running: RunningRequest) -> None:
-        """What became of it is in the store: no other sending joins it."""
+        """The outcome is in the store: no later attempt joins the request."""
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -108,7 +108,7 @@ class RunningRequest:
         self.store_failure: StoreUnavailable | None = None
         self._asked: list[PendingQuestion] = []
         self._heirs: dict[PendingQuestion, RunningRequest] = {}
-        """Of what it asked: who holds it since this is over."""
+        """The requests that took over its open questions when it ended."""
 
         self._reports: Reports | None = None
         self.told: Progress | None = None  # None: its client heard nothing of it.
@@ -264,7 +264,7 @@ class RunningRequest:
 
     @property
     def principal(self) -> Principal:
-        """Whose it is."""
+        """The principal of the request."""
         return self.waiters[-1].inbound.principal
 
     @property
@@ -279,7 +279,7 @@ class RunningRequest:
 
     @property
     def conversation(self) -> str | None:
-        """What its host calls the conversation that it is of; None: its session is not that's."""
+        """The host's name for the request's conversation; None: its session belongs to none."""
         key = self.waiters[0].inbound.conversation
         # No host calls it by a handle, which the server made and only its model is told.
         return key.text if key is not None and key.source != HANDLE else None

@@ -52,9 +52,7 @@ class Events(Tables):
             session.events = EventLog(mint_log_epoch(), self._window)
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
-        """See :meth:`SessionStore.audience`. It is one page: a hundred thousand ids take a
-        millisecond.
-        """
+        """Return the audience as one page: a hundred thousand ids take a millisecond."""
         known = self._sessions if change.uri is None else self._by_uri.get(change.uri, ())
         return Audience(list(known), None)
 

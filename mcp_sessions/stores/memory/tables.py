@@ -1,4 +1,4 @@
-"""What is in memory of each session, and how it is found."""
+"""Hold the sessions in memory, and index them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Session:
     keys: RequestKeys | None = None
     data: Data | None = None
     uri_bytes: int = 0
-    """Of its subscriptions, in sum."""
+    """The bytes of its subscriptions, in sum."""
 
 
 @dataclass(slots=True)

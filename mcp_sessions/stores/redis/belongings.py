@@ -1,4 +1,4 @@
-"""What else a session in Redis has."""
+"""Store the other parts of a session in Redis: its subscriptions, its state, its data."""
 
 from __future__ import annotations
 

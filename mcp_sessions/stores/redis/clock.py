@@ -1,9 +1,9 @@
-"""Whose time it is: the store's.
+"""Correct the process's clock to the store's.
 
-Every process passes its own clock's time into the store, and what one of them writes the others
-judge. A process whose clock is ahead would end everybody's sessions and forget their request keys.
-So each compares its clock to the server's ``TIME`` now and then, and where they differ by more than
-clocks do, what it passes is corrected before it is sent.
+Every process passes its own clock's time into the store, and other processes judge by it. A clock
+that is ahead would end every session and forget every request key. So each process compares its
+clock to the server's ``TIME`` now and then. If they differ by more than clocks do, the process
+corrects the time that it passes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _JUMP = 1.0
 
 @dataclass(slots=True, eq=False, repr=False)
 class SharedClock:
-    """What this process knows of its clock and the server's.
+    """Compares this process's clock to the server's.
 
     Args:
-        ask: What time it is for the server, in seconds since 1970.
+        ask: Asks the server for its time, in seconds since 1970.
         wall: The process's clock, which ``now`` is read from, in seconds since 1970.
-        steady: A clock that nobody sets, in seconds.
+        steady: A clock that is never set, in seconds.
     """
 
     _ask: Callable[[], Awaitable[float]]
@@ -55,7 +55,7 @@ class SharedClock:
         return now - self._ahead
 
     async def now(self) -> float:
-        """What time it is for the server, as near as clocks are. Errors as of :meth:`at`."""
+        """Return the server's time, as near as clocks are. Errors as of :meth:`at`."""
         return await self.at(self._wall())
 
     def _is_fresh(self) -> bool:

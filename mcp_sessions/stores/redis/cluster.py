@@ -93,7 +93,7 @@ class ClusterLink:
 
     @property
     def server(self) -> Connection | None:
-        """See :attr:`Link.server`: of the node that was named."""
+        """The server of the node that was named, like :attr:`Link.server`."""
         return self._seed.server
 
     async def nodes(self) -> Sequence[Link]:

@@ -35,9 +35,9 @@ from mcp_sessions.stores.records import (
 _MODES = {mode.value.encode(): mode for mode in Mode}
 
 Answer = Any
+"""The answer of a script: bytes, int, None, and lists of these."""
 
 T = TypeVar("T")
-"""What a script answered: bytes, int, None, and lists of these."""
 
 
 def packed(value: Any) -> bytes:
@@ -50,7 +50,7 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(text: bytes) -> Any:
-    """What :func:`packed` made it from."""
+    """Read a value that :func:`packed` wrote."""
     try:
         return decode(text)
     except ValueError:
@@ -64,19 +64,20 @@ def encoded(text: str) -> bytes:
 
 
 def decoded(text: bytes) -> str:
-    """What :func:`encoded` made it from."""
+    """Read a text that :func:`encoded` wrote."""
     return text.decode("utf-8", "surrogatepass")
 
 
 def tag_of(name: str) -> str:
-    """What stands for a name (a session id, a URI) in a key. Keys turn up in monitors, slow
-    logs and backups' listings, where a credential must not.
+    """Return the tag of a name (a session id, a URI) in a key.
+
+    Keys turn up in monitors, slow logs and listings of backups, and must hold no credential.
     """
     return hashlib.sha256(encoded(name)).hexdigest()[:40]
 
 
 def owner_of(principal: Principal) -> bytes:
-    """What tells a session's owner from others."""
+    """Return the bytes that identify a session's owner."""
     return packed([principal.client_id, principal.issuer, principal.subject])
 
 
@@ -98,7 +99,7 @@ def fields_of(
 
 
 _NAME = re.compile(rb"[!-~]+")
-"""What a session's id is: it is sent in headers."""
+"""The form of a session's id: it is sent in headers."""
 
 
 class Unreadable(ValueError):
@@ -130,7 +131,7 @@ def pair_of(answer: Answer) -> tuple[Answer, Answer]:
 
 
 class Known(NamedTuple):
-    """What is known of a session here, so that it is not told again."""
+    """The facts of a session that this process knows. The server need not send them again."""
 
     change: bytes
     """Names the last change of its subscriptions."""
@@ -139,15 +140,16 @@ class Known(NamedTuple):
     """They as they were after it."""
 
     peer: tuple[Peer | None] | None = None
-    """What its client said of itself; None: that is not known."""
+    """The client's description of itself; None: unknown."""
 
 
 NOTHING = Known(b"nothing", frozenset())
 
 
 class Peers:
-    """What the clients of sessions said of themselves, as this process read it. It never changes,
-    may be long, and few requests need it.
+    """Caches the clients' descriptions of themselves, as this process read them.
+
+    A description never changes, may be long, and is rarely needed.
 
     Args:
         most: Bytes to keep, as they are stored, and ``COST`` for each session; those that
@@ -163,7 +165,7 @@ class Peers:
         self._of: OrderedDict[SessionId, tuple[int, tuple[Peer | None]]] = OrderedDict()
 
     def known(self, session_id: SessionId) -> tuple[Peer | None] | None:
-        """What a session's client said; None: it is not known."""
+        """Return the description of a session's client; None: unknown."""
         found = self._of.get(session_id)
         if found is None:
             return None
@@ -171,7 +173,7 @@ class Peers:
         return found[1]
 
     def learn(self, session_id: SessionId, stored: bytes | None) -> Peer | None:
-        """What a session's client said, as it is stored."""
+        """Read the stored description of a session's client, and keep it."""
         self.forget(session_id)
         peer = Peer(*unpacked(stored)) if stored is not None else None
         cost = self.COST + len(stored or b"")
@@ -207,7 +209,7 @@ class Subscriptions:
         self._of: dict[SessionId, tuple[bytes, frozenset[str]]] = {}
 
     def known(self, session_id: SessionId) -> tuple[bytes, frozenset[str]]:
-        """What changed a session's last, and they."""
+        """Return the last change of a session's subscriptions, and their URIs."""
         return self._of.get(session_id, NOTHING[:2])
 
     def learn(self, session_id: SessionId, change: bytes, uris: Sequence[bytes]) -> frozenset[str]:
@@ -253,7 +255,7 @@ class Subscriptions:
         self._kept = 0
 
     def forget(self, session_id: SessionId) -> None:
-        """Who has none, or is over."""
+        """Drop a session that has none, or has ended."""
         _, gone = self._of.pop(session_id, NOTHING[:2])
         self._kept -= len(gone)
 
@@ -261,10 +263,10 @@ class Subscriptions:
 def record_of(
     answer: Answer, subscriptions: Subscriptions, peers: Peers, known: Known = NOTHING
 ) -> SessionRecord:
-    """What ``record()`` of ``lua/session.lua`` answered.
+    """Read the answer of ``record()`` of ``lua/session.lua``.
 
     Args:
-        known: What it was told that its caller knows.
+        known: The facts that the script was asked to leave out.
     """
     fields, uris, state, carried = answer
     (
@@ -312,14 +314,14 @@ def record_of(
 
 @lru_cache(maxsize=1024)
 def principal_of(owner: bytes, maker: bytes) -> Principal:
-    """Who made a session; kept, since each of its requests asks."""
+    """Return the principal that made a session. It is cached, since each request needs it."""
     scopes, expires_at = unpacked(maker)
     client_id, issuer, subject = unpacked(owner)
     return Principal(client_id, issuer, subject, frozenset(scopes), expires_at)
 
 
 def stored_attachment(connection: bytes | None, fence: bytes) -> Attachment | None:
-    """Who hears a session, as its fields say."""
+    """Return the attachment of a session from its fields."""
     connection_id = ConnectionId(decoded(connection)) if connection is not None else None
     return attachment_of(connection_id, FencingEpoch(int(fence)))
 

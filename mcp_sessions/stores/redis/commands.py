@@ -1,6 +1,4 @@
-"""What all parts of the store in Redis stand on: its keys, its scripts, and what is known of
-sessions here.
-"""
+"""Provide the basis of the store in Redis: keys, scripts, and the cache of sessions."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NAME = "redis"
-"""Of the store, for people."""
+"""The name of the store, for people."""
 
 AT_ONCE = 200
 """Calls that are under way at once, where there is one for each of many sessions."""
@@ -124,8 +122,9 @@ class Commands:
         return await self._run(script, [self._key(session_id)], *args)
 
     async def _on_each(self, script: Script, keys: Sequence[str], *args: Value) -> list[Answer]:
-        """What a script that takes any number of sessions answers of each of them. In a cluster
-        each has a slot of its own.
+        """Run a script on any number of sessions, and return its answer for each of them.
+
+        In a cluster each session has its own slot.
         """
         if not keys:
             return []
@@ -167,7 +166,7 @@ class Commands:
         return unavailable(refused, self._link.server)
 
     async def _mend(self, keys: Iterable[str], *, is_read: bool = False) -> None:
-        """What is stored under these keys cannot be used: what is wrong with it counts as lost."""
+        """Count unreadable values under these keys as lost."""
         raise NotImplementedError
 
 
@@ -176,7 +175,7 @@ _OF_THE_DATA = frozenset({"WRONGTYPE", "ERR"})
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What all calls answered, in their order; a bounded number of them is under way at once."""
+    """Await all calls, a bounded number at once, and return their results in order."""
     answers: list[T] = []
     batch: list[Coroutine[Any, Any, T]] = []
     for call in calls:
@@ -215,5 +214,5 @@ def _is_refused(failed: StoreUnavailable) -> bool:
 
 
 def told_to_script(known: Known) -> tuple[bytes, int]:
-    """What a script is told that is known of its session."""
+    """Return the script's arguments for the known facts of its session."""
     return known.change, int(known.peer is not None)

@@ -47,7 +47,7 @@ Value = bytes | str | int | float
 
 
 class Connection(Protocol):
-    """What we use of a connection of redis-py."""
+    """The part of redis-py's connection that is used here."""
 
     @property
     def is_connected(self) -> bool:
@@ -79,7 +79,7 @@ MakeConnection = Callable[[], Connection]
 
 
 def connections_to(url: str) -> MakeConnection:
-    """What makes connections to the Redis that ``url`` names.
+    """Return a function that makes connections to the Redis that ``url`` names.
 
     Args:
         url: ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://`` or ``unix://``, with the

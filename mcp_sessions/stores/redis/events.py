@@ -82,8 +82,9 @@ class Events(Lists):
         await self._on(session_id, scripts.RENEW, mint_log_epoch())
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
-        """See :meth:`SessionStore.audience`. A scan finds who is there all the time; its place
-        means something to the server only that gave it.
+        """Scan for the audience, page by page. A scan finds every session that exists all the time.
+
+        A cursor is valid only at the server that gave it.
         """
         place = after if after is not None else "0"
         if change.uri is not None:
@@ -297,7 +298,7 @@ def _position_of(answer: Answer) -> Position | None:
 def _told_of(
     session_id: SessionId, change: ServerChange, now: float, answer: Sequence[Any]
 ) -> Told:
-    """What ``lua/tell.lua`` answered of one session. Its message is not sent back: it is known."""
+    """Read the answer of ``lua/tell.lua`` for one session, without its message, which is known."""
     _, stream, epoch, number, connection, fence, replaced = answer
     place = Position(LogEpoch(epoch.decode()), int(number))
     mode = Mode.PROTOCOL if stream == b"events" else Mode.TRANSPORT

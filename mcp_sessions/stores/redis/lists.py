@@ -1,8 +1,7 @@
-"""What belongs to no single session in Redis, and lies in other slots of a cluster.
+"""Keep the lists over all sessions in Redis, which lie in other slots of a cluster.
 
-It is written by a script of its own, before or after the session's own, in the order in which the
-death of this process leaves too much there and never too little. What is too much is found when
-it is read.
+A separate script writes them, before or after the session's own script. If this process dies
+between the two, the lists have too much, and never too little. Reading finds the surplus.
 """
 
 from __future__ import annotations
@@ -200,7 +199,7 @@ def is_token(token: bytes) -> bool:
 
 
 def tag_in(member: bytes) -> str:
-    """What stands for the session in its keys."""
+    """Return the tag that names the session in its keys."""
     return member.decode().split(".")[0]
 
 

@@ -54,7 +54,7 @@ class Lives(Lists):
     def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(link, namespace, clock)
         self._looked_at = 0
-        """Where :meth:`evict` goes on: how many it looked at in vain."""
+        """The number of sessions that :meth:`evict` looked at in vain. It continues after them."""
 
         self._slept_by = -math.inf
         """The latest place that :meth:`sleep` looked at."""

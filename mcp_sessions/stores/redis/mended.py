@@ -1,14 +1,12 @@
-"""What another program left in Redis: a key of another type, a value that is none of ours, a key
-that is gone.
+"""Mend keys that another program damaged: of another type, unreadable, or gone.
 
-One rule: a call that meets it fails once, and what cannot be read counts as lost from then on
-(``lua/mend.lua``). So no session is refused for ever, and none pays for another:
+One rule: a call that meets such a key fails once, and the unreadable part counts as lost from then
+on (``lua/mend.lua``). So no session is refused for ever, and no session suffers for another:
 
-* A part of a session (its state, its data, a log, its keys) is lost alone, and the session goes on:
-  as after a failover that lost writes.
-* Without its main record a session is lost: it is not found.
-* A list of sessions is made anew from the sessions, by the next round of whoever looks for expired
-  ones.
+* A part of a session (its state, its data, a log, its keys) is lost alone, and the session
+  continues, as after a failover that lost writes.
+* A session without its main record is lost: it is not found.
+* The next round of expiry makes a list of sessions again from the sessions.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ logger = logging.getLogger(__name__)
 _NO_LIMIT = 2**53
 
 _UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError)
-"""What Python raises where an answer is none that a script of ours gives."""
+"""Exceptions of Python for an answer that no script of ours gives."""
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -101,7 +99,7 @@ class Mended(Lives, Events, Belongings):
     change_state = _mending(Belongings.change_state, (Unreadable,))
 
     async def _mend(self, keys: Iterable[str], *, is_read: bool = False) -> None:
-        """See :meth:`Commands._mend`.
+        """Mend these keys.
 
         Args:
             is_read: Redis itself can read it.
@@ -122,7 +120,7 @@ class Mended(Lives, Events, Belongings):
             logger.warning("%d parts of what Redis has could not be read: they count as lost", lost)
 
     async def mend_sessions(self, session_ids: Iterable[str]) -> None:
-        """Of these sessions something cannot be read: it counts as lost from here on."""
+        """Mend sessions with an unreadable part: it counts as lost from now on."""
         await self._mend([self._key(SessionId(each)) for each in session_ids], is_read=True)
 
     async def _mend_one(self, key: str, which: str = "") -> int:
@@ -164,7 +162,7 @@ class Mended(Lives, Events, Belongings):
 
     @_mending
     async def expire(self, *, now: float, held: Any, limit: int) -> Sequence[SessionRecord]:
-        """See :meth:`SessionStore.expire`. What was lost of the lists is made anew first."""
+        """Expire sessions, after the lost parts of the lists are made again."""
         await self._look_for_lost_places()
         if self._lost_lists:
             lost, self._lost_lists = self._lost_lists, set()
@@ -220,7 +218,9 @@ class Mended(Lives, Events, Belongings):
         await self._run(scripts.RESERVE, [self._all, owned], *args)
 
     async def _subscribe_again(self, subscribers: str, key: str) -> None:
-        """Of a list of subscribers the digest of its resource is known, and not its name."""
+        """Add a session to a list of subscribers. The digest of its resource is known, not its
+        name.
+        """
         for uri, token in _pairs(await self._command("HGETALL", f"{key}:u")):
             if self._subscribers_key(uri.decode("utf-8", "surrogatepass")) == subscribers:
                 tag = key.partition("{")[2].rstrip("}")

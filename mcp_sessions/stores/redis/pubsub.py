@@ -46,7 +46,7 @@ _OF_CHANNELS = frozenset({b"message", b"subscribe", b"unsubscribe"})
 
 
 class Sender(Protocol):
-    """What sends commands: a link to one server, or to a cluster."""
+    """Sends commands: a link to one server, or to a cluster."""
 
     timeout: float
     counts_listeners: bool

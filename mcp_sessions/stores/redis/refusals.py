@@ -1,6 +1,6 @@
-"""What a Redis says when it refuses, in an operator's words, with what to do next.
+"""Explain a refusal of Redis in an operator's words, with the next step.
 
-A server may quote what it was sent, and that may be an id. So only the kind of an error is
+A server may quote the command that it got, and that may have an id. So only the kind of an error is
 repeated.
 """
 
@@ -29,7 +29,7 @@ _REFUSALS = {
     "WRONGTYPE": "holds what is no session's under a session's key. That part counts as lost",
     "ERR": "refused a command. A key may hold what is no session's, which then counts as lost",
 }
-"""What each of its words means. Each is read after "Redis at HOST:PORT"."""
+"""The meaning of each error code. Each is read after "Redis at HOST:PORT"."""
 
 _TOLD = {
     "OOM": "full",
@@ -38,7 +38,7 @@ _TOLD = {
     "WRONGPASS": "credentials",
     "NOAUTH": "credentials",
 }
-"""What clients are told of it."""
+"""The words for clients."""
 
 _BY_CLASS = {
     "AuthenticationError": "WRONGPASS",

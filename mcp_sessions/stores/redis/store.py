@@ -131,7 +131,7 @@ class RedisStore(Mended):
             logger.warning("this Redis does not tell its replication id: lost writes go unnoticed")
 
     async def probe(self) -> None:
-        """See :class:`~mcp_sessions.stores.probe.Probed`. Of a cluster one node is asked."""
+        """Probe the server; of a cluster, one node."""
         await self._command("SET", f"{self._namespace}:alive:probe", "1", "PX", 60_000)
 
     async def _use_cluster(self, seed: Link) -> None:

@@ -1,4 +1,4 @@
-"""What a URL of a Redis may be."""
+"""Parse the URL of a Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who is attached to a session in a SQLite file, and whose events a connection's GET stream takes.
+"""Attach sessions in a SQLite file to connections, and relay events to their GET streams.
+
 Each call is one transaction.
 """
 

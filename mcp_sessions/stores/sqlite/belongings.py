@@ -1,4 +1,4 @@
-"""What else a session in a SQLite file has: each call is one transaction."""
+"""Store the other parts of a session in a SQLite file. Each call is one transaction."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Belongings(ServedFile):
         *,
         expected_version: int | None = None,
     ) -> SessionRecord | None:
-        """See :meth:`SessionStore.change_state`.
+        """Change the state.
 
         Raises:
             TypeError: A value cannot be JSON. Nothing was stored.
@@ -166,7 +166,7 @@ class Belongings(ServedFile):
     async def replace_data(
         self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
     ) -> bool:
-        """See :meth:`SessionStore.replace_data`.
+        """Replace the data.
 
         Raises:
             TypeError: A value cannot be JSON. Nothing was stored.

@@ -30,7 +30,7 @@ MAX_RECORDS = 10_000
 """Records kept in memory."""
 
 _COALESCED = 0.01
-"""Of the idle timeout: how far a deadline moves in memory before the file is told."""
+"""Share of the idle timeout by which a deadline moves in memory before the file gets it."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class RecordCache:
         self._policy = policy
 
     def on_commit(self, changes: Changes) -> None:
-        """What a transaction did is in the file."""
+        """Apply the changes of a committed transaction."""
         for session_id, change in changes:
             entry = self._entries.get(session_id)
             if change is None:

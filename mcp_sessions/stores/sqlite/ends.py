@@ -18,7 +18,7 @@ _DROPPED_AT_ONCE = 16
 def remember(
     tx: Transaction, ends: Sequence[SessionEnd], *, now: float, beside: bool
 ) -> list[SessionEnd]:
-    """See :meth:`~mcp_sessions.stores.ends.Ends.remember_ends`."""
+    """Do :meth:`~mcp_sessions.stores.ends.Ends.remember_ends` in a transaction."""
     new: list[SessionEnd] = []
     for end in ends:
         row = tx.execute(
@@ -38,7 +38,7 @@ def remember(
 
 
 def remembered(tx: Transaction, *, now: float) -> list[SessionEnd]:
-    """See :meth:`~mcp_sessions.stores.ends.Ends.ends`."""
+    """Do :meth:`~mcp_sessions.stores.ends.Ends.ends` in a transaction."""
     rows = tx.execute(
         "SELECT value FROM ends WHERE at > ? ORDER BY number", (now - REMEMBERED_FOR,)
     )
@@ -47,7 +47,7 @@ def remembered(tx: Transaction, *, now: float) -> list[SessionEnd]:
 
 
 def made(tx: Transaction, *, now: float | None) -> StoreMade | None:
-    """See :meth:`~mcp_sessions.stores.ends.Ends.made`."""
+    """Do :meth:`~mcp_sessions.stores.ends.Ends.made` in a transaction."""
     meta = dict(
         tx.execute("SELECT name, value FROM meta WHERE name IN ('file', 'made')").fetchall()
     )

@@ -50,7 +50,7 @@ class Events(ServedFile):
         await self._within(session_id, work, None)
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
-        """See :meth:`SessionStore.audience`; pages begin after a session's number."""
+        """Return a page of the audience. Pages begin after a session's number."""
         page = int(after) if after is not None else 0
 
         def work(tx: Transaction) -> Audience:
@@ -78,7 +78,7 @@ class Events(ServedFile):
         now: float,
         again: bool = False,
     ) -> Sequence[Told]:
-        """See :meth:`SessionStore.tell`. A call that failed has stored nothing."""
+        """Store the change for these sessions. A call that fails stores nothing."""
         uri = text_bytes(change.uri) if change.uri is not None else None
         places = ",".join("?" * len(session_ids))
 

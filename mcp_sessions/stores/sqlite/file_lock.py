@@ -58,7 +58,7 @@ class FileLock:
         # Two names of one file are one lock.
         self._path = os.path.realpath(path)
         self.path = Path(self._path)
-        """Where it is."""
+        """The path of the file."""
 
         self._file: int | None = None
 

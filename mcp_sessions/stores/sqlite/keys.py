@@ -46,7 +46,7 @@ class Keys:
         self._lifetime = policy.request_key_lifetime
 
     def begin(self, use: KeyUse, *, now: float) -> Found:
-        """See :meth:`RequestKeys.begin`; what the sender is told."""
+        """Begin a keyed request, and return the answer for its sender."""
         self._expire(now)
         first = Found(Begun.FIRST, None, use.runner, use.run)
         if self._is_new(use, now):

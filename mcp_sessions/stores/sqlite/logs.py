@@ -89,7 +89,7 @@ def drop(tx: Transaction, sid: int, stream: StreamName | None = None) -> None:
 
 
 def fall_asleep(tx: Transaction, sid: int) -> None:
-    """See :meth:`SessionStore.sleep`, of one session."""
+    """Do :meth:`SessionStore.sleep` for one session."""
     streams = tx.execute("SELECT stream FROM logs WHERE sid = ?", (sid,)).fetchall()
     for (stream,) in streams:
         if stream not in (EVENTS, GET_STREAM):
@@ -111,7 +111,7 @@ _AT_ONCE = 16
 def append(
     tx: Transaction, log: LogRow, draft: Draft, window: Window, *, now: float
 ) -> tuple[LoggedEvent, bool]:
-    """See :meth:`EventLog.append`; and whether an older event was replaced.
+    """Append an event like :meth:`EventLog.append`; also return whether it replaced an older one.
 
     Raises:
         OverflowError: The log has issued its last id.
@@ -175,7 +175,7 @@ def since_id(
     now: float,
     limit: int | None = None,
 ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-    """See :meth:`EventLog.since_id`."""
+    """Do :meth:`EventLog.since_id` for a stored log."""
     if event_id is None:
         return (), Refusal.NO_POSITION
     position = parse_position(event_id)
@@ -202,7 +202,7 @@ def since_id(
 
 
 def drop_origin(tx: Transaction, log: LogRow | None, origin: SessionId) -> None:
-    """See :meth:`EventLog.drop_origin`; nothing happens if there is no log."""
+    """Do :meth:`EventLog.drop_origin` for a stored log; without a log, do nothing."""
     if log is None:
         return
     gone = tx.execute(

@@ -44,7 +44,7 @@ class SQLiteBeside:
         return await asyncio.to_thread(self._read, lambda tx: sessions.records(tx)[0])
 
     async def end(self, session_id: SessionId) -> bool:
-        """See :class:`~mcp_sessions.stores.operator.Beside`.
+        """Ask the process that serves to end the session, or end it here if none serves.
 
         Raises:
             StoreUnavailable: The process that serves did not do it in time. It still will.
@@ -109,7 +109,7 @@ class SQLiteBeside:
 
 
 def look_at(path: Path) -> str:
-    """What a server would find at a path.
+    """Report the state of a file at a path, as a server would find it.
 
     Raises:
         ConfigurationError: It cannot be served from.

@@ -1,4 +1,4 @@
-"""What a serving process does first with a SQLite file: what the last one left is over."""
+"""Clean a SQLite file when a process starts to serve: end everything that the last one left."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ MIGRATIONS: Sequence[str] = (
     );
     """,
 )
-"""What makes a file of version N one of version N + 1. A released entry never changes."""
+"""The steps from version N of a file to N + 1. A released entry never changes."""
 
 VERSION = len(MIGRATIONS)
 
@@ -288,7 +288,7 @@ def error_code(failed: sqlite3.Error) -> int | None:
 
 
 def opening_failed(path: Path, failed: sqlite3.Error) -> ConfigurationError | StoreUnavailable:
-    """What to tell an operator whose file does not open."""
+    """Return the error for an operator if a file does not open."""
     match error_code(failed):
         case sqlite3.SQLITE_NOTADB:
             return ConfigurationError(f"{path} is not a SQLite file")
@@ -309,7 +309,7 @@ def opening_failed(path: Path, failed: sqlite3.Error) -> ConfigurationError | St
 
 
 def unavailable(path: Path, failed: sqlite3.Error) -> StoreUnavailable:
-    """What to tell whoever's call failed: what is wrong with the file, nothing else."""
+    """Return the error for a failed call: it names the fault of the file, nothing else."""
     match error_code(failed):
         case sqlite3.SQLITE_FULL:
             cause, why = "no space left on its disk. Free some", "full"

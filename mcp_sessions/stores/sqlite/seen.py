@@ -1,9 +1,9 @@
-"""What a SQLite file cannot know of itself: that it is older than it was.
+"""Detect a SQLite file that is older than it was, such as a restored copy.
 
-Whoever restores a copy has a file that gives event ids out again which clients have seen. So the
-file counts, and beside it stands how far it was seen to count (``-seen``): a file that has not come
-that far, or that stands alone, is a copy. A file that counted further than was seen is none: its
-process died between the two.
+A restored copy would give out event ids again that clients have seen. So the file counts, and a
+second file (``-seen``) has the count that was seen. A file with a lower count is a copy, and so is
+one without the second file. A file with a higher count is not a copy: its process died between the
+two writes.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ SMALL = 65_536
 
 
 class ServedFile:
-    """What every call of the store in a file goes to."""
+    """Runs every call of the store on its file."""
 
     def __init__(self, path: str | Path, durability: Durability = "normal") -> None:
         """Nothing is opened yet.
@@ -139,7 +139,7 @@ class ServedFile:
             self._lock.release()
 
     async def probe(self) -> None:
-        """See :class:`~mcp_sessions.stores.probe.Probed`.
+        """Write to the file.
 
         A small write may fit on a full disk: a larger one that was refused has lengthened the
         write-ahead log first. So the probe writes more, if the disk is full or was.
@@ -188,10 +188,10 @@ class ServedFile:
         now: float = -math.inf,
         short: bool = False,
     ) -> T:
-        """What ``work`` makes of a session, in one transaction.
+        """Run ``work`` on a session, in one transaction, and return its result.
 
         Args:
-            otherwise: The answer if it is not there, or is over ``now``.
+            otherwise: The answer if the session does not exist, or has ended by ``now``.
             short: See :meth:`Writer.call`.
         """
 

@@ -45,7 +45,7 @@ _NAMES = _COLUMNS.split(", ")
 
 @dataclass(slots=True)
 class Brief:
-    """What most calls need to know of a session."""
+    """The fields of a session that most calls need."""
 
     sid: int
     mode: Mode
@@ -207,10 +207,10 @@ def expire(
     policy: SessionPolicy,
     limit: int,
 ) -> list[SessionRecord]:
-    """See :meth:`SessionStore.expire`.
+    """Do :meth:`SessionStore.expire` in a transaction.
 
     Args:
-        deadlines: Those that were moved, but not yet in the file.
+        deadlines: Deadlines that were moved, but are not yet in the file.
     """
     move_deadlines(tx, deadlines)
     expired: list[SessionRecord] = []
@@ -246,12 +246,12 @@ _ASLEEP_AT_ONCE = 256
 def fall_asleep(
     tx: Transaction, after: tuple[float, int], by: float, deadlines: Mapping[SessionId, float]
 ) -> tuple[float, int] | None:
-    """See :meth:`SessionStore.sleep`, of some sessions.
+    """Do :meth:`SessionStore.sleep` for some sessions.
 
     Args:
         after: Deadline and row of the last one before these.
         by: The latest deadline.
-        deadlines: Those that were moved, but not yet in the file.
+        deadlines: Deadlines that were moved, but are not yet in the file.
 
     Returns:
         Deadline and row of the last one, if there may be more.
@@ -320,7 +320,7 @@ def _subscriptions(tx: Transaction, sid: int) -> set[str]:
 
 
 def stored_attachment(connection_id: str | bytes | None, fencing_epoch: int) -> Attachment | None:
-    """Who hears a session, as its row says."""
+    """Return the attachment of a session from its row."""
     connection = ConnectionId(text_of(connection_id)) if connection_id is not None else None
     return attachment_of(connection, FencingEpoch(fencing_epoch))
 

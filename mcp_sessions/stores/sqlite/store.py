@@ -280,10 +280,10 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         self._slept = (by, sys.maxsize)
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
-        """See :meth:`SessionStore.all_sessions`.
+        """Return all sessions, read in pages, so that other calls run in between.
 
-        It is read in pages, between which others are served: each session as it is when its
-        page is read. What is there from beginning to end is in the list, once.
+        Each session is as it was when its page was read. A session that exists from beginning to
+        end is in the list, once.
         """
         found: list[SessionRecord] = []
         after = 0

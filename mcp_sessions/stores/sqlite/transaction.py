@@ -1,4 +1,4 @@
-"""What a piece of work on a SQLite file has: the file, and what is known of it already."""
+"""Give a piece of work its SQLite file, and the facts that are known of it already."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.stores.records import SessionRecord
 
 Change = SessionRecord | Callable[[SessionRecord], None] | None
-"""What became of a session: how it is now (it was read, or made), what to do to a record
-that is as it was before, or None: it is over."""
+"""The change of a session: its new record (it was read, or made), an edit of the record that is in
+memory, or None: the session has ended.
+"""
 
 
 def assigned(**fields: Any) -> Callable[[SessionRecord], None]:
-    """What gives these fields of a record other values."""
+    """Return an edit that sets these fields of a record."""
     return lambda record: record.become(**fields)
 
 
@@ -26,18 +27,19 @@ Changes = Sequence[tuple[SessionId, Change]]
 
 @dataclass(slots=True)
 class KeyCounts:
-    """What the rows of a session and of its request keys come to. It is read once; a keyed
-    request then costs one statement where it is admitted, and one where it ends.
+    """The totals of a session's request keys. They are read once.
+
+    A keyed request then costs one statement when it is admitted, and one when it ends.
     """
 
     sid: int
     fencing_epoch: FencingEpoch
 
     bytes: int
-    """Of keys and kept answers."""
+    """The bytes of keys and kept answers."""
 
     answers: int
-    """Of those, the answers'."""
+    """The bytes of answers among them."""
 
     finished: int
     """The number of the one that finished last."""
@@ -67,7 +69,7 @@ def text_bytes(text: str) -> bytes:
 
 
 def text_of(stored: str | bytes) -> str:
-    """What :meth:`Transaction.execute` stored."""
+    """Read a text that :meth:`Transaction.execute` stored."""
     return stored if isinstance(stored, str) else stored.decode("utf-8", "surrogatepass")
 
 
@@ -105,10 +107,10 @@ class Transaction:
         self.connection = connection
         self._execute = connection.execute
         self.changes: list[tuple[SessionId, Change]] = []
-        """What the event loop is to know of sessions when this is committed."""
+        """Changes of sessions that the event loop gets when this is committed."""
 
         self.learned: dict[SessionId, KeyCounts | None] = {}
-        """What the next transaction is to know when this is committed; None: nothing."""
+        """Totals that the next transaction gets when this is committed; None: unknown."""
 
         self._known: Mapping[SessionId, KeyCounts] = {} if known is None else known
 
@@ -124,7 +126,7 @@ class Transaction:
             return self._execute(statement, [_storable(each) for each in values])
 
     def recall(self, session_id: SessionId) -> KeyCounts | None:
-        """What is known, to be changed and given to :meth:`learn`; None: it has to be read."""
+        """Return the known totals, to change and give to :meth:`learn`; None: read them."""
         if session_id in self.learned:
             counts = self.learned[session_id]
         else:
@@ -143,5 +145,5 @@ class Transaction:
                 raise TakesLong
 
     def learn(self, session_id: SessionId, counts: KeyCounts | None) -> None:
-        """What is so from here on, if this is committed; None: it has to be read again."""
+        """Set the totals that hold once this is committed; None: they must be read again."""
         self.learned[session_id] = counts

@@ -1,22 +1,22 @@
-"""Who writes to a SQLite file: one thread that commits for everyone at once, and, while that
-thread has nothing to do, the event loop for whoever comes with little.
+"""Write to a SQLite file: one thread commits for all callers at once.
+
+While that thread has nothing to do, the event loop commits short work itself.
 
 Rules, owned by ``tests/stores/sqlite/test_writer.py``:
 
-1. Whoever calls gets an answer when the transaction that holds its work is committed, and
-   not before: what anybody was told is in the file.
-2. What waits while the thread commits one transaction goes into the next one together. So
-   of a hundred callers at once most share one commit, and one caller waits for no other.
-3. A transaction is whole or not at all. What fails alone (a value that SQLite cannot hold)
-   fails alone: the others are done again, each in a transaction of its own.
-4. The event loop hears of the changes in the order of their commits, before any caller goes
-   on: what it remembers of a session is never newer than the file, and never older than an
-   answer that somebody has.
-5. The event loop itself commits a short piece of work, since to wake a thread and to be
-   woken by it takes longer. It never waits there: not for another program's lock, nor for a
-   disk to sync, and it does not spend long there (``commit_budget.py``). Where a commit means to
-   sync (``full``), where the thread has something to do, where more turns out to be due, and
-   where the write-ahead log is to be begun anew (``checkpointing.py``), the thread does it.
+1. A caller gets its answer after the transaction with its work is committed, never before:
+   every answer that was given is in the file.
+2. While the thread commits one transaction, new work waits, and goes into the next one together.
+   So a hundred callers at once share few commits, and a single caller waits for no other.
+3. A transaction is whole or not at all. Work that fails alone (a value that SQLite cannot hold)
+   fails alone. The rest is done again, each piece in its own transaction.
+4. The event loop gets the changes in the order of their commits, before any caller continues. Its
+   memory of a session is never newer than the file, and never older than a given answer.
+5. The event loop commits short work, because waking the thread takes longer. It never waits
+   there for another program's lock, nor for a disk to sync, and it does not spend long there
+   (``commit_budget.py``). The thread commits if a commit syncs (``full``), if it has work
+   already, if more work turns out to be due, and if the write-ahead log must start again
+   (``checkpointing.py``).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Finished(NamedTuple):
 
     request_id: RequestId
     final: SessionEventId
-    """Of its answer."""
+    """The id of its answer."""
 
     size: int
     """Bytes of its messages."""
@@ -232,7 +232,7 @@ class PostChannel(WatchedChannel):
     async def answer(
         self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
     ) -> None:
-        """See :class:`RequestChannel`. The code changes nothing here: the status is 200."""
+        """Send the answer. The code changes nothing here: the status is 200."""
         if away is not None and not self._is_stream:
             self._away = away
             self._decided()

@@ -1,8 +1,7 @@
-"""What other processes do with the HTTP connections that are open here, and leave undone.
+"""Act on other processes' messages about the HTTP connections that are open here.
 
-Any process may serve the next request of a transport-mode session. What it tells of that is a
-hint (see :mod:`mcp_sessions.server.cluster.messages`); what a message did not bring, the round
-does.
+Any process may serve the next request of a transport-mode session. Its messages are hints (see
+:mod:`mcp_sessions.server.cluster.messages`). The round does the rest if a message was lost.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ class ClusterStreams:
         return channel.left_elsewhere(sender) if channel is not None else None
 
     async def round(self, carrying: Collection[SessionId]) -> None:
-        """See :class:`~mcp_sessions.server.cluster.handlers.HttpStreams`; and forget what is
-        not in use.
-        """
+        """Do the work that lost messages left undone, and forget unused connections."""
         unused = self._clock() - self._policy.idle_timeout
         streaming: list[StoredConnection] = []
         for connection in self._connections.all():

@@ -95,7 +95,7 @@ class MountedApp:
 
     @property
     def state(self) -> State:
-        """What handlers find as ``request.app.state``."""
+        """The handlers' ``request.app.state``."""
         return self._inner.state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

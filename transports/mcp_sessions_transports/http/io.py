@@ -26,7 +26,7 @@ _AT_ONCE = 65_536
 _JSON = (b"content-type", b"application/json")
 
 _BOTH = b"application/json, text/event-stream"
-"""What almost all clients accept, in this order."""
+"""The ``Accept`` of almost all clients, in this order."""
 
 
 class BodyTooLarge(Exception):
@@ -50,7 +50,7 @@ class HttpCall:
     send: Send
     headers: Headers
     principal: Principal
-    """Who sent it."""
+    """The principal that sent it."""
 
     watch: Watch
     """Over the credential that it came with. A stream ends with it (SEC4), and is one that was cut:
@@ -68,7 +68,7 @@ class HttpCall:
 
 
 class Post(NamedTuple):
-    """What a client posts."""
+    """The request that a client posts."""
 
     body: bytes
     again: Receive

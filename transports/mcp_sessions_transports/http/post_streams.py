@@ -1,12 +1,11 @@
-"""What a response stream is called, in its store and in the SSE ids that its client sends back.
+"""Name response streams, in their store and in the SSE ids that clients send back.
 
-1. A name says which process runs the request, and which scopes it takes to read it, so that
-   any process can decide that without asking (SEC11). Nobody can lie about it: a stream of
-   another name is not there.
-2. An SSE id names its request, so that a client whose stream is long forgotten can still be
+1. A name has the process that runs the request, and the scopes that reading it takes. So any
+   process can check them without asking (SEC11). A forged name gains nothing: no stream has it.
+2. An SSE id names its request, so that a client with a long forgotten stream can still be
    answered (HTL11).
-3. A header that is no id of ours, or longer than any, is a position that nobody knows (HTL9):
-   no store is asked for it (SEC8).
+3. A header that is no id of ours, or longer than any, is an unknown position (HTL9): no store is
+   asked for it (SEC8).
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def may_read(stream: StreamName, beyond: frozenset[str]) -> bool:
 
 
 def post_position_of(last_event_id: str) -> PostPosition | None:
-    """What an SSE id of a response stream says; None: it is none, or too long."""
+    """Read an SSE id of a response stream; None: it is none, or too long."""
     if len(last_event_id) > MAX_EVENT_ID:
         return None
     position_text, dot, encoded = last_event_id.partition(".")

@@ -277,18 +277,20 @@ class HttpTransport(Generic[ResponsesT]):
 
     @property
     def is_taken(self) -> bool:
-        """See :class:`Transport`: of the GET stream, on which a comment follows each silence."""
+        """Whether the client of the GET stream took everything. A comment follows each silence on
+        it.
+        """
         return self._get is not None and self._get.stream.is_taken
 
     def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> None:
-        """See :class:`Transport`. What is replayed becomes entries of the GET stream's log."""
+        """Start the stream. Replayed events become entries of the GET stream's log."""
         if self._get is not None:
             self._get.begin(session_id, attached.scopes)
 
     def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
-        """See :class:`Transport`: of an entry of the GET stream's log."""
+        """Send an entry of the GET stream's log."""
         if self._get is not None:
             self._get.offer(event)
 
@@ -314,7 +316,7 @@ class HttpTransport(Generic[ResponsesT]):
         return self._get.stream.hold() if self._get is not None else lambda: None
 
     def close(self) -> None:
-        """See :class:`Transport`: every stream, after what was handed to it."""
+        """Close every stream, after the messages that were handed to it."""
         self._is_over = True
         if self._get is not None:
             self._get.stream.finish()

@@ -96,13 +96,13 @@ class StdioLink:
             raise Failed(Failure(Cause.CUT, f"{self.name} is gone")) from None
 
     def configure(self, settings: LinkSettings) -> None:
-        """See `Link`: nothing here depends on it."""
+        """Do nothing: the link has no settings."""
 
     def listen(self) -> None:
-        """See `Link`: here everything comes on one stream."""
+        """Do nothing: every message comes on one stream."""
 
     def abandon(self, request_id: RequestId) -> None:
-        """See `Link`: its answer is dropped when it comes."""
+        """Do nothing: a late answer is dropped."""
 
     async def close(self, *, leave: bool) -> None:
         self._closing.set()

@@ -1,10 +1,11 @@
-"""Who may open a WebSocket: whoever may send a GET to the same endpoint.
+"""Authorize a WebSocket: a client may open one if it may send a GET to the same endpoint.
 
-The handshake is put through everything that stands before the HTTP endpoint, whatever that
-is: authentication, required scopes, Host and Origin guards, the middleware of the application
-that the endpoint is mounted in, and of whatever stands around that. What reaches the endpoint is
-let in, as who it is there; what does not gets that answer. Where it cannot be put through the
-outermost application, nobody is let in.
+The handshake passes through every layer before the HTTP endpoint. These are authentication,
+required scopes, Host and Origin guards, the middleware of the application that the endpoint is
+mounted in, and every application around that. If the handshake reaches the endpoint, the WebSocket
+is accepted with the identity that it has there. Otherwise the client gets the answer of the layer
+that refused. If the handshake cannot pass through the outermost application, every WebSocket is
+refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mcp_sessions_transports.websocket.outermost import outermost
 logger = logging.getLogger(__name__)
 
 ASKED = "mcp_sessions.asked"
-"""Where a GET of ours has its answer in its scope: the endpoint gives it, and serves nothing."""
+"""The key in the scope of our GET for its answer. The endpoint sets it, and serves nothing."""
 
 _ANSWER = 30.0
 """Seconds within which an application has to say who may come in."""
@@ -38,8 +39,10 @@ _OF_THE_SERVER = (
     "client",
     "server",
 )
-"""What a server puts into a scope. All else was found out on the way of the handshake, and is
-found out again on that of the GET."""
+"""Keys that a server puts into a scope.
+
+Every other key comes from the way of the handshake, and is set again on the way of the GET.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class _Asked:
                 self.is_over.set()
 
     def outcome(self) -> Authorized | Denied:
-        """What came of it."""
+        """Return the outcome of the request."""
         if self.status < 300:
             if self.reached is not None:
                 return self.reached

@@ -180,7 +180,7 @@ class WebSocketLink:
             await sink(self, Down(failure))
 
     def _too_large(self) -> _Sent | None:
-        """What the server closed for, since that was too large for it (WSS5)."""
+        """Return the message that was too large for the server, so that it closed (WSS5)."""
         closed = self._socket.protocol.close_rcvd if self._socket is not None else None
         if closed is None or closed.code != CloseCode.TOO_BIG:
             return None
@@ -282,14 +282,14 @@ class WebSocketLink:
             raise Failed(Failure(Cause.CUT, f"{self.name}: the WebSocket is closed")) from None
 
     def configure(self, settings: LinkSettings) -> None:
-        """See `Link`: the handshake has its headers, and nothing more depends on it."""
+        """Keep the headers for the handshake. Nothing else depends on the settings."""
         self._headers = settings.headers
 
     def listen(self) -> None:
-        """See `Link`: here everything comes on one stream."""
+        """Do nothing: every message comes on one stream."""
 
     def abandon(self, request_id: RequestId) -> None:
-        """See `Link`: its answer is dropped when it comes."""
+        """Note that a late answer is to be dropped."""
         self._large.given_up(request_id)
 
     async def close(self, *, leave: bool) -> None:
@@ -325,7 +325,7 @@ class _Gone(asyncio.Transport):
     """
 
     def abort(self) -> None:
-        """See `asyncio.Transport`: nothing is left of it."""
+        """Do nothing: the transport is closed already."""
 
     def is_closing(self) -> bool:
         return True
@@ -346,5 +346,5 @@ class _Connect(connect):
     """
 
     def process_redirect(self, exc: Exception) -> Exception | str:
-        """See the base class: not a redirect to follow, whatever it is."""
+        """Return the error: a redirect is never followed."""
         return exc

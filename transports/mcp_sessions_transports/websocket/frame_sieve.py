@@ -14,8 +14,7 @@ from collections import deque
 from mcp_sessions.core.outline import Outline
 
 MOST = 64
-"""What is more than so many limits long is not waited for: it passes, and costs the
-connection."""
+"""A message of more than this many limits in length passes, and costs the connection."""
 
 _HEADERS = 65_536
 """Bytes of the answer to the handshake."""
@@ -44,7 +43,7 @@ class FrameSieve:
         self._dropped: deque[Outline] = deque()
 
     def dropped(self, frame: str | bytes) -> Outline | None:
-        """What a frame stands for, if it is in place of a message that was dropped."""
+        """Return the outline of the message that a frame replaces; None: it replaces none."""
         return self._dropped.popleft() if frame == self._mark and self._dropped else None
 
     def feed(self, data: bytes) -> bytes:

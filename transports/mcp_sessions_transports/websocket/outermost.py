@@ -1,13 +1,12 @@
-"""Which application the HTTP server called for a connection: the one around all others.
+"""Find the application that the HTTP server called for a connection: the outermost one.
 
-A WebSocket has to pass what stands before the endpoint for HTTP (WSS18), and most middleware
-lets WebSockets through unasked. What stands there only the application knows that the server
-called, and ASGI does not say which that is: ``scope["app"]`` is the innermost Starlette, and no
-wrapper is in it. So it is looked up where it is for certain: among those that are being called
-just now, in the stack of calls of this very connection.
+A WebSocket must pass the layers before the endpoint for HTTP (WSS18), and most middleware does not
+check WebSockets. Only the outermost application has all these layers, and ASGI does not say which
+one it is: ``scope["app"]`` is the innermost Starlette, and no wrapper is in it. So this module
+searches the applications that are being called now, in the call stack of this very connection.
 
-Whoever cannot be called a second time that way (a nested function) is not guessed at: nobody is
-let in by an application that is not the outermost one.
+Some applications cannot be called a second time that way (a nested function). This module does not
+guess: an application that is not the outermost one admits no WebSocket.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Outermost:
     """None: it cannot be called from here."""
 
     scope: Scope
-    """What it was called with."""
+    """The scope that it was called with."""
 
     described: str
     """For the log."""
@@ -83,7 +82,7 @@ def _scope(value: object) -> Scope | None:
 
 
 def _called(frame: FrameType) -> ASGIApp | None:
-    """What was called, if it can be found again: an object, a method or a module's function."""
+    """Return the called application if it can be found again: an object, a method, a function."""
     code = frame.f_code
     candidates: list[Callable[..., Any] | None] = [frame.f_globals.get(code.co_name)]
     if code.co_argcount:

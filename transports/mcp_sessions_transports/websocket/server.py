@@ -29,8 +29,9 @@ logger = logging.getLogger(__name__)
 
 SUBPROTOCOL = "mcp"
 BEARER = "mcp.bearer."
-"""What a browser, which cannot set headers, offers as a second subprotocol: this and the
-base64url of its token. It is never echoed and never logged."""
+"""A browser cannot set headers. It offers this and the base64url of its token as a second
+subprotocol. The token is never echoed and never logged.
+"""
 
 
 @dataclass(slots=True, eq=False, repr=False)

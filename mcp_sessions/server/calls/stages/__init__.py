@@ -1,1 +1,1 @@
-"""What features do to a request before the wrapped server has it, and to its answer after."""
+"""Apply features to a request before the wrapped server gets it, and to its answer after."""

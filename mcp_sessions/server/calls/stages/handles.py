@@ -12,10 +12,10 @@ from mcp_sessions.server.upstream.handle_argument import LIST, HandleArgument
 
 @dataclass(slots=True, eq=False, repr=False)
 class Handles(Stage):
-    """Of one call.
+    """The handles of one call.
 
     Args:
-        tool: The one that is called, if it takes one.
+        tool: The called tool, if it takes a handle.
         started: The handle of the session that the call started.
     """
 

@@ -1,4 +1,4 @@
-"""What a session may not see is in no list, and nobody asks for it by its name."""
+"""Remove hidden names from lists, and replace them in requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mcp_sessions.server.upstream.port import UpstreamError
 
 
 class Concealing(Stage):
-    """Of one call."""
+    """Hides names in one call."""
 
     __slots__ = ("_params", "_put", "_visibility")
 

@@ -83,6 +83,6 @@ class _Gzip:
                     yield from self._rest()
 
     def _rest(self) -> Generator[bytes]:
-        """What the decoder still holds of input that it has taken."""
+        """Yield the rest that the decoder holds of its input."""
         while piece := self._member.decompress(b"", PIECE):
             yield piece

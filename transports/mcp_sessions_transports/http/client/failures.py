@@ -1,8 +1,7 @@
-"""What it means that an HTTP exchange brought no answer.
+"""Describe the failure of an HTTP exchange that brought no answer.
 
-The errors that an application sees are the SDK's own, and name the address and the cause; what
-a reconnecting client has to know beside them is in the
-:class:`~mcp_sessions.client.dialer.Failure`.
+An application sees the SDK's own errors. They name the address and the cause. The
+:class:`~mcp_sessions.client.dialer.Failure` has the further facts that a reconnecting client needs.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _BODY_LOOKED_AT = 65_536
 async def failure_of(
     response: httpx2.Response, request_id: RequestId | None, *, name: str, is_in_session: bool
 ) -> Failure:
-    """What a response means that is no success.
+    """Return the failure that a response without success means.
 
     Args:
-        request_id: Of the request it responds to; None: it was no request.
+        request_id: The request it responds to; None: it was no request.
         name: Its server's address, without credentials.
         is_in_session: The request named a transport session.
     """
@@ -77,7 +76,7 @@ async def failure_of(
 
 
 def describe(error: Exception, *, name: str, was_sent: bool = False) -> Failure:
-    """What a failed exchange means.
+    """Return the failure that an exception of an exchange means.
 
     Args:
         name: The server's address, without credentials.
@@ -121,7 +120,7 @@ def is_sse(response: httpx2.Response) -> bool:
 
 
 def unfollowed(response: httpx2.Response) -> str | None:
-    """What to say of a redirect that was not followed; None: it is none."""
+    """Return the text for a redirect that was not followed; None: it is none."""
     onward = response.next_request
     if onward is None:
         return None

@@ -116,14 +116,14 @@ class HttpLink:
             await self._tell(Unanswered(request_id, failure))
 
     def listen(self) -> None:
-        """See `Link`: the GET stream, if there is a transport session."""
+        """Open the GET stream, if there is a transport session."""
         if self._requester.transport_session is None or self._tasks is None:
             return
         if self._notifications.begin():
             self._tasks.start_soon(self._notifications.read)
 
     def abandon(self, request_id: RequestId) -> None:
-        """See `Link`: the response stream is closed."""
+        """Close the response stream."""
         scope = self._posts.pop(request_id, None)
         if scope is not None:
             scope.cancel()

@@ -37,7 +37,7 @@ def _trusted(cert_file: str | None, cert_dir: str | None) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Access:
-    """Where a server is, and how it is asked."""
+    """The address of a server, and the settings of requests to it."""
 
     url: str
     client: httpx2.AsyncClient | None
@@ -112,7 +112,7 @@ class Requester:
         return None
 
     async def refused(self, response: httpx2.Response, request_id: RequestId | None) -> Failure:
-        """What a response means that is no success."""
+        """Return the failure that a response without success means."""
         is_in_session = self.transport_session is not None
         return await failure_of(response, request_id, name=self.name, is_in_session=is_in_session)
 
@@ -120,7 +120,7 @@ class Requester:
     async def stream(
         self, method: str, message: Json | None, headers: Mapping[str, str], *, silent: bool = False
     ) -> AsyncGenerator[httpx2.Response]:
-        """See `open`; the response is closed at the end."""
+        """Send a request like `open`, and close the response at the end."""
         response = await self.open(method, message, headers, silent=silent)
         try:
             yield response

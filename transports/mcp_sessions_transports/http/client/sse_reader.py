@@ -21,7 +21,7 @@ _RETRY_DIGITS = len(str(MAX_RETRY))
 
 
 MOST = 16
-"""What is more than so many limits long is not passed over."""
+"""An event of more than this many limits in length is not skipped."""
 
 _OTHER_LINE = 65_536
 """Bytes of a line that is no data, in an event that is passed over."""
@@ -48,7 +48,7 @@ class ReadEvent:
     """Milliseconds, `MAX_RETRY` at the most."""
 
     dropped: Outline | None = None
-    """What is known of the data, if it was too large to be kept; then ``data`` is empty."""
+    """The outline of the data, if it was too large to be kept; then ``data`` is empty."""
 
 
 class SseReader:

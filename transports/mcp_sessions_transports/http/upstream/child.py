@@ -63,7 +63,7 @@ from mcp_sessions_transports.http.upstream.wire import (
 logger = logging.getLogger(__name__)
 
 _PAGES: Final = 100
-"""Of a list of tools that is read to learn what their headers are."""
+"""Pages of a list of tools that are read to learn the headers of the tools."""
 
 _ENDING: Final = 2.0
 """Seconds in which what was asked may still be answered when it ends, and its end be told."""
@@ -95,7 +95,7 @@ class HttpChild(EitherEraChild):
         self._ending = asyncio.Lock()
 
     is_in_order = False
-    """What it says by itself comes on a stream of its own."""
+    """The server's own messages come on a separate stream."""
 
     @property
     def is_over(self) -> bool:
@@ -103,7 +103,7 @@ class HttpChild(EitherEraChild):
 
     @property
     def always_says_cause(self) -> bool:
-        """See :class:`Child`. In the modern era all that is about a request is on its response."""
+        """In the modern era every message about a request is on its response."""
         return self.is_modern
 
     async def stop(self) -> None:

@@ -72,10 +72,10 @@ class HttpChildren:
             raise refused(f"there is no credential for it ({type(failed).__name__})") from None
 
     def run(self, room: Callable[[], int]) -> None:
-        """See :class:`Starter`: what costs a handshake need not be there before."""
+        """Do nothing: a session costs only a handshake, so none is started in advance."""
 
     def session_over(self, session_id: SessionId) -> None:
-        """See :class:`Starter`: nothing is kept here for a session there."""
+        """Do nothing: no child is kept for a session."""
 
     async def close(self) -> None:
         """All of them are over."""

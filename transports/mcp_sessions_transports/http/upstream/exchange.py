@@ -63,7 +63,7 @@ class _Left(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Session:
-    """What the exchanges of one session share."""
+    """The shared state of one session's exchanges."""
 
     opens: Opens
     check: Callable[[httpx2.Response], Awaitable[None]]
@@ -83,7 +83,7 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """Of one request."""
+    """Sends one request, and reads its response."""
 
     _session: Session
     _waiting: Waiting
@@ -188,7 +188,9 @@ class Exchange:
             self._limit.reschedule(self._left_at)
 
     async def _in_time(self, work: Awaitable[_T]) -> _T:
-        """What is waited for at the server. What it said is taken without this: it is not lost.
+        """Await ``work`` at the server, within the time limit.
+
+        Messages that arrived are taken without this: they are not lost.
 
         Raises:
             _Left: It takes too long after the answer.

@@ -28,7 +28,7 @@ Path = tuple[str, ...]
 
 
 def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
-    """Of any request."""
+    """Return the headers of a request."""
     method: str = message["method"]
     headers = {"mcp-method": method}
     name: object = message["params"].get(NAMED.get(method))
@@ -38,7 +38,7 @@ def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
 
 
 class ParamHeaders:
-    """Of the calls of one server's tools."""
+    """Keeps the headers that calls of one server's tools repeat."""
 
     def __init__(self) -> None:
         self._tools: dict[str, Mapping[Path, str]] = {}
@@ -58,7 +58,7 @@ class ParamHeaders:
                     del self._tools[next(iter(self._tools))]
 
     def of(self, params: Mapping[str, Any]) -> dict[str, str]:
-        """Of a ``tools/call``."""
+        """Return the headers of a ``tools/call``."""
         name: object = params.get("name")
         annotated = self._tools.get(name) if isinstance(name, str) else None
         headers: dict[str, str] = {}
@@ -73,8 +73,10 @@ class ParamHeaders:
 
 
 def _annotated(schema: object) -> dict[Path, str]:
-    """Which arguments are repeated, and under which name; none if one cannot be: such a tool is
-    not called by those who heed its annotations.
+    """Return the arguments that headers repeat, and the header of each.
+
+    If one of them is invalid, return none: clients that heed the annotations do not call such a
+    tool.
     """
     found: dict[Path, str] = {}
     waiting: list[tuple[Path, object]] = [((), schema)]

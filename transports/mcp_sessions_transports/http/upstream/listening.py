@@ -1,4 +1,4 @@
-"""What a URL says by itself: on a stream of the session, or where it was asked to tell."""
+"""Read the server's own messages: on the session's stream, or on a listen."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What a session at a URL is told that is no request: one after the other, as it was said.
+"""Send notifications and answers to a session at a URL, one after the other, in order.
 
-Who asks something waits for what its clients said before, and no longer than that may take. What
-the layer says by itself (that a request is cancelled, that a question is refused) waits for nobody,
-and nobody for it.
+A request waits for its clients' earlier messages, for a bounded time. The layer's own messages (a
+cancellation, the refusal of a question) wait for nothing, and nothing waits for them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ takes none.
 
 
 class Messages:
-    """Of one session.
+    """Queues the messages of one session.
 
     Args:
         background: Sends them.
@@ -46,8 +45,9 @@ class Messages:
     # --- what its clients say ----------------------------------------------------------------
 
     def until_taken(self) -> Coroutine[Any, Any, None] | None:
-        """What has to be waited for before a request may follow what was said before it; None:
-        nothing, or a server that takes no messages. Raises nothing.
+        """Return the wait for the messages before a request; None: there are none to wait for.
+
+        There are also none if the server takes no messages. The wait raises nothing.
         """
         is_quiet = (self._theirs is None or self._theirs.done()) and not self._turn.locked()
         return None if is_quiet or not self._takes else self._until_taken()

@@ -37,7 +37,7 @@ UNSENT = (
 """Nothing was sent."""
 
 FAILURES = (httpx2.HTTPError, httpx2.StreamError, OSError)
-"""What an exchange fails with."""
+"""Exceptions of a failed exchange."""
 
 _BODY_LOOKED_AT = 65_536
 """Bytes of a refusal."""
@@ -48,7 +48,7 @@ UNSUPPORTED_VERSION = -32022
 _SESSION_ID = re.compile(rb"session[ -]?id\b")
 
 _LINES = 256
-"""Of what comes at once; more are read in portions."""
+"""Lines that are read at once; more are read in portions."""
 
 _PORTION = 4_096
 """Bytes."""
