@@ -1,13 +1,13 @@
-"""Work that nobody awaits: an owner runs it, and hears of it when it fails.
+"""Run work in the background: an owner runs it, and learns of its failure.
 
 Rules, owned by ``tests/server/test_background.py``:
 
-1. No task dies unseen. What it raises is a line in the log and a count
-   (``mcp_sessions.background_failures``), whoever gathers its outcome later.
-2. A loop goes on: one that raised is begun anew after a back-off, until its owner closes.
+1. Every failure of a task is seen. It is a line in the log and a count
+   (``mcp_sessions.background_failures``), also if its outcome is gathered later.
+2. A loop continues: after a failure it starts again after a back-off, until its owner closes.
 3. A store that is away is no defect: a warning without a traceback, and counted as well.
-4. What an exception says may quote an id, so that only its kind is logged, and where it was
-   raised; what our own errors say holds nothing secret.
+4. The text of an exception may quote an id. So only its kind is logged, and the line that raised
+   it. The texts of our own errors hold nothing secret.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ async def give_way() -> None:
 
 
 class TimeSlice:
-    """For how long a work went on without waiting: what has much to do at once, whose end nobody
-    knows, gives way (:func:`give_way`) whenever it is over.
+    """Measures for how long a work ran without waiting.
+
+    Long work of unknown length gives way (:func:`give_way`) at the end of each slice.
     """
 
     def __init__(self) -> None:
@@ -159,11 +160,12 @@ def _is_cancelled() -> bool:
 async def stopped(*tasks: asyncio.Task[Any]) -> list[BaseException]:
     """Cancel tasks and wait until they ended.
 
-    Who is cancelled meanwhile is told of that cancellation, and of none of the tasks' own, as
-    ``asyncio.gather`` would: a cancel scope around the caller would not know it for its own.
+    If the caller is cancelled meanwhile, it gets that cancellation, and none of the tasks' own.
+    ``asyncio.gather`` would raise one of those: a cancel scope around the caller would not
+    recognise it.
 
     Returns:
-        What they raised, in their order, except that they were cancelled.
+        Their exceptions, in their order, except cancellations.
     """
     for task in tasks:
         task.cancel()

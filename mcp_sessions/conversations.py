@@ -15,11 +15,12 @@ FindKey = Callable[[Mapping[str, Any], Mapping[str, str]], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
-    """How a request that belongs to no session of the protocol comes to that of its conversation.
+    """Gives a request without a session of the protocol the session of its conversation.
 
-    It is made at the first request of a conversation, and found again by the authenticated
-    identity and the conversation's key: on every connection, transport, replica, in both eras.
-    Its client sees nothing of it. What known hosts send is looked for after what is named here.
+    The session is made at the first request of a conversation. Later requests find it by the
+    authenticated identity and the conversation's key: on every connection, transport, replica, in
+    both eras. Its client sees nothing of it. The keys that known hosts send are looked for after
+    the ones that are named here.
 
     Raises:
         ConfigurationError: A name is empty or no text; or there is a ``handle``, and a member or
@@ -48,9 +49,11 @@ class Conversations:
     session. None: on stdio, and from this machine where no proxy is in between."""
 
     handle: Collection[str] = ()
-    """Names of tools that get one optional argument more, for hosts that say nothing: a call
-    without it starts a session, whose handle the answer says; a call with it belongs to that
-    session. The tool does not see it."""
+    """Names of tools that get one more optional argument, for hosts that send no key.
+
+    A call without it starts a session, and the answer has the session's handle. A call with it
+    belongs to that session. The tool does not see the argument.
+    """
 
     handle_name: str = "session"
     """The name of the argument."""

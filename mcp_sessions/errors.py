@@ -169,7 +169,7 @@ class ReplayRefused(SessionsError):
 
 
 class WireError(SessionsError):
-    """A refusal that the peer is told, as a JSON-RPC error.
+    """The peer gets this refusal as a JSON-RPC error.
 
     Args:
         data: The error's ``data`` member; holds nothing that the peer did not send.

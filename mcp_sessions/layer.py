@@ -102,11 +102,11 @@ class SessionLayer:
         health: str | None = None,
         application: Callable[[], ASGIApp] | None = None,
     ) -> MountedApp:
-        """An ASGI application that serves Streamable HTTP on ``path``.
+        """Return an ASGI application that serves Streamable HTTP on ``path``.
 
-        What the server's own HTTP application has beside and before its MCP endpoint
-        (authentication, custom routes, middleware) is in it. An application that mounts it
-        runs its ``lifespan``: ``FastAPI(lifespan=app.lifespan)``.
+        It contains the other routes of the server's own HTTP application (authentication, custom
+        routes, middleware). An application that mounts it runs its ``lifespan``:
+        ``FastAPI(lifespan=app.lifespan)``.
 
         Args:
             path: Where clients connect.
@@ -114,16 +114,15 @@ class SessionLayer:
                 without ``security``; for a FastMCP server, its own setting decides.
             security: The SDK's ``TransportSecuritySettings``: allowed hosts and origins.
             max_body: Bytes of one request body; None: ``SessionPolicy.max_message``.
-            health: What ``healthz`` and ``readyz`` are under; None: they are not served. See
+            health: The prefix of ``healthz`` and ``readyz``; None: they are not served. See
                 :meth:`health_routes`.
-            application: Answers with the application that the HTTP server calls, if something
-                stands around this one. The handshake of a WebSocket is put through that as a
-                GET, so that what lets HTTP requests in (an API key, a rate limit) lets in
-                WebSockets, too. None: it is found by itself; where it cannot be, WebSockets are
-                refused, and the log says so.
+            application: Returns the application that the HTTP server calls, if another one wraps
+                this one. The handshake of a WebSocket passes through it as a GET, so that its
+                checks for HTTP requests (an API key, a rate limit) apply to WebSockets, too. None:
+                the layer finds the application. If it cannot, it refuses WebSockets and logs that.
 
         Raises:
-            ConfigurationError: Authentication was set up that cannot be taken over.
+            ConfigurationError: The layer cannot take over the server's authentication.
         """
         beside = self.health_routes(health) if health is not None else ()
         endpoint = self._endpoint(path, host, security, max_body, application)
@@ -153,11 +152,10 @@ class SessionLayer:
         max_body: int | None = None,
         application: Callable[[], ASGIApp] | None = None,
     ) -> list[BaseRoute]:
-        """The same as routes, to mount in a Starlette or FastAPI application.
+        """Return the same as routes, to mount in a Starlette or FastAPI application.
 
-        The application must run the layer: ``Starlette(lifespan=layer.lifespan, …)``. What
-        guards these routes there guards WebSockets, too. Arguments and errors are those of
-        :meth:`asgi_app`.
+        The application must run the layer: ``Starlette(lifespan=layer.lifespan, …)``. Its guards of
+        these routes also guard WebSockets. Arguments and errors are those of :meth:`asgi_app`.
         """
         return self._endpoint(path, host, security, max_body, application).routes()
 
@@ -285,16 +283,16 @@ class SessionLayer:
     # --- changes ---------------------------------------------------------------------------
 
     async def notify_resource_updated(self, uri: str) -> None:
-        """Tell every session that subscribed to ``uri`` that it changed.
+        """Send every session that subscribed to ``uri`` an update.
 
         Returns when the change is stored for each of them.
 
         Raises:
-            StoreUnavailable: The store failed before it was. The change is kept, and told to
-                the rest when the store is back: it need not be announced again. If the
-                process ends before that it is lost, which is a line in the log; if 10,000
-                others wait (or 4 MiB of them) it is lost as well, and every session is made
-                to read again what it follows.
+            StoreUnavailable: The store failed before that. The layer keeps the change, and sends it
+                to the rest when the store is back: do not announce it again. The change is lost if
+                the process ends before that, which is a line in the log. It is also lost if 10,000
+                others wait (or 4 MiB of them). Then every session is made to read its resources
+                and lists again.
             ConfigurationError: The layer does not run.
         """
         await self._change("notifications/resources/updated", {"uri": str(uri)})

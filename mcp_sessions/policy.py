@@ -42,11 +42,13 @@ class SessionPolicy:
     """A session expires this long after it was made, however busy."""
 
     forget_after: float | None = None
-    """A transport-mode session expires this long after its last use, if this is longer than
-    ``idle_timeout``: after that it sleeps, and what was sent on it is gone. So does the session of
-    a conversation. Both expire ``max_lifetime`` and this after they were made, however busy. What
-    sleeps is ended first if there are ``max_sessions``, the least recently used before others.
-    None: 30 days, if the store outlives the process; else by ``idle_timeout``."""
+    """Seconds after its last use until a sleeping session expires, if longer than ``idle_timeout``.
+
+    A transport-mode session sleeps after ``idle_timeout``, and its streams are emptied. The session
+    of a conversation sleeps as well. Both expire ``max_lifetime`` and this after they were made,
+    however busy. At ``max_sessions``, sleeping sessions are ended first, the least recently used
+    before others. None: 30 days, if the store outlives the process; otherwise ``idle_timeout``.
+    """
 
     stateless_lifetime: float = 3_600
     """Without a store: how long a session id can be used, whatever happens."""
@@ -123,9 +125,12 @@ class SessionPolicy:
     are refused."""
 
     max_running_requests: int = 1_000
-    """Requests of one connection that are at work, or wait for one that is; over HTTP of one
-    transport-mode session, of one session that a lone POST names, or of one principal (without
-    authentication: no limit there). One more is refused, before it has any effect."""
+    """Requests of one connection that run, or that wait for a running one.
+
+    Over HTTP they count for one transport-mode session, for one session that a lone POST names, or
+    for one principal (without authentication: no limit there). A further request is refused before
+    it has any effect.
+    """
 
     max_detached_requests: int = 1_000
     """Requests per process that run on with nobody listening. One more, and of the principal that
@@ -139,9 +144,11 @@ class SessionPolicy:
     """How long one request may run on with nobody listening."""
 
     max_finished_streams: int = 16
-    """Response streams of one connection whose end can still be fetched with
-    ``Last-Event-ID``. Those that were sent whole have ``max_bytes`` in sum, those that nobody
-    read ``max_unread_bytes``; the newest always stays."""
+    """Finished response streams of one connection that ``Last-Event-ID`` can still fetch.
+
+    Streams that were sent whole have ``max_bytes`` in sum, unread streams ``max_unread_bytes``. The
+    newest stream always stays.
+    """
 
     max_unread_bytes: int = 67_108_864
     """The most bytes of answers that wait for one WebSocket or stdio client beyond its
@@ -163,9 +170,12 @@ class SessionPolicy:
     """A peer that takes nothing for this long while its buffer is full is detached."""
 
     receive_timeout: float = 60
-    """A request, header and body, that takes longer than this to arrive is answered 408. A peer
-    that takes nothing of its answer for this long is cut. In a process that the layer runs itself
-    (``run``, ``mcp-sessions serve``); elsewhere these are limits of the HTTP server."""
+    """Seconds in which a request, header and body, must arrive. Otherwise it is answered 408.
+
+    A peer that takes nothing of its answer for this long is cut. This applies in a process that the
+    layer runs itself (``run``, ``mcp-sessions serve``). In other processes, the HTTP server has its
+    own limits.
+    """
 
     max_connections: int | None = None
     """Open connections of HTTP and WebSocket in such a process. At the bound one that waits for a
@@ -177,7 +187,7 @@ class SessionPolicy:
     one, while its handler says nothing. 0: only what the handler says is sent."""
 
     init_timeout: float = 30
-    """A WebSocket whose client says nothing for this long after it opened is closed."""
+    """Seconds until a WebSocket is closed if its client sends nothing after it opened."""
 
     max_message: int = 4_194_304
     """Bytes of one message of a client: a request's body over HTTP (a larger one is answered
@@ -199,7 +209,7 @@ class SessionPolicy:
     and at most 10 seconds that the application takes to say so, after it was withdrawn."""
 
     reconnect_spread: float = 10
-    """At shutdown clients are told to come back within this long (``retryAfter``)."""
+    """At shutdown the server asks clients to reconnect within this long (``retryAfter``)."""
 
     coalescing: Mapping[str, str | None] = field(default_factory=lambda: dict(COALESCED_BY_DEFAULT))
     """Maps a notification that replaces an older one of its kind to a member of ``params``.

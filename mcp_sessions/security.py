@@ -216,11 +216,11 @@ class SessionSecurity:
     def default(
         cls, *, sign_only: bool = False, audience: str | None = None, max_token: int = MAX_TOKEN
     ) -> SessionSecurity:
-        """With the keys of ``MCP_SESSIONS_KEYS`` if it is set, else ephemeral.
+        """Use the keys of ``MCP_SESSIONS_KEYS`` if it is set, otherwise ephemeral keys.
 
         Raises:
-            ConfigurationError: It is set, and its keys cannot be used. That goes for an
-                empty one too: who sets it does not mean "forget every token at restart".
+            ConfigurationError: It is set, and its keys cannot be used. An empty value fails, too:
+                to set it does not mean "forget every token at restart".
         """
         make = cls.from_env if KEYS_VARIABLE in os.environ else cls.ephemeral
         return make(sign_only=sign_only, audience=audience, max_token=max_token)
@@ -313,13 +313,14 @@ class SessionSecurity:
     def open_session_id(
         self, session_id: str, *, principal: Principal, now: float
     ) -> tuple[float, float] | None:
-        """When that session was made and when it expires, in seconds since 1970.
+        """Return the time when that session was made and when it expires, in seconds since 1970.
 
-        None: no such session, somebody else's, or expired. Which of them is logged.
+        None: the session does not exist, belongs to another principal, or has expired. The log says
+        which.
 
         Args:
-            session_id: What the client sent.
-            principal: Who sent it.
+            session_id: The id that the client sent.
+            principal: The principal that sent it.
             now: Seconds since 1970.
         """
         try:

@@ -44,37 +44,40 @@ class StdioServer(ExternalServer):
         title: str = THE_SERVER,
         try_at_start: bool = False,
     ) -> None:
-        """Name a command; nothing is started before it is needed.
+        """Name a command. No process starts before it is needed.
 
         Args:
             command: Looked for as a shell would, on ``PATH``.
             args: Its arguments, as they are.
-            env: Added to what it inherits, which is ``INHERITED`` and nothing else. In its values
-                ``{principal}`` and ``{session}`` stand for 32 hexadecimal digits that name whom a
-                process is for, always the same. Where one stands in what it writes on stderr,
-                the log and its clients' errors have ``$NAME`` in place of the value.
-            cwd: Where it runs; None: where this process does. With ``{principal}`` or
-                ``{session}`` in it: a directory that is made when it is needed. One that names a
-                session is deleted, with all that it holds, when the session is over; one of a
-                process outside of any session, when that ends.
-            per: Who shares a process. ``session``: nobody; each session, each conversation, and
-                each connection that started none, has its own. ``principal``: all that one
-                principal asks. ``shared``: everybody. Those two are for servers that keep nothing
-                of a client: they are told of no client and can ask none anything.
-            max_children: Processes at the same time; who needs one more is refused.
+            env: Added to the inherited variables, which are ``INHERITED`` and nothing else. In its
+                values ``{principal}`` and ``{session}`` stand for 32 hexadecimal digits. They name
+                the principal or session of a process, and are always the same. If the process
+                writes such a value on stderr, the log and its clients' errors have ``$NAME``
+                instead.
+            cwd: The working directory; None: the directory of this process. A name with
+                ``{principal}`` or ``{session}`` is made when it is needed. A directory that names a
+                session is deleted, with its contents, when the session ends; the directory of a
+                process outside of any session, when the process exits.
+            per: The scope of a process. ``session``: each session, each conversation, and each
+                connection without a session has its own. ``principal``: all requests of one
+                principal share one. ``shared``: all clients share one. The last two are for servers
+                that keep nothing of a client: they learn of no client and cannot ask one anything.
+            max_children: Processes at the same time; a request that needs one more is refused.
             max_children_per_principal: Of these, those that were started for one principal; None:
-                all. Without authentication everybody is one principal.
-            child_idle: Seconds after its last request in which a process ends.
+                all. Without authentication all clients are one principal.
+            child_idle: Seconds after its last request in which a process exits.
             start_timeout: Seconds that a process has to answer ``initialize``.
-            warm: Processes that are started before somebody needs one, so that a session need not
-                wait for that. They count as ``max_children`` do, and end when nobody needed one
-                for ``child_idle``, until somebody does. Not with ``{principal}`` or ``{session}``.
-            title: What it is called in the log, where what its processes write on stderr is.
+            warm: Processes that start before they are needed, so that a session need not wait for
+                one. They count as ``max_children`` do. They exit if no session needed one for
+                ``child_idle``, and start again when one does. Not with ``{principal}`` or
+                ``{session}``.
+            title: The name in the log, also for the lines that its processes write on stderr.
             try_at_start: Start one process when the layer starts, and log why if that fails. No
                 client waits for it. It is stopped again, unless all clients share it.
 
         Raises:
-            ConfigurationError: The command is not there or not executable, or an argument is none.
+            ConfigurationError: The command does not exist or is not executable, or an argument is
+                invalid.
         """
         if os.name != "posix":
             raise ConfigurationError("a StdioServer runs on Linux and macOS")

@@ -66,7 +66,7 @@ class Turns:
 
 
 class Steps:
-    """Work that is done in steps, beside other work.
+    """Does work in steps, in turns with other work.
 
     Args:
         at_once: How many of them are done in one turn of the event loop.

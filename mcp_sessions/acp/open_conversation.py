@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One ``session/prompt`` at work."""
+    """A running ``session/prompt``."""
 
     link: Link
     """The client that waits for its answer."""
@@ -70,7 +70,7 @@ class Turn:
 
 @dataclass(eq=False, repr=False)
 class OpenConversation:
-    """A conversation that is at work in this process."""
+    """A conversation that is open in this process."""
 
     session_id: SessionId
     _store: SessionStore
@@ -94,7 +94,7 @@ class OpenConversation:
 
     def __post_init__(self) -> None:
         self.turns: set[Turn] = set()
-        """The prompts at work."""
+        """The running prompts."""
 
         self.agent_ids: list[str] = []
         """The agent's own names for it, the newest last."""

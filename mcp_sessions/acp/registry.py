@@ -1,4 +1,4 @@
-"""The conversations that are at work in this process, by every name that they have.
+"""Track the open conversations of this process, by each of their names.
 
 A conversation has one id on the wire, which never changes. The agent has its own for it, and
 may have another one in each process.
@@ -51,7 +51,7 @@ class Registry:
                 del self._locks[session_id], self._lock_users[session_id]
 
     def add(self, conversation: OpenConversation) -> None:
-        """It is at work from now on."""
+        """Add an open conversation."""
         self._open[conversation.session_id] = conversation
 
     def name(self, conversation: OpenConversation, agent_id: str) -> None:
@@ -60,18 +60,18 @@ class Registry:
         self._by_agent_id[agent_id] = conversation
 
     def remove(self, conversation: OpenConversation) -> None:
-        """It is at work no more."""
+        """Remove a closed conversation."""
         self._open.pop(conversation.session_id, None)
         for agent_id in conversation.agent_ids:
             if self._by_agent_id.get(agent_id) is conversation:
                 del self._by_agent_id[agent_id]
 
     def all(self) -> Iterable[OpenConversation]:
-        """All that are at work."""
+        """Return all open conversations."""
         return list(self._open.values())
 
     def find(self, session_id: SessionId) -> OpenConversation | None:
-        """One by its id; None: it is not at work here."""
+        """Return the conversation with that id; None: it is not open here."""
         return self._open.get(session_id)
 
     def shown_to(self, link: Link) -> list[OpenConversation]:

@@ -1,11 +1,12 @@
-"""Takes the session up on a link: handshake, start, resume, end.
+"""Resume the session on a link: handshake, start, resume, end.
 
 Rules that must hold, and that ``tests/client/`` owns over real sockets:
 
-1. The application's own ``initialize`` is repeated on each new connection of the handshake
-   era, with the same params; a server that then speaks another version is not the same.
-2. A session that is gone is started over once (see `Lives`), and whoever asks is told.
-3. At a server that does not speak of sessions nothing of this happens.
+1. The application's own ``initialize`` is repeated on each new connection of the handshake era,
+   with the same params. A server that then speaks another version is not the same.
+2. A session that is gone is started again once (see `Lives`), and every waiting request learns of
+   it.
+3. At a server without sessions, this module does nothing.
 """
 
 from __future__ import annotations
@@ -301,7 +302,7 @@ class SessionControl:
                 logger.info("a subscription could not be taken up again: %s", refused)
 
     async def end(self, link: Link, *, within: float) -> None:
-        """Take leave: the session is over for the server too (END1, DEL1). Never fails.
+        """End the session at the server (END1, DEL1). Never fails.
 
         Args:
             within: Seconds.

@@ -44,8 +44,10 @@ class ReconnectPolicy:
     if it has a key."""
 
     refusal_time: float = 1
-    """A tool call that is told later than this that its session is gone may have been at
-    work: it is not sent again in the next session."""
+    """A session may be refused as gone later than this after a tool call was sent.
+
+    The call may then have run, and is not sent again in the next session.
+    """
 
     closing_timeout: float = 2
     """At the end: taking leave of the server."""
@@ -54,10 +56,12 @@ class ReconnectPolicy:
     """The least time between two writes of a jar; the last one comes at the end."""
 
     max_message: int = 4_194_304
-    """Bytes of one message from the server. A larger one is passed over and not kept: the
-    request that it answers has no outcome (-31012), and is not sent again; if it may have been
-    an event, ``on_resume`` is told of a gap. What is more than 64 times as large costs the
-    connection."""
+    """Bytes of one message from the server. A larger one is dropped.
+
+    The request that it answers has no outcome (-31012), and is not sent again. If it may have been
+    an event, ``on_resume`` reports a gap. A message of more than 64 times this size costs the
+    connection.
+    """
 
     def __post_init__(self) -> None:
         for limit in fields(self):

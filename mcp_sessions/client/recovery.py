@@ -1,10 +1,11 @@
-"""Gets to a session that works: at first, after a loss, and where the application moves it.
+"""Reach a working session: at first, after a loss, and when the application moves it.
 
 Rules that must hold, and that ``tests/client/`` owns over real sockets:
 
-1. One recovery at a time; whatever is asked meanwhile waits for its end (CLI1).
-2. A recovery ends: with a session, or after ``give_up_after`` with an answer for everybody.
-3. The application is told of each loss once (``on_lost``), and then once how it ended
+1. One recovery runs at a time. Requests wait for its end (CLI1).
+2. A recovery ends with a session, or after ``give_up_after`` with an error for every waiting
+   request.
+3. The application learns of each loss once (``on_lost``), and then once of its end
    (``on_resume``), in each era and over each transport.
 """
 

@@ -19,7 +19,7 @@ class Admission(Enum):
     """The outcome of a request that names a session."""
 
     REFUSED = "refused"
-    """It is over, somebody else's, or of the other protocol: to this caller it never was."""
+    """The session has ended, or is another principal's or protocol's. One answer for all."""
 
     OTHER_MODE = "other_mode"
     """The caller's own, of the mode that was not asked for (SES11, SES12)."""

@@ -1,6 +1,6 @@
-"""When a session is over by time. Of a conversation never: both its ends are infinite.
+"""Compute the times at which a session expires. A conversation's are infinite.
 
-Seconds everywhere, on the clock that whoever asks passes in.
+Seconds everywhere, on the clock that the caller passes in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much is at work for whom."""
+"""Count the running requests of each connection, session or principal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Load:
         return whose is not None and self._counts.get(whose, 0) >= self._most
 
     def add(self, whose: Hashable) -> None:
-        """One more is at work for it."""
+        """Count one more running request."""
         if whose is not None:
             self._counts[whose] = self._counts.get(whose, 0) + 1
 

@@ -57,7 +57,7 @@ _LARGE_INTEGER = b"1" * 19
 
 @dataclass(slots=True)
 class Request:
-    """A call that is owed an answer."""
+    """A request, which needs an answer."""
 
     id: RequestId
     method: str
@@ -66,7 +66,7 @@ class Request:
 
 @dataclass(slots=True)
 class Notification:
-    """A message that is owed nothing."""
+    """A notification, which gets no answer."""
 
     method: str
     params: dict[str, Any] | None
@@ -392,7 +392,7 @@ def result_message(request_id: RequestId, result: Mapping[str, Any]) -> bytes:
 
 
 def error_message(request_id: RequestId | None, error: Mapping[str, Any]) -> bytes:
-    """The failed answer to ``request_id`` (None: to a message whose id is unknown)."""
+    """Build the error answer to ``request_id`` (None: to a message without a known id)."""
     return encode({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 

@@ -1,8 +1,8 @@
-"""The life of a session, as a table (SES19).
+"""Define the life of a session, as a table (SES19).
 
-Everything that changes a session's state stands in ``TRANSITIONS``; what is not in the
-table cannot happen. A session begins by :data:`BEGINS`. Stores ask it by ``attachment.py``, and
-keep live sessions only: one that is over is in no store (END2).
+``TRANSITIONS`` has every change of a session's state. Other changes cannot happen. A session begins
+by :data:`BEGINS`. Stores ask it by ``attachment.py``, and keep live sessions only: an ended session
+is in no store (END2).
 """
 
 from __future__ import annotations

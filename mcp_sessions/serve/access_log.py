@@ -1,9 +1,9 @@
-"""A line for each request and each WebSocket, when it is over.
+"""Log a line for each request and each WebSocket, at its end.
 
 The path is logged without its query, which may hold a code of OAuth. A part of the path that may be
 an id or a token is logged as its digest. No header is logged. The HTTP method and the MCP method
-are logged if their protocol has them: a client chooses any other text. A session is its digest.
-A stream is over when its response is: its line says how long it was open.
+are logged if their protocol has them: a client chooses any other text. A session is its digest. A
+stream ends with its response: its line says how long it was open.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _Seen:
         self._status = self._status or 500
 
     def log(self) -> None:
-        """It is over."""
+        """Log the line."""
         scope = self._scope
         milliseconds = (time.monotonic() - self._begun) * 1000
         client = (scope.get("client") or ("-", 0))[0]

@@ -1,6 +1,4 @@
-"""How a layer stops: its clients are told to come back, what runs may finish, and then
-nothing of it is left in this process.
-"""
+"""Stop a layer: ask its clients to reconnect, let running requests finish, release everything."""
 
 from __future__ import annotations
 

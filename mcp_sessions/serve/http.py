@@ -83,25 +83,25 @@ class Leaving:
     """Whether what is at work may need new connections, and is served first."""
 
     drain: Callable[[float], Awaitable[None]]
-    """Serves what is at work, within the grace."""
+    """Serves the running requests, within the grace."""
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn that leaves nobody without an answer when it stops.
+    """Runs uvicorn, and answers every request before it stops.
 
-    SIGTERM: it announces that, and goes on for ``delay`` seconds; each response is then the
-    last on its connection. The listener is closed: who connects from now on is refused, and
-    may safely try another server. What is connected is served; a connection that is idle, or
-    on which nothing was asked for a second, is closed. Then the layer drains.
+    SIGTERM: it announces that, and continues for ``delay`` seconds; each response is then the last
+    on its connection. Then the listener is closed: a new connection is refused, and its client may
+    safely try another server. Open connections are served. A connection that is idle, or that had
+    no request for a second, is closed. Then the layer drains.
 
-    SIGINT: without the delay. Another one after that: what still runs is ended at once.
+    SIGINT: without the delay. A second one ends everything that still runs at once.
 
     Args:
-        responses: The application of ``config``, or what is in it.
+        responses: The application of ``config``, or a part of it.
         leaving: How it stops.
         on_started: Called once when connections are taken.
-        before: Done before anything is served. What it raises comes out of ``run``,
-            where uvicorn would log it, with its traceback, and only end.
+        before: Runs before the first request. Its exception comes out of ``run``. Uvicorn
+            would only log it, with its traceback, and end.
     """
 
     def __init__(

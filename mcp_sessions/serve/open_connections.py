@@ -1,19 +1,20 @@
-"""The connections of one process: how many there may be, and for how long one may keep the server
-waiting. The protocols of ``protocols.py`` report to it.
+"""Bound the number of a process's connections, and the time that one may keep the server waiting.
+
+The protocols of ``protocols.py`` report to it.
 
 Rules:
 
-1. A request, header and body, arrives within ``receive_timeout``. Else it is answered 408.
-2. A peer that takes nothing of what is sent is cut: after ``receive_timeout``, and after
-   ``slow_timeout`` where its connection is closed already and only the rest of an answer is left.
-   What the system has taken and the peer has not is the system's to see (on Linux).
-3. At the bound a new connection takes the place of one that waits: for a request, or for the rest
-   of a request. The one that was silent for longest goes first. If none waits, the new one is
-   answered 503, or what a health check asks.
+1. A request, header and body, arrives within ``receive_timeout``. Otherwise it is answered 408.
+2. A peer that takes nothing is cut: after ``receive_timeout``, or after ``slow_timeout`` if its
+   connection is closed already and only the rest of an answer is left. Data that the system has
+   taken and the peer has not is the system's to watch (on Linux).
+3. At the bound a new connection replaces one that waits: for a request, or for the rest of a
+   request. The one that was silent for longest goes first. If none waits, the new one gets 503, or
+   the answer of a health check.
 4. A line in the log says so, at most once in :data:`QUIET` seconds.
 
-The bound is ``max_connections``, or what the limit of file descriptors leaves. The last few are
-for what the server itself opens, and for health checks.
+The bound is ``max_connections``, or the rest of the limit of file descriptors. The last few are for
+the server's own files, and for health checks.
 """
 
 from __future__ import annotations

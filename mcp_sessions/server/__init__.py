@@ -1,1 +1,1 @@
-"""Sessions at work: which session a message belongs to, who hears what, what runs."""
+"""Serve sessions: find a message's session, deliver events, run requests."""

@@ -1,12 +1,13 @@
-"""The audit: for each request that was served, who asked for what, in which session, and how it
-ended. One record of the logger ``mcp_sessions.audit``, when it is answered. And one for the start
-and one for the end of each session, with ``event.name``.
+"""Audit each served request: its principal, its method and name, its session, and its outcome.
 
-It is off until that logger itself is given a level (``setLevel(logging.INFO)``), whatever that of
-its parents is. Names are those of OpenTelemetry's semantic conventions where they have one. What
-a client sends beside method and name, what it is answered, and every id and key are left out;
-digests stand for the last two. A digest stands for a method or a name that the server does not
-have, too: it may be an id (:mod:`mcp_sessions.server.loggable`).
+The logger ``mcp_sessions.audit`` gets one record for each request, when it is answered. It gets one
+more for the start and for the end of each session, with ``event.name``.
+
+The audit is off until that logger itself has a level (``setLevel(logging.INFO)``), whatever the
+level of its parents. Names are those of OpenTelemetry's semantic conventions where they have one. A
+record leaves out the rest of a client's message, the answer, and every id and key. Digests stand
+for ids and keys. A digest also stands for a method or a name that the server does not have: it may
+be an id (:mod:`mcp_sessions.server.loggable`).
 """
 
 from __future__ import annotations
@@ -211,10 +212,10 @@ class AuditEntry:
         self.write(is_heard=isinstance(failure, Exception))
 
     def write(self, *, is_heard: bool) -> None:
-        """It is over.
+        """Write the record of the request.
 
         Args:
-            is_heard: Somebody listens for the answer.
+            is_heard: A client waits for the answer.
         """
         if self._is_written:
             return

@@ -38,7 +38,7 @@ DEFAULT_VERSION = "2025-03-26"
 
 
 def _nobody() -> None:
-    """Nobody is told."""
+    """Do nothing: no callback is set."""
 
 
 class WatchedChannel:

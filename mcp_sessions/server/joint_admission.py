@@ -1,8 +1,7 @@
-"""One step of the store that lets a request into its connection and into the connection's current
-session, each of which would be asked for in a step of its own.
+"""Admit a request to its connection and to the connection's current session in one step.
 
-What the current session is, the store alone knows: the one that was seen last is passed, and where
-it is another by now, the request goes the way of two steps.
+Otherwise each of them takes a step of its own. Only the store knows the current session. The layer
+passes the one that it saw last. If it is another one by now, the request takes two steps.
 """
 
 from __future__ import annotations

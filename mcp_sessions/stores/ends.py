@@ -1,7 +1,8 @@
-"""The part of the contract that is about sessions which ended: a store remembers how, for a time.
+"""Define the part of the contract about ended sessions: a store remembers how they ended, for a
+time.
 
-What is remembered is a digest, a reason and times (:class:`~mcp_sessions.core.ends.SessionEnd`).
-Nothing that the session held is among it (END2).
+It remembers a digest, a reason and times (:class:`~mcp_sessions.core.ends.SessionEnd`), and nothing
+of the session's contents (END2).
 """
 
 from __future__ import annotations

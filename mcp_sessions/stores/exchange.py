@@ -64,14 +64,16 @@ class Exchange(Protocol):
         """Send to one process, or to all others (None).
 
         Returns:
-            Whether anybody may have heard it. False: nobody listens there, so that nobody does what
-            it says. A process that died is soon seen in this way, before :meth:`is_alive` says so.
+            Whether a process may have received it. False: no process listens, so the message has no
+            effect. This shows that a process died, before :meth:`is_alive` does.
         """
         ...
 
     async def watch(self, session_id: SessionId, stream: StreamName) -> None:
-        """Hear what is appended to a stream from now on: what is appended after this returns
-        is heard. Watching it twice is watching it once.
+        """Receive the events that are appended to a stream from now on.
+
+        Every event that is appended after this returns arrives. Watching it twice is watching it
+        once.
         """
         ...
 
@@ -82,16 +84,17 @@ class Exchange(Protocol):
     async def claim(
         self, session_id: SessionId, holder: str | None, *, instead_of: str | None = None
     ) -> str | None:
-        """Have what a session keeps in one process only: whoever claims it first has it, until
-        somebody claims it instead of them or the session is over. One atomic step.
+        """Claim a session's state that only one process keeps. One atomic step.
+
+        The first claim wins, until another one replaces it or the session ends.
 
         Args:
-            holder: Who claims it, by a name that nobody had before; who has it by that name
-                already has it still. None: nobody, just look.
-            instead_of: Who had it, and has it no more if it is theirs still.
+            holder: The claimant's name, never used before; a holder of that name still has it.
+                None: no claim, just look.
+            instead_of: A former holder, which loses it if it still has it.
 
         Returns:
-            Who has it now; None: nobody, or the session is not there.
+            The holder now; None: there is none, or the session does not exist.
         """
         ...
 

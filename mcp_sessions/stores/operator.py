@@ -18,7 +18,7 @@ from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.urls import open_store, sqlite_place
 
 Ended = Callable[[SessionStore, SessionRecord], Awaitable[None]]
-"""Tells those who serve from a store that a session is over in it."""
+"""Tells the processes that serve from a store that a session has ended."""
 
 
 class Beside(Protocol):
@@ -50,7 +50,7 @@ class Beside(Protocol):
 
 
 async def open_beside(url: str, ended: Ended) -> Beside:
-    """The store that ``url`` names, beside whoever serves from it.
+    """Open the store that ``url`` names, while other processes may serve from it.
 
     Args:
         ended: Called when a session was ended in a store that several processes share.

@@ -89,7 +89,7 @@ class SessionRecord:
     """When it expires if nothing more happens: the earlier of idle and absolute."""
 
     ends_at: float
-    """When its absolute lifetime is over. Of a conversation both are infinite."""
+    """The end of its absolute lifetime. A conversation's, like its ``expires_at``, is infinite."""
 
     peer: Peer | None = None
     fencing_epoch: FencingEpoch = FencingEpoch(0)
@@ -159,7 +159,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class ServerChange:
-    """A resource or a list of the server is another one: what each entitled session is told."""
+    """A change of a resource or a list of the server, with the event for each entitled session."""
 
     id: str
     """Names it among all changes of all processes: 1 to 64 visible ASCII characters."""
@@ -254,7 +254,7 @@ class CurrentUse:
 
     session_id: SessionId
     held: bool = False
-    """The caller is at work on it."""
+    """The caller runs a request of it."""
 
     key: KeyUse | None = None
     """The request's key."""

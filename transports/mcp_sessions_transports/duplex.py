@@ -108,7 +108,7 @@ class DuplexTransport:
     def __init__(self, served: Served) -> None:
         self.close_stream: Callable[[], Awaitable[None]] | None = None
         self.channels: dict[DuplexChannel, None] = {}
-        """The ways back of what is owed an answer."""
+        """The channels of requests that need an answer."""
 
         policy = served.policy
         self.outbox = Outbox(policy, most=policy.send_buffer + policy.max_unread_bytes)
@@ -118,8 +118,7 @@ class DuplexTransport:
         """Closed by this side, in order."""
 
         self.is_leaving = False
-        """Closed by this side as soon as nothing is owed to its client; until then it is served
-        as ever."""
+        """Closed by this side as soon as every request is answered; until then served as ever."""
 
         self.over = asyncio.Event()
         """Set when nothing more goes out."""
@@ -256,7 +255,7 @@ class DuplexTransport:
             self.close()
 
     def cut(self) -> None:
-        """The peer is not there any more: nobody hears what is owed an answer."""
+        """Cut the connection: the peer is gone, and no answer can reach it."""
         self.outbox.cut()
         for channel in list(self.channels):
             channel.closed()
@@ -342,7 +341,7 @@ class DuplexConnection:
                 await channel.answer(error_message(request.id, store_error(failed)))
 
     async def quiet(self, timeout: float) -> None:
-        """Wait until nothing that came is at work, ``timeout`` seconds at the most."""
+        """Wait until no request of it runs, ``timeout`` seconds at the most."""
         await asyncio.gather(
             self._served.runner.quiet(self.client, timeout), self._handled.quiet(timeout)
         )

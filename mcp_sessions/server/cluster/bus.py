@@ -1,6 +1,6 @@
-"""The other processes that serve the same sessions, and how this one reaches them.
+"""Reach the other processes that serve the same sessions.
 
-A process always has a bus. That of one which shares its store with others is in
+A process always has a bus. The bus of a process with a shared store is in
 :mod:`mcp_sessions.server.cluster.shared_bus`.
 """
 
@@ -42,7 +42,7 @@ class Handlers(Protocol):
         ...
 
     async def session_over(self, session_id: SessionId) -> None:
-        """Somebody here watches a stream of a session that is over."""
+        """Handle a watched stream of a session that has ended."""
         ...
 
     def round(

@@ -1,15 +1,15 @@
-"""Children of sessions among replicas: who has one, and how the others ask it.
+"""Assign the children of sessions to replicas, and send requests to them.
 
 Rules:
 
-1. Who has a session's child stands in the store, under a name that is used once. It changes by one
-   atomic step, and only from who is dead, or was this process under an older name.
-2. A lease is looked at before a child is asked. A process that stood still for longer than that is
-   good for looks again, so that one which was taken for dead asks its old child nothing.
-3. A request is sent to one process, and runs once. If that dies, or does not know of it, nobody
-   knows what became of it: -31012. If that does not listen, the request did not run. It is sent
-   again as long as the process may only be reconnecting. Once the process is dead, the next one has
-   the session, and serves the request.
+1. The store has the holder of a session's child, under a name that is used once. It changes by one
+   atomic step, and only from a dead process, or from this process under an older name.
+2. A process checks its lease before it asks a child. A process that stood still for longer than
+   the lease checks again. If others took it for dead, it asks its old child nothing.
+3. A request is sent to one process, and runs once. If that process dies, or does not know of the
+   request, the outcome is unknown: -31012. If that process does not listen, the request did not
+   run. It is sent again as long as the process may only be reconnecting. Once the process is dead,
+   the next one has the session, and serves the request.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _ANSWERS = 1_048_576
 
 @dataclass(eq=False, slots=True)
 class _Ask:
-    """A request of a client here, for a child elsewhere."""
+    """A request of a client of this process, for a child in another process."""
 
     call: Call
     process: str
@@ -115,7 +115,9 @@ class _Ask:
 
 
 class ChildrenElsewhere:
-    """An :class:`~mcp_sessions.server.upstream.external.elsewhere.Elsewhere` over the store."""
+    """Implements :class:`~mcp_sessions.server.upstream.external.elsewhere.Elsewhere` over the
+    store.
+    """
 
     def __init__(self, bus: ClusterBus, store: SessionStore, exchange: Exchange) -> None:
         self._bus = bus
@@ -372,7 +374,7 @@ class ChildrenElsewhere:
                 await self._bus.tell(told, to=ask.process)
 
     def said(self, sender: str, message: ChildSaid) -> None:
-        """A child elsewhere says something to a client here."""
+        """Pass a message of a child in another process on to its client here."""
         ask = self._asks.get(message.ask)
         if ask is None or sender != ask.process:
             return
@@ -397,7 +399,7 @@ class ChildrenElsewhere:
         ask.news.set()
 
     def answered(self, sender: str, message: ChildAnswered) -> None:
-        """A child elsewhere answered, or was not asked."""
+        """Take the answer of a child in another process, or the news that it was not asked."""
         ask = self._asks.get(message.ask)
         if ask is not None and sender == ask.process and ask.answer is None:
             ask.answer = message

@@ -35,8 +35,10 @@ class SessionAttached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Displaced:
-    """To the process whose connection had a session, from the one that took it: unless the
-    store has that attachment still, the connection's client is told, and hears no more of it.
+    """A connection here may have lost its session to the sender's.
+
+    Sent by the process that took the session, to the process of the connection. Unless the store
+    still has that attachment, the connection's client is notified, and gets no more of the session.
     """
 
     kind: ClassVar[str] = "displaced"
@@ -55,8 +57,10 @@ class Displaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
-    """To all, from who took a session from an HTTP connection, whose GET stream may be open
-    anywhere: what waits there unsent of the session is taken back.
+    """A session was taken from an HTTP connection.
+
+    Sent by the process that took it, to all: the GET stream may be open in any of them. That stream
+    withdraws the unsent events of the session.
     """
 
     kind: ClassVar[str] = "withdrawn"
@@ -66,8 +70,10 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnded:
-    """To all, from who ended a session of either mode, or from an operator's command: if the
-    store has it no more, what is at work for it ends.
+    """A session of either mode has ended.
+
+    Sent to all, by the process that ended it, or by an operator's command. If the store has the
+    session no more, everything that runs for it ends.
     """
 
     kind: ClassVar[str] = "ended"
@@ -81,8 +87,9 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetStreamOpened:
-    """To all, from who opened a GET stream of an HTTP connection; or to one whose own is the
-    older of two that were opened in the same moment: an older one ends.
+    """A GET stream of an HTTP connection was opened: an older one ends.
+
+    Sent to all. If two were opened in the same moment, only the process of the older one gets it.
     """
 
     kind: ClassVar[str] = "get_opened"
@@ -112,8 +119,9 @@ class StreamRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequest:
-    """To all, from where a connection's client cancelled a request that does not run there:
-    it is cancelled where it runs. The sender checked whose the connection is.
+    """A connection's client cancelled a request that does not run at the sender's.
+
+    Sent to all. The request's process cancels it. The sender checked the owner of the connection.
     """
 
     kind: ClassVar[str] = "cancel"
@@ -134,8 +142,10 @@ class CancelKeyed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRun:
-    """To the process that runs a keyed request, from where it was sent again: what its handler
-    sends from now on is told to the sender, and that it is over. Said again until then.
+    """A keyed request was sent again to the sender, and runs at the receiver's.
+
+    The receiver sends the handler's messages from now on, and the end of the request. The message
+    is repeated until then.
     """
 
     kind: ClassVar[str] = "join"
@@ -202,8 +212,9 @@ class JoinerListening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushQuestion:
-    """To the process where a session is attached, from the one whose handler asks its client
-    something, or asks no more: if it is attached there still, it is sent.
+    """A handler of the sender asks a client something, or withdraws the question.
+
+    Sent to the process where the session is attached. If it still is, that process sends it on.
     """
 
     kind: ClassVar[str] = "push"
@@ -233,8 +244,9 @@ class CannotAsk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionAnswered:
-    """To the process whose name is in a question's id, from where its answer came in: the
-    question is answered, if that principal was asked.
+    """A client answered a question of the receiver's.
+
+    The question's id has the receiver's name. The answer counts if that principal was asked.
     """
 
     kind: ClassVar[str] = "answer"
@@ -247,8 +259,9 @@ class QuestionAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionProgress:
-    """To the process whose name is in a progress token, from where the client reported
-    progress on its question.
+    """A client reported progress on a question of the receiver's.
+
+    The progress token has the receiver's name.
     """
 
     kind: ClassVar[str] = "progress"
@@ -313,7 +326,7 @@ class ChildSaid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildAnswered:
-    """To the sender of an :class:`AskChild`, or of a :class:`ChildAwaited`: that is over."""
+    """The call of an :class:`AskChild`, or of a :class:`ChildAwaited`, has ended."""
 
     kind: ClassVar[str] = "child_answered"
     ask: str
@@ -360,9 +373,10 @@ class NotifyChild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerChanged:
-    """To all, from where a list or a resource of the server was announced as changed: each
-    tells its connections without a session, and its server's own listeners. Sessions are told
-    by the sender alone. Said again if it is unknown whether it was sent.
+    """A list or a resource of the server changed.
+
+    Sent to all. Each process notifies its connections without a session, and its server's own
+    listeners. The sender alone notifies sessions. Repeated if it is unknown whether it was sent.
     """
 
     kind: ClassVar[str] = "change"

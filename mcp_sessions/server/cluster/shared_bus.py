@@ -1,11 +1,11 @@
-"""The bus of a process that shares its store with others, over the store's exchange.
+"""Connect a process that shares its store with others to them, over the store's exchange.
 
 Messages may be lost (:mod:`mcp_sessions.server.cluster.messages`), so that:
 
-1. Whatever must happen has another way to happen: a round that looks at the store every few
+1. Each necessary effect has another way to happen: a round that looks at the store every few
    seconds, or a question that is asked again.
-2. What is appended to a watched stream is heard by whoever has it open here; what is missed
-   is seen by its number, and read.
+2. An event that is appended to a watched stream reaches the process that has it open. A missed
+   event is noticed by its number, and read.
 """
 
 from __future__ import annotations

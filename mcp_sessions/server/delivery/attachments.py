@@ -72,21 +72,22 @@ class Attachments:
         instance: str | None = None,
         had: Attachment | None = None,
     ) -> Attached | None:
-        """Make ``connection`` the session's only one and hand it what it missed.
+        """Make ``connection`` the session's only one, and hand over the events that it missed.
 
         Args:
-            connection: None: nothing can be pushed there; the old connection is displaced
-                and the events wait.
-            position: What the client says it saw last.
+            connection: None: nothing can be pushed to it. The old connection is displaced, and the
+                events wait.
+            position: The client's last event, as the client says.
             only_if_free: Answer None if another connection is attached.
-            instance: How its client calls itself: told to who had the session (TKO12).
-            had: Who has it, as the caller read: told, too, if the store's answer is lost.
+            instance: The client's name for itself. The displaced client gets it (TKO12).
+            had: The attachment that the caller read. It is notified too if the store's answer is
+                lost.
 
         Returns:
-            None if the session is over or not free.
+            None if the session has ended or is not free.
 
         Raises:
-            StoreUnavailable: Unknown whether it is attached. Whoever lost it is told.
+            StoreUnavailable: Unknown whether it is attached. A connection that lost it is notified.
         """
         async with self._attaching(session_id, connection):
             newer = connection.kind if connection is not None else None

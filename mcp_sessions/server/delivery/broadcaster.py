@@ -1,15 +1,15 @@
-"""Server-wide changes: a resource or a list is another one, and everyone entitled hears it.
+"""Notify every entitled client that a resource or a list of the server changed.
 
-1. A protocol-mode session hears of a change by an event of its own. Who listens outside of
-   any (a pipe, a WebSocket, the GET stream of a transport-mode session) is told the bare
-   notification.
-2. Changes are told one after the other, in the order in which they were announced. Where more
-   than ``EACH`` wait, one whose coalescing key waits already is told together with that.
-3. Sessions are told a few at a time, and at least half of the time is for others.
-4. While the store is away a change is kept, and told to the rest when it is back: nobody is
-   told twice, nobody is left out. What is kept is bounded (``KEPT``, ``KEPT_BYTES``).
-5. A change beyond that bound is lost. Then the events of every session are made anew: whoever
-   comes back with a position is refused, and reads again what it follows.
+1. A protocol-mode session gets a change as its own event. A client outside of any session (a pipe,
+   a WebSocket, the GET stream of a transport-mode session) gets the bare notification.
+2. Changes are sent one after the other, in the order in which they were announced. If more than
+   ``EACH`` wait, a change coalesces with a waiting one of the same key.
+3. Sessions are notified a few at a time, and at least half of the time is for other work.
+4. While the store is away a change is kept. The remaining sessions get it when the store is back:
+   none gets it twice, and none is left out. The kept changes are bounded (``KEPT``,
+   ``KEPT_BYTES``).
+5. A change beyond that bound is lost. Then the event log of every session is replaced: a client
+   that reconnects with a position is refused, and reads its resources and lists again.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class ChangeBroadcaster:
         return True
 
     async def close(self) -> None:
-        """Tell what was announced, if the store is there and it does not take long; say what
-        could not be told.
+        """Send the announced changes, if the store is there and it does not take long; log the
+        rest.
         """
         fan_out, self._fan_out = self._fan_out, None
         if fan_out is not None:
@@ -158,7 +158,7 @@ class ChangeBroadcaster:
             await give_way()
 
     async def _tell(self, waiting: WaitingChange) -> None:
-        """Tell whoever was not told yet.
+        """Notify the sessions that are left.
 
         Raises:
             StoreUnavailable: There are some left.
@@ -243,10 +243,10 @@ class ChangeBroadcaster:
         return failed
 
     async def _tell_some(self, waiting: WaitingChange, session_ids: Sequence[SessionId]) -> None:
-        """Tell a few sessions. One that cannot be told hinders no other.
+        """Notify a few sessions. A failure for one hinders no other.
 
         Raises:
-            StoreUnavailable: Not all of them are told.
+            StoreUnavailable: Not all of them are notified.
         """
         try:
             await self._tell_locked(waiting, session_ids)
@@ -312,8 +312,7 @@ class ChangeBroadcaster:
             raise StoreUnavailable("the store did not answer while an event was handed over")
 
     async def _renew_everyone(self) -> None:
-        """Changes were lost, nobody knows whose: every session's events are made anew, and who
-        is attached has to resume.
+        """Replace every session's event log after an unknown loss; attached clients must resume.
 
         Raises:
             StoreUnavailable: There are some left.

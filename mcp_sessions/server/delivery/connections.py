@@ -84,7 +84,7 @@ class ConnectionRegistry:
         return connection
 
     async def is_there(self, connection_id: ConnectionId) -> bool:
-        """Whether a connection may still live, here or elsewhere.
+        """Return whether a connection may still live, in any process.
 
         Raises:
             StoreUnavailable: Unknown.
@@ -149,7 +149,7 @@ class ConnectionRegistry:
                 del self._used_on[session_id]
 
     async def close_peers(self, session_id: SessionId) -> None:
-        """A session is over: what is kept for it on connections of this process ends."""
+        """Close the peers of an ended session on connections of this process."""
         for connection in self._used_on.pop(session_id, ()):
             upstream_peer = connection.upstream_peers.pop(session_id, None)
             if upstream_peer is not None:

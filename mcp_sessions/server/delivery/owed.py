@@ -1,8 +1,8 @@
-"""Writes that are owed to the store: done now, or when it is back.
+"""Retry writes to the store until it is back.
 
-What a connection or a request leaves behind at its end must reach the store, though nobody
-waits for it any more: a store that is away at that moment would keep it for ever. Such a write
-says what is so, and may be done twice; who owes it does not fail with it.
+A connection or a request may leave state in the store at its end, although no caller waits any
+more. A store that is away at that moment would keep the state for ever. Such a write is idempotent,
+and its failure does not fail its owner.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Owed:
             self._work_on()
 
     def owe(self, name: Hashable, write: Write) -> None:
-        """Do a write, beside what is done now."""
+        """Do a write in the background."""
         self._writes[name] = write
         self._work_on()
 

@@ -1,14 +1,13 @@
-"""The connection of a transport-mode session over HTTP, which lives in the store.
+"""Represent a transport-mode session's connection over HTTP, which lives in the store.
 
-What is sent on its GET stream is a log in the store, whichever process has the stream open.
-A :class:`StoredConnection` is only what one process knows of it, and can be made anew at any
-time. It keeps nothing of the session's record but which session was current last, as a guess:
-another process may change that at any moment, and whoever decides something asks the record that
-came with its own request.
+The store has a log of the GET stream, whichever process has the stream open. A
+:class:`StoredConnection` is one process's view of it, and can be made again at any time. It keeps
+the last current session, as a guess. Another process may change that at any moment, so decisions
+use the record that came with their own request.
 
-Whoever stored an event of a session relays it to that log, and the store keeps them in order;
-who sees that an older one is missing reads the session's log and relays it too. So nothing is
-lost with a process that died between the two steps: the next one to come by does its second.
+The process that stored an event of a session relays it to that log, and the store keeps them in
+order. A process that finds an older one missing reads the session's log and relays it too. So
+nothing is lost with a process that died between the two steps: the next one does the second.
 """
 
 from __future__ import annotations

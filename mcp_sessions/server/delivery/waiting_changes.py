@@ -1,13 +1,12 @@
-"""Server-wide changes that are not told to everyone yet, in the order of their announcement; and
-who waits for which.
+"""Queue server-wide changes until every session has them, and let announcers wait.
 
-What waits is bounded; rules 2, 4 and 5 of :mod:`mcp_sessions.server.delivery.broadcaster`.
+The queue is bounded; rules 2, 4 and 5 of :mod:`mcp_sessions.server.delivery.broadcaster`.
 
-For a change waits whoever announced it, and nobody else. What is announced is noted in a context
-variable, so that it is found where the application announces it: in a handler, in a task that a
-handler started, in a worker thread that called back, in a listener of the server's own bus that
-runs inside of any of these. A bus that calls its listeners from somewhere else tells nobody who
-published: nobody waits for that.
+Only the announcer of a change waits for it. An announcement is noted in a context variable, so that
+it is found where the application announces it: in a handler, in a task that a handler started, in a
+worker thread that called back, in a listener of the server's own bus that runs inside of any of
+these. A bus that calls its listeners in another context does not say who published, so no one
+waits.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def note(number: int, told: asyncio.Future[Outcome]) -> None:
 
 @dataclass(slots=True, eq=False)
 class WaitingChange:
-    """A change that is not told to everyone yet."""
+    """A change that some sessions do not have yet."""
 
     number: int
     method: str
@@ -174,7 +173,7 @@ class WaitingChanges:
         return self._renews
 
     def begin_renewal(self) -> None:
-        """Every session is told by other means that it missed something."""
+        """Note that every session learns of its loss by a new log."""
         self._say_what_is_lost("too many waited; every session has to resume")
         self._renews = False
 
@@ -183,7 +182,7 @@ class WaitingChanges:
         self._renews = True
 
     def close(self) -> None:
-        """Nothing is told any more: say what is lost."""
+        """Stop, and log the changes that are lost."""
         for waiting in self._waiting:
             waiting.settle(StoreUnavailable("the server stopped"))
             self._lost[waiting.method] += 1

@@ -1,5 +1,7 @@
-"""The start and the end of each session, written down once: a line in the log, a record of the
-audit, a count, and in the store what ``mcp-sessions sessions show`` says later.
+"""Record the start and the end of each session once.
+
+A record is a line in the log, an entry of the audit, a count, and the data of ``mcp-sessions
+sessions show`` in the store.
 
 The store hands each session that ends to one process (``SessionStore.end``, ``expire``, ``evict``,
 ``ended_beside``). That process writes.

@@ -1,6 +1,6 @@
-"""``subscriptions/listen`` in a session: who may, and what its session is told from then on.
+"""Start ``subscriptions/listen`` in a session, and end it in order.
 
-The stream that it is heard on is the binding's.
+The binding owns the stream of the listen.
 """
 
 from __future__ import annotations

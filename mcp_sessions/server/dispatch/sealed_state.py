@@ -1,7 +1,7 @@
-"""A session as its client is told of it: its id, its deadline, and its ``state`` as a sealed token.
+"""Describe a session to its client: its id, its deadline, and its ``state`` as a sealed token.
 
-A token is sealed anew when the session's state changed; what was sealed last is kept, and need
-not be opened when it comes back.
+A token is sealed again when the session's state changed. The last one is kept, and need not be
+opened when it comes back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SealedState:
         self._tokens: OrderedDict[SessionId, tuple[int, str]] = OrderedDict()
 
     def forget(self, session_id: SessionId) -> None:
-        """A session is over."""
+        """Forget the token of a session that ended."""
         self._tokens.pop(session_id, None)
 
     def stamp(self, result: dict[str, Any], record: SessionRecord) -> dict[str, Any]:

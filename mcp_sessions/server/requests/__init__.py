@@ -1,1 +1,1 @@
-"""Requests at work: each runs once, asks its client back, and is found again by its key."""
+"""Run requests: each runs once, asks its client questions, and is found again by its key."""

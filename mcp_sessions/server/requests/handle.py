@@ -80,13 +80,13 @@ class SessionHandle:
     def id(self) -> str:
         """Names the session, always the same.
 
-        Of a session that its client started it is the id that its client has. Without
-        authentication that is the whole credential: whoever reads it in a log, a trace or
-        another service's records can resume the session. Log a digest of it.
+        If the client started the session, this is the client's id of it. Without authentication the
+        id is the whole credential: a reader of a log, a trace or another service's records can
+        resume the session with it. Log a digest of it.
 
-        Of any other (:attr:`source`) it opens nothing: 64 hexadecimal digits, of which the
-        first twelve are what the layer's own log calls the session. ``ctx.session_id`` of the
-        SDK and of FastMCP is such a name in every session that a client has or names.
+        For any other session (:attr:`source`) it opens nothing: 64 hexadecimal digits. The layer's
+        own log names the session by the first twelve. ``ctx.session_id`` of the SDK and of FastMCP
+        is such a name in every session that a client has or names.
         """
         session_id = self._record.session_id
         if self.source == "session":
@@ -147,23 +147,24 @@ class SessionHandle:
         prompts: Collection[str] = (),
         resources: Collection[str] = (),
     ) -> None:
-        """Hide something from this session, from its next request on: it is in no list, and to
-        ask for it by name is to ask for what is not there. The session's subscriptions to hidden
-        resources end. Its client alone is told that its lists changed, if they did, as
-        :meth:`notify` tells it. Kept in the store, whatever becomes of the request.
+        """Hide something from this session, from its next request on.
+
+        Lists leave it out, and a request by its name fails as if it did not exist. The session's
+        subscriptions to hidden resources end. Only its client learns that its lists changed, if
+        they did, by :meth:`notify`. The rule is kept in the store, whatever becomes of the request.
 
         Args:
             tools: Names, or patterns: ``*`` is any text.
             prompts: The same.
-            resources: URIs, or patterns. A URI template hides what is made of it.
+            resources: URIs, or patterns. A URI template hides every URI that is made of it.
 
         Raises:
             TypeError: One of them is no collection of names.
-            SessionNotFound: The session is over; nothing was stored.
+            SessionNotFound: The session has ended; nothing was stored.
             LimitReached: With its rules the session's state is more than ``max_state_bytes``;
                 nothing was stored.
-            StoreUnavailable: Unknown whether it is hidden, and whether the client was told. To
-                call it again does what was not done.
+            StoreUnavailable: Unknown whether it is hidden, and whether the client was notified. A
+                second call does the rest.
             ConfigurationError: The layer has no store.
         """
         await self._change({"tools": tools, "prompts": prompts, "resources": resources}, hides=True)
@@ -255,10 +256,11 @@ class SessionHandle:
                 newest = conflict.newest
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send the session's client a notification: a session event, replayed if missed. Where
-        the session is none that the client started it goes to the request's connection as the
-        client's own SDK expects it: over HTTP on the GET stream, for which it waits. In the 2026
-        era there is no such way, and nothing is sent.
+        """Send the session's client a notification: a session event, replayed if missed.
+
+        If the client did not start the session, the notification goes to the request's connection,
+        in the form that the client's own SDK expects. Over HTTP it waits for the GET stream. The
+        2026 era has no such way, and nothing is sent.
 
         Args:
             method: Its method, such as ``notifications/resources/updated``.
@@ -266,8 +268,8 @@ class SessionHandle:
                 of a session event.
 
         Raises:
-            SessionNotFound: The session is over; nothing was stored. Of a connection's session
-                nothing is said: its client is gone.
+            SessionNotFound: The session has ended; nothing was stored. It is not raised for a
+                connection's session: its client is gone.
             StoreUnavailable: Unknown whether it was stored.
             ConfigurationError: The layer has no store, so there are no events.
         """

@@ -1,8 +1,8 @@
-"""A keyed request that is sent again where it does not run.
+"""Join a keyed request that is sent again to a process that does not run it.
 
-It runs once, in the process that began it (its *runner*). Whoever gets it again asks the
-runner to be told what the handler sends from then on; the answer itself is the one that is
-kept in the store. If the runner dies nobody can know how it ended, unless it had answered.
+The request runs once, in the process that began it (its *runner*). A process that gets it again
+asks the runner for the handler's messages from then on. The answer is the one that is kept in the
+store. If the runner dies before it answered, the outcome is unknown.
 """
 
 from __future__ import annotations

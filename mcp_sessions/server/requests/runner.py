@@ -1,7 +1,7 @@
-"""Requests at work: each runs once, in a task of its own, wherever its answer is heard.
+"""Run requests: each runs once, in its own task, wherever its answer is delivered.
 
-A broken connection cancels nothing here. A request ends when its handler does, when its
-client cancels it, when its session ends, or when a bound on unheard work is reached.
+A broken connection cancels nothing here. A request ends when its handler does, when its client
+cancels it, when its session ends, or when a bound on calls without a connection is reached.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RequestRunner:
 
     @property
     def running(self) -> int:
-        """How many requests are at work."""
+        """Return the number of running requests."""
         return len(self._running)
 
     def by_key(self, session_id: SessionId, key: RequestKey) -> RunningRequest | None:

@@ -1,6 +1,4 @@
-"""One request at work: as its handler sees it, how it runs, and what each of its waiters is
-answered when it ended.
-"""
+"""Run one request: its handler, its course, and the answers of its waiting calls."""
 
 from __future__ import annotations
 

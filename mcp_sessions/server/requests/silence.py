@@ -1,11 +1,13 @@
-"""Progress messages for a call whose handler says nothing for long. Some clients give a call up
-after minutes without one, and a comment or a log message does not help them.
+"""Send progress for a call with a silent handler.
+
+Some clients give a call up after minutes without progress, and a comment or a log message does not
+help them.
 
 Rules that must hold, and that ``tests/server/requests/test_silence.py`` owns:
 
-1. A call that carries a progress token hears of progress at least once in ``progress_every``
-   seconds, as long as somebody listens for its answer.
-2. A call's own path has no part in this: the calls that run are looked at from here, a few times in
+1. A call that carries a progress token gets progress at least once in ``progress_every`` seconds,
+   as long as a client waits for its answer.
+2. A call's own path has no part in this: this module looks at the running calls a few times in
    each period.
 3. A client that takes nothing delays no other. A call has one message of ours under way.
 """

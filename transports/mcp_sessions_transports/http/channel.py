@@ -444,7 +444,7 @@ class PostChannel(WatchedChannel):
         return post_event_id(name, position, self._request_id)
 
     def close(self) -> None:
-        """End the stream, if one is open: the session is over, or the server stops."""
+        """End the stream, if one is open: the session has ended, or the server stops."""
         if self._stream is not None:
             self._stream.finish()
 

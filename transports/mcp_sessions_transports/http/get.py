@@ -1,10 +1,10 @@
-"""GET of the handshake era: the stream of a connection, or the rest of a POST's response.
+"""Serve a GET of the handshake era: a connection's stream, or the rest of a POST's response.
 
-1. Who comes back with a ``Last-Event-ID`` gets what followed it, whole, whichever process
-   has it. If that cannot be, it is told: a response as :class:`OutcomeUnknown`, a place in
-   the connection's stream by messages to read everything again.
-2. Nothing of a session is heard by a credential with fewer scopes than it was started with,
-   nor a response by one with fewer than its request was sent with.
+1. A client with a ``Last-Event-ID`` gets everything that followed it, whole, whichever process has
+   it. If that is impossible, the client learns it. A response ends with :class:`OutcomeUnknown`.
+   The connection's stream has messages to read everything again.
+2. A credential gets nothing of a session that was started with more scopes, nor a response to a
+   request that was sent with more.
 """
 
 from __future__ import annotations

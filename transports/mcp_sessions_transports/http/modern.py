@@ -1,7 +1,7 @@
-"""Streamable HTTP of the modern era (2026-07-28), with sessions.
+"""Serve Streamable HTTP of the modern era (2026-07-28), with sessions.
 
-What a client that knows nothing of sessions sees is what the SDK's own entry sends; the
-rules that decide it are asked of the SDK itself.
+A client that knows nothing of sessions sees the same as from the SDK's own entry. The SDK itself
+decides the rules for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A response stream whose request runs in another process, or ran in one that is gone.
+"""Serve a response stream with a request in another process, or in one that is gone.
 
-What its handler sends is in the store as soon as it is sent, whoever serves the client that
-comes back for it. The stream ends with the answer; if the process that would give it died,
-with the one that says so.
+The handler's messages are in the store as soon as they are sent, whichever process serves the
+client that reconnects. The stream ends with the answer. If the process that runs the request died,
+it ends with an error that says so.
 """
 
 from __future__ import annotations

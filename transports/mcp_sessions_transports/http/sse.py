@@ -1,10 +1,10 @@
-"""Server-sent event streams: how one is written, and the GET stream of a connection.
+"""Write server-sent event streams, and serve the GET stream of a connection.
 
 Rules that must hold, and that ``tests/transports/http/test_sse.py`` owns:
 
-1. What is pushed waits in an :class:`~mcp_sessions_transports.outbox.Outbox`, whose rules
-   hold here: nobody who pushes waits, and a peer that takes nothing is cut.
-2. The peer that went away is noticed at once, by ``http.disconnect``.
+1. A pushed message waits in an :class:`~mcp_sessions_transports.outbox.Outbox`, with its rules: a
+   push never waits, and a peer that takes nothing is cut.
+2. The server notices at once that the peer went away, by ``http.disconnect``.
 """
 
 from __future__ import annotations
@@ -132,12 +132,13 @@ class SseStream(Outbox):
 
 
 class GetStream:
-    """A connection's GET stream while it is open: what one credential may hear of its log.
+    """Serves a connection's GET stream while it is open: the part of its log that a credential may
+    get.
 
-    Whoever opened the stream shall not hear what a stronger credential started (SEC3). So an
-    event is handed over when it was found that it may be heard; until then it is left in the
-    log, and who reads the log asks. A session that needs more scopes than the stream was opened
-    with ends the stream: to hear it, its client has to come back with the stronger credential.
+    A stream must not carry the events of a session that a stronger credential started (SEC3). So an
+    event is handed over once it is known to be allowed. Until then it is left in the log, and the
+    reader of the log checks it. A session that needs more scopes than the stream has ends the
+    stream: its client must reconnect with the stronger credential.
     """
 
     __slots__ = ("_after", "_cleared", "_connection", "_feed", "_scopes", "stream")

@@ -1,8 +1,8 @@
-"""The body of an HTTP response, decompressed in pieces of bounded size.
+"""Decompress the body of an HTTP response in pieces of bounded size.
 
-What a server sends compressed may be a thousand times as large as it was on the wire, and the
-HTTP client's own decoding makes all of it from one piece. Here no piece is larger than
-`PIECE`, whatever came, so that whoever reads can stop in time.
+A compressed body may be a thousand times as large as it was on the wire, and the HTTP client's own
+decoding makes all of it from one piece. Here no piece is larger than `PIECE`, so that the reader
+can stop in time.
 """
 
 from __future__ import annotations

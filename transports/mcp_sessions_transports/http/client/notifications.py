@@ -1,8 +1,8 @@
-"""Keeps a link's notification stream, the GET, open.
+"""Keep a link's notification stream, the GET, open.
 
 A stream that was open and broke is opened again soon, with ``Last-Event-ID``. If that fails, the
-server or the way to it is away: the client is told, and comes back by another link. A stream that
-never was open is no sign of that: something before the server may not let it through.
+server or the way to it is away: the client is informed, and reconnects by another link. A stream
+that was never open is no sign of that: a proxy before the server may block it.
 """
 
 from __future__ import annotations

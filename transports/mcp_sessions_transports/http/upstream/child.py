@@ -1,11 +1,13 @@
-"""A child that is a session at a URL: each of its requests is a POST, whose response brings what
-is about that request; what else it says comes on a stream of its own.
+"""Serve a child that is a session at a URL.
+
+Each of its requests is a POST, and the response has every message about that request. The child's
+other messages come on a separate stream.
 
 Rules:
 
-1. No request is sent twice, but one that was answered 404, or whose headers or credential were
-   refused: that did not run.
-2. What is no answer costs one request. A session that the server forgot is over.
+1. No request is sent twice, unless it was answered 404, or its headers or credential were refused:
+   then it did not run.
+2. An invalid answer costs one request. A session that the server forgot has ended.
 """
 
 from __future__ import annotations

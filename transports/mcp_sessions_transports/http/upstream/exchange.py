@@ -1,8 +1,8 @@
-"""One request to a URL and its responses: the first, and where it breaks off those after it.
+"""Send one request to a URL and read its responses: the first, and after a break the next ones.
 
-1. No request is sent twice. A response that breaks off is fetched on from where it broke, if its
-   events have ids; else what became of its request is unknown, and that is its answer.
-2. What was answered, on whichever stream, is not read much longer.
+1. No request is sent twice. A response that breaks off is fetched from the point of the break, if
+   its events have ids. Otherwise the outcome of its request is unknown, and the answer says so.
+2. After the answer, on whichever stream, the response is not read much longer.
 """
 
 from __future__ import annotations

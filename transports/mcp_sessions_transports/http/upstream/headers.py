@@ -1,7 +1,7 @@
-"""The HTTP headers that repeat what a request of the modern era is.
+"""Build the HTTP headers that repeat the facts of a modern request.
 
-Which arguments of a tool they repeat stands in its input schema (``x-mcp-header``): whoever calls
-one has to have read that.
+A tool's input schema says which arguments they repeat (``x-mcp-header``), so a caller must have
+read it.
 """
 
 from __future__ import annotations
