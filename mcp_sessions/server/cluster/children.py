@@ -6,10 +6,9 @@ Rules:
    atomic step, and only from a dead process, or from this process under an older name.
 2. A process checks its lease before it asks a child. A process that stood still for longer than
    the lease checks again. If others took it for dead, it asks its old child nothing.
-3. A request is sent to one process, and runs once. If that process dies, or does not know of the
-   request, the outcome is unknown: -31012. If that process does not listen, the request did not
-   run. It is sent again as long as the process may only be reconnecting. Once the process is dead,
-   the next one has the session, and serves the request.
+3. A request is sent to one process, and runs once. If the process dies, or does not know of it, the
+   outcome is unknown: -31012. If the process does not listen, the request did not run. It is sent
+   again while the process may be reconnecting. Once it is dead, the next one serves the request.
 """
 
 from __future__ import annotations
@@ -115,9 +114,7 @@ class _Ask:
 
 
 class ChildrenElsewhere:
-    """Implements :class:`~mcp_sessions.server.upstream.external.elsewhere.Elsewhere` over the
-    store.
-    """
+    """Implements :class:`Elsewhere` over the store: the children of sessions in all replicas."""
 
     def __init__(self, bus: ClusterBus, store: SessionStore, exchange: Exchange) -> None:
         self._bus = bus

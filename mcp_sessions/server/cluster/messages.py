@@ -35,10 +35,8 @@ class SessionAttached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Displaced:
-    """A connection here may have lost its session to the sender's.
-
-    Sent by the process that took the session, to the process of the connection. Unless the store
-    still has that attachment, the connection's client is notified, and gets no more of the session.
+    """To a connection's process, from the one that took its session. Unless the store still has
+    that attachment, the connection's client is notified, and gets no more of the session.
     """
 
     kind: ClassVar[str] = "displaced"
@@ -57,10 +55,8 @@ class Displaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
-    """A session was taken from an HTTP connection.
-
-    Sent by the process that took it, to all: the GET stream may be open in any of them. That stream
-    withdraws the unsent events of the session.
+    """To all, from the process that took a session from an HTTP connection. Its GET stream may be
+    open in any of them: that stream withdraws the unsent events of the session.
     """
 
     kind: ClassVar[str] = "withdrawn"
@@ -70,10 +66,8 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnded:
-    """A session of either mode has ended.
-
-    Sent to all, by the process that ended it, or by an operator's command. If the store has the
-    session no more, everything that runs for it ends.
+    """To all, from the process that ended a session of either mode, or from an operator's command.
+    If the store has the session no more, everything that runs for it ends.
     """
 
     kind: ClassVar[str] = "ended"
@@ -87,9 +81,8 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetStreamOpened:
-    """A GET stream of an HTTP connection was opened: an older one ends.
-
-    Sent to all. If two were opened in the same moment, only the process of the older one gets it.
+    """To all: a GET stream of an HTTP connection was opened, and an older one ends. If two were
+    opened in the same moment, only the process of the older one gets it.
     """
 
     kind: ClassVar[str] = "get_opened"
@@ -119,9 +112,8 @@ class StreamRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequest:
-    """A connection's client cancelled a request that does not run at the sender's.
-
-    Sent to all. The request's process cancels it. The sender checked the owner of the connection.
+    """To all: a connection's client cancelled a request that does not run at the sender's. The
+    request's process cancels it. The sender checked the owner of the connection.
     """
 
     kind: ClassVar[str] = "cancel"
@@ -142,10 +134,8 @@ class CancelKeyed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRun:
-    """A keyed request was sent again to the sender, and runs at the receiver's.
-
-    The receiver sends the handler's messages from now on, and the end of the request. The message
-    is repeated until then.
+    """A keyed request of the receiver's was sent again to the sender. The receiver sends it the
+    handler's messages from now on, and the request's end. The message is repeated until then.
     """
 
     kind: ClassVar[str] = "join"
@@ -212,9 +202,8 @@ class JoinerListening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushQuestion:
-    """A handler of the sender asks a client something, or withdraws the question.
-
-    Sent to the process where the session is attached. If it still is, that process sends it on.
+    """To the process where a session is attached: a handler of the sender asks its client, or
+    withdraws the question. If the session is attached there still, the process sends it on.
     """
 
     kind: ClassVar[str] = "push"
@@ -244,9 +233,8 @@ class CannotAsk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionAnswered:
-    """A client answered a question of the receiver's.
-
-    The question's id has the receiver's name. The answer counts if that principal was asked.
+    """A client answered a question of the receiver's, which is named in the question's id. The
+    answer counts if that principal was asked.
     """
 
     kind: ClassVar[str] = "answer"
@@ -259,10 +247,7 @@ class QuestionAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionProgress:
-    """A client reported progress on a question of the receiver's.
-
-    The progress token has the receiver's name.
-    """
+    """A client reported progress on a question of the receiver's, named in the progress token."""
 
     kind: ClassVar[str] = "progress"
     params: Mapping[str, Any] | None
