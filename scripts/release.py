@@ -142,9 +142,13 @@ def write_bill(python: Path, path: Path, version: str) -> None:
     Raises:
         Wrong: It does not name the project, in this version.
     """
+    # It does not look where a version comes from.
+    project = python.parent / "pyproject.toml"
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    project.write_text(text.replace('dynamic = ["version"]', f'version = "{version}"'), "utf-8")
     run(
         *(sys.executable, "-m", "cyclonedx_py", "environment", str(python)),
-        *("--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "library"),
+        *("--pyproject", str(project), "--mc-type", "library"),
         *("--output-reproducible", "--output-file", str(path)),
         cwd=ROOT,
     )

@@ -26,12 +26,14 @@ def run(*command: str, cwd: Path) -> str:
     """Run a command and return what it printed.
 
     Raises:
-        Wrong: It failed, or took 5 minutes. With what it printed.
+        Wrong: It is not there, failed, or took 5 minutes. With what it printed.
     """
     try:
         done = subprocess.run(
             command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
         )
+    except FileNotFoundError as absent:
+        raise Wrong(f"{command[0]} is not there") from absent
     except subprocess.TimeoutExpired as expired:
         raise Wrong(f"{Path(command[0]).name} did not end in 300 s") from expired
     if done.returncode != 0:
