@@ -79,6 +79,20 @@ def is_near(scope: Mapping[str, Any]) -> bool:
     )
 
 
+def own_connection(scope: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The address and port of the connection that a request came on, if all its requests are of one
+    client. A proxy sends requests of several clients on one: if a request shows a sign of a proxy,
+    None.
+
+    Args:
+        scope: Of ASGI.
+    """
+    host, port = scope.get("client") or ("", 0)
+    # uvicorn writes the client of a trusted proxy there, without a port.
+    is_direct = bool(port) and scope.get("http_version") != "1.0"
+    return (host, port) if is_direct and not _has_sign(n for n, _ in scope["headers"]) else None
+
+
 def is_local_name(host: str) -> bool:
     """Whether a Host, with a port or ``:*`` or with none, is a name of this machine."""
     return is_loopback(_without_port(host))

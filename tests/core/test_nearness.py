@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.core.nearness import BY_NAME, is_local_name, is_near
+from mcp_sessions.core.nearness import BY_NAME, is_local_name, is_near, own_connection
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -117,3 +117,22 @@ def test_so_does_anything_that_no_client_on_this_machine_has(of: dict[str, Any])
     nginx speaks it, an endpoint that other names may reach.
     """
     assert not is_near(of)
+
+
+@pytest.mark.parametrize("client", [("127.0.0.1", 50_000), ("192.0.2.1", 50_000)])
+def test_the_requests_of_a_connection_without_a_proxy_are_of_one_client(
+    client: tuple[str, int],
+) -> None:
+    assert own_connection(scope(host="mcp.example", client=client)) == client
+
+
+@pytest.mark.parametrize("header", SIGNS)
+def test_a_proxy_sends_requests_of_several_clients_on_a_connection(header: str) -> None:
+    assert own_connection(scope((header, "x"))) is None
+
+
+@pytest.mark.parametrize("of", [{"client": None}, {"client": ("192.0.2.1", 0)}])
+def test_a_connection_without_a_port_is_nobodys(of: dict[str, Any]) -> None:
+    """A Unix socket, and a trusted proxy's client."""
+    assert own_connection(scope(**of)) is None
+    assert own_connection(scope(http_version="1.0")) is None

@@ -222,8 +222,11 @@ class Carrier(Protocol):
         ...
 
 
+_ports = itertools.cycle(range(50_000, 60_000))
+
+
 class AsgiCarrier:
-    """Calls an ASGI app, each request in a task of its own."""
+    """Calls an ASGI app, each request in a task of its own, as on one connection."""
 
     def __init__(self, app: ASGIApp, *, user: object = None) -> None:
         """Nothing is sent yet.
@@ -233,6 +236,7 @@ class AsgiCarrier:
         """
         self._app = app
         self._user = user
+        self._client = ("127.0.0.1", next(_ports))
         self.stalls_next = False
         """The next request's client takes nothing, from the first byte on."""
         self.journal: list[tuple[Reply, bytes]] = []
@@ -266,7 +270,7 @@ class AsgiCarrier:
             "query_string": b"",
             "root_path": "",
             "headers": encoded,
-            "client": ("127.0.0.1", 50_000),
+            "client": self._client,
             "server": ("127.0.0.1", 8_000),
         }
         if self._user is not None:

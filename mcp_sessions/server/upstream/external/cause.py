@@ -19,13 +19,14 @@ Several clients may share a child: those of one principal outside of sessions, o
    request counts for :data:`LATE` seconds more against each that was open beside it, and for
    notifications against each that was sent meanwhile. These are dropped. A question is dropped so
    only if the child is known to ask late, since it asked while nothing was open. Else calls that
-   follow each other closely would all be refused their questions. A request of the same session
-   does not count.
+   follow each other closely would all be refused their questions. A request of the same client
+   does not count: of the same session, or outside of sessions on the same connection.
    On a stream of its own, beside the responses, a URL may be behind its answers. There a
    notification is lost if any request was answered shortly before (:data:`BEHIND`).
 6. If all who ask a child are one client (a session, or a connection outside of sessions), that
    client hears everything. A child that a session took over was others' before: for :data:`LATE`
    seconds after its last answer to them, only what says its request is passed on, and questions.
+   All is passed on if the client's connection is still the same.
 7. Only such a child is told the notifications of its client. A child of several clients is told
    none: what it says because of one would be taken for the work of another client's request.
 
@@ -38,12 +39,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from mcp_sessions.core.messages import RequestId, members_of, meta_of, progress_token
-from mcp_sessions.ids import SessionId
+from mcp_sessions.core.nearness import own_connection
 from mcp_sessions.server.upstream.port import Call
 
 LATE: Final = 3.0
@@ -125,10 +126,29 @@ class _Request:
     """By which the child may say that something is about it: its task, its elicitations."""
 
     follows: float = -math.inf
-    """When the last one of another client was answered before it was sent."""
+    """When the last one was answered before it was sent."""
+
+    follows_others: float = -math.inf
+    """When the last one of another session or connection was."""
 
     doubted_until: float = -math.inf
     """Until then the child may still say something about one that was open beside it."""
+
+
+def _source_of(call: Call | None) -> Hashable:
+    """The session that a request is in, else the connection that it came on; None: unknown."""
+    if call is None or call.bound_session is not None:
+        return call and call.bound_session
+    scope = getattr(call.context, "scope", None)
+    return scope["client"] if scope is not None else None
+
+
+def _has_own_source(call: Call | None) -> bool:
+    """Whether that session or connection is one client's."""
+    if call is None or call.bound_session is not None:
+        return call is not None
+    scope = getattr(call.context, "scope", None)
+    return scope is not None and own_connection(scope) is not None
 
 
 class Unanswered:
@@ -141,11 +161,11 @@ class Unanswered:
         self._answered_at = -math.inf
         """When the last one of a client was."""
 
-        self._answered_in: SessionId | None = None
-        """The session of that one, if it had one."""
+        self._answered_to: Hashable = None
+        """The session or connection of that one; None: unknown."""
 
         self._answered_to_others_at = -math.inf
-        """When the last one was that was not of that session."""
+        """When the last one was that was not of that session or connection."""
 
         self._asked_late: set[str] = set()
         """What the child asks after it answered: methods."""
@@ -156,15 +176,19 @@ class Unanswered:
         self._others_until = -math.inf
         """Until then the child may still say something because of requests of before it moved."""
 
+        self._moved_from: Hashable = None
+        """The connection of all those requests; None: there were several, or it is unknown."""
+
     def sent(self, request_id: RequestId, call: Call | None, params: object) -> None:
         """The child has it from now on."""
         request = self._awaited[request_id] = _Request(call)
         task: object = members_of(params).get("taskId")
         if isinstance(task, str):
             request.names.add(("task", task))
-        session = call.bound_session if call is not None else None
-        is_same = session is not None and session == self._answered_in
-        request.follows = self._answered_to_others_at if is_same else self._answered_at
+        source = _source_of(call)
+        is_same = source is not None and source == self._answered_to
+        request.follows = self._answered_at
+        request.follows_others = self._answered_to_others_at if is_same else self._answered_at
 
     def answered(self, request_id: RequestId) -> None:
         """The child answered it, or never had it; also again, or long after it was given up."""
@@ -174,12 +198,12 @@ class Unanswered:
         call = request.call if request is not None else None
         if call is None and not was_given_up:
             return
-        session = call.bound_session if call is not None else None
-        if session is None or session != self._answered_in:
+        source = _source_of(call)
+        if source is None or source != self._answered_to:
             self._answered_to_others_at = self._answered_at
-        self._answered_in, self._answered_at = session, asyncio.get_running_loop().time()
+        self._answered_to, self._answered_at = source, asyncio.get_running_loop().time()
         for other in self._awaited.values():
-            if session is None or other.call is None or other.call.bound_session != session:
+            if source is None or _source_of(other.call) != source:
                 other.doubted_until = self._answered_at + LATE
 
     def given_up(self, request_id: RequestId) -> None:
@@ -198,7 +222,9 @@ class Unanswered:
 
     def moved(self) -> None:
         """The child serves a session from now on, whose client may be another one."""
+        now = asyncio.get_running_loop().time()
         self._others_until = self._answered_at + LATE
+        self._moved_from = self._answered_to if now - self._answered_to_others_at >= LATE else None
 
     def is_settled(self, *, is_late: bool) -> bool:
         """Whether the child said all that it says about its requests so far, and asked nothing
@@ -230,7 +256,7 @@ class Unanswered:
         else:
             name = _name_of(method, params)
             cause = self._named(name) if name is not None else self._only(method, is_late=is_late)
-        if asyncio.get_running_loop().time() < self._others_until:
+        if asyncio.get_running_loop().time() < self._others_until and not self._is_as_before():
             cause = cause._replace(may_be_others=True)
         self._has_asked = self._has_asked or not method.startswith("notifications/")
         elicitation: object = (params or {}).get("elicitationId")
@@ -240,6 +266,13 @@ class Unanswered:
                 if is_cause and len(request.names) < _NAMES:
                     request.names.add(("elicitation", elicitation))
         return cause
+
+    def _is_as_before(self) -> bool:
+        """Whether all that is open is of the client that the child served before it moved."""
+        return self._moved_from is not None and all(
+            _source_of(each.call) == self._moved_from and _has_own_source(each.call)
+            for each in self._awaited.values()
+        )
 
     def _named(self, name: tuple[str, str]) -> Cause:
         # A task goes on after the answer of the request that began it, an elicitation as well: it
@@ -262,7 +295,8 @@ class Unanswered:
         is_question = not method.startswith("notifications/")
         may_be_late = not is_question or method in self._asked_late
         if may_be_late and now - request.follows < LATE:
-            return UNKNOWN
+            if not _has_own_source(request.call) or now - request.follows_others < LATE:
+                return UNKNOWN
         return Cause(only=request.call)
 
 

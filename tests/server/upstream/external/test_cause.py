@@ -451,6 +451,24 @@ def test_the_first_log_message_that_comes_late_reaches_nobody_who_asked_since(
     assert unanswered.cause(LOG, {}).known is B
 
 
+def test_a_client_that_calls_twice_on_a_connection_hears_the_log_of_both(
+    now: list[float],
+) -> None:
+    """Outside of sessions, too. Another connection may be another client's."""
+
+    def call(port: int) -> Call:
+        scope = {"client": ("127.0.0.1", port), "headers": [(b"host", b"127.0.0.1")]}
+        return cast(Call, PuppetCall("A", context=SimpleNamespace(scope=scope)))
+
+    unanswered = Unanswered()
+    first, second, others = call(50_000), call(50_000), call(50_001)
+    for number, each in enumerate((first, second, others)):
+        unanswered.sent(number, each, {})
+        assert unanswered.cause(LOG, {}).known is (each if each is not others else None)
+        unanswered.answered(number)
+        now[0] += 0.1
+
+
 def test_what_another_session_was_answered_counts_also_against_a_later_request(
     now: list[float],
 ) -> None:

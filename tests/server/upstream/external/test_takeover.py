@@ -210,12 +210,19 @@ async def test_what_is_said_after_an_answer_reaches_no_session(tmp_path: Path) -
         assert starts(calls) == 2
 
 
-async def test_what_may_be_said_about_a_list_of_before_reaches_no_session() -> None:
-    """Whoever listed may be another client of that name. A server that logs does not say why."""
+@pytest.mark.parametrize("connection", ["the same", "another"])
+async def test_what_may_be_said_about_a_list_of_before_reaches_no_session_of_others(
+    connection: str,
+) -> None:
+    """On another connection it may be another client of that name. A server that logs does not say
+    why.
+    """
     async with child_world() as w:
         upstream: Any = w.inside.upstream
         client = ModernClient(w.carrier)
         await looks(client)
+        if connection == "another":
+            client = ModernClient(await w.carrier_of(None))
         session = (await client.create())["sessionId"]
 
         async def heard() -> int:
@@ -223,7 +230,7 @@ async def test_what_may_be_said_about_a_list_of_before_reaches_no_session() -> N
             await asked.result()
             return len(asked.events)
 
-        assert await heard() == 0
+        assert await heard() == (connection == "the same")
         (it,) = upstream.children._living
         it.unanswered._others_until -= cause.LATE
         assert await heard() == 1
