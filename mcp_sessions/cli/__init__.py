@@ -1,1 +1,1 @@
-"""The command ``mcp-sessions``: one file per sub-command, and what they share."""
+"""Implement the command ``mcp-sessions``: one file for each sub-command, and their common parts."""

@@ -1,4 +1,4 @@
-"""``python -m mcp_sessions.cli``: the command where its script is not on PATH."""
+"""Run ``python -m mcp_sessions.cli``: the command, if its script is not on PATH."""
 
 import sys
 

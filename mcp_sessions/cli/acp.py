@@ -1,4 +1,4 @@
-"""``mcp-sessions acp --agent TARGET --store URL``: an ACP agent whose conversations last.
+"""Serve an ACP agent with lasting conversations: ``mcp-sessions acp --agent TARGET --store URL``.
 
 An editor starts this command and speaks ACP to it on standard input and output. Nothing but
 protocol goes to stdout.
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Generator[None]:
-    """Whatever is printed, by Python, a library or a child process, goes to stderr."""
+    """Send everything that Python, a library or a child process prints to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -68,7 +68,7 @@ def _stdout_to_stderr() -> Generator[None]:
 
 
 def _layer(options: argparse.Namespace) -> AcpSessionLayer:
-    # What costs nothing to check comes first; the target's code runs last.
+    # Checks that cost nothing come first. The target's code runs last.
     from mcp_sessions.stores.urls import open_store
 
     store = open_store(options.store if options.store is not None else DEFAULT_STORE)
@@ -98,7 +98,7 @@ def _layer(options: argparse.Namespace) -> AcpSessionLayer:
 
 
 def _is_agent(value: object) -> bool:
-    # By its methods: an agent need not inherit from the library's class.
+    # Only the methods count: an agent need not inherit from the library's class.
     return not isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("initialize", "prompt")
     )

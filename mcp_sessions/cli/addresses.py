@@ -1,14 +1,14 @@
-"""Addresses as a log may show them: without what is secret."""
+"""Format addresses for a log, without their secrets."""
 
 import re
 from urllib.parse import urlsplit, urlunsplit
 
 _CREDENTIAL = re.compile(r"(?i)\b((?:\w*pass\w*|username)=)[^&]*")
-"""What a store's query may say of who asks."""
+"""Parameters of a store's query that may name a user or a password."""
 
 
 def redacted(url: str) -> str:
-    """The URL without its password, wherever that stands."""
+    """Return the URL without its password, which may stand in the authority or in the query."""
     parts = urlsplit(url)
     if _CREDENTIAL.search(parts.query):
         parts = parts._replace(query=_CREDENTIAL.sub(r"\1***", parts.query))
@@ -20,7 +20,7 @@ def redacted(url: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Scheme, host, port and path of a URL."""
+    """Return scheme, host, port and path of a URL."""
     try:
         parts = urlsplit(url if "://" in url else f"//{url}")
         host, port = parts.hostname or "", parts.port

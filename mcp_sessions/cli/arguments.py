@@ -1,4 +1,4 @@
-"""How every command reads its arguments, and says that they are wrong: in one line."""
+"""Read the arguments of every command. An error is one line."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ _VARIABLE = re.compile(
     r"\$\{(?:(?:input|command|config|prompt):(?!-)[^}]*|userHome|workspaceFolder\w*)\}"
     r"|\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}"
 )
-"""The first are of an editor. Sent as they stand they would pass for a key."""
+"""Variables. The first alternative is an editor's own. Passed on as it is, it would be taken for a
+key.
+"""
 
 _OTHER = re.compile(r"\$\{[^}]*\}")
 
 INTERRUPTED = 130
-"""The exit status that shells give to a command that Ctrl-C ended."""
+"""Exit status that shells give to a command that Ctrl-C ended."""
 
 USAGE_ERROR = 2
-"""The exit status for what the user can put right; argparse has the same."""
+"""Exit status for an error that the user can correct. argparse has the same."""
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line; argparse prints the whole usage first."""
+    """Parse arguments, and print an error in one line. argparse prints the whole usage first."""
 
     def error(self, message: str) -> NoReturn:
-        """Print ``message`` and where to read more, and exit."""
+        """Print ``message`` and how to see the help, and exit."""
         complain(self.prog, f"{message} (see {self.prog} --help)")
         raise SystemExit(USAGE_ERROR)
 
     def shown_options(self) -> list[argparse.Action]:
-        """The options that the help describes, without ``--help``."""
+        """Return the options that the help describes, without ``--help``."""
         return [
             action
             for action in self._actions
@@ -48,7 +50,9 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def one_line(error: object) -> str:
-    """The text of ``error`` without line breaks: some libraries' messages have them."""
+    """Return the text of ``error`` without line breaks. The messages of some libraries have
+    them.
+    """
     return " ".join(str(error).split())
 
 
@@ -56,14 +60,14 @@ def one_line(error: object) -> str:
 
 
 def port(text: str) -> int:
-    """A TCP port; 0 stands for any free one."""
+    """Parse a TCP port. 0 stands for any free one."""
     if not text.isascii() or not text.isdecimal() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"must be a number from 0 to 65535, not {text!r}")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A duration greater than zero."""
+    """Parse a duration greater than zero."""
     try:
         value = float(text)
     except ValueError:
@@ -74,7 +78,7 @@ def seconds(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """A duration, which may be zero."""
+    """Parse a duration, which may be zero."""
     if text.strip("0.") == "" and any(c == "0" for c in text):
         return 0.0
     try:
@@ -86,21 +90,21 @@ def duration(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number greater than zero."""
+    """Parse a whole number greater than zero."""
     if not text.isascii() or not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
     return int(text)
 
 
 def count_or_none(text: str) -> int:
-    """A whole number; 0 stands for none."""
+    """Parse a whole number. 0 stands for none."""
     if not text.isascii() or not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
     return int(text)
 
 
 def variable(text: str) -> tuple[str, str]:
-    """``NAME=VALUE`` of an environment, or ``NAME`` of this process's."""
+    """Parse ``NAME=VALUE`` of an environment. ``NAME`` alone takes this process's value."""
     name, sign, value = text.partition("=")
     if not name:
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE or NAME, not {text!r}")
@@ -110,10 +114,10 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def header(text: str) -> tuple[str, str]:
-    """``NAME: VALUE`` of an HTTP header, with variables of this process's environment."""
+    """Parse ``NAME: VALUE`` of an HTTP header, with variables of this process's environment."""
     name, sign, value = text.partition(":")
     if not sign or not name.strip():
-        # What else stands there may be a secret.
+        # The error leaves out the text: it may be a secret.
         raise argparse.ArgumentTypeError("must be 'NAME: VALUE'")
     try:
         return name.strip(), expanded(value.strip())
@@ -122,13 +126,15 @@ def header(text: str) -> tuple[str, str]:
 
 
 def expanded(text: str, *, may_be_others: bool = False) -> str:
-    """The text with ``${NAME}`` (or ``${env:NAME}``) of the environment, or ``${NAME:-default}``.
+    """Replace ``${NAME}``, ``${env:NAME}`` and ``${NAME:-default}`` with variables of the
+    environment.
 
     Args:
-        may_be_others: What else stands in ``${}`` is for whoever reads it.
+        may_be_others: Leaves any other ``${}`` as it is, for the program that reads the text.
 
     Raises:
-        ConfigurationError: One is not set, and has no default; or it is none.
+        ConfigurationError: A variable is not set and has no default, or a ``${}`` is not a
+            variable.
     """
 
     def value(found: re.Match[str]) -> str:
@@ -140,7 +146,7 @@ def expanded(text: str, *, may_be_others: bool = False) -> str:
             raise ConfigurationError(f"the default of ${{{name}}} can have no variable in it")
         known = os.environ.get(name)
         if default is not None:
-            # As shells have it: also in place of an empty one.
+            # As in shells, the default also replaces an empty value.
             known = known or default
         if known is None:
             raise ConfigurationError(f"{name} is not set here")
@@ -148,20 +154,20 @@ def expanded(text: str, *, may_be_others: bool = False) -> str:
 
     other = _OTHER.search(_VARIABLE.sub("\0", text))
     if other is not None and not may_be_others:
-        # It would pass for a key.
+        # Passed on as it is, it would be taken for a key.
         raise ConfigurationError(f"{other[0]} is none of ${{NAME}} and ${{NAME:-default}}")
     return _VARIABLE.sub(value, text)
 
 
 def url_path(text: str) -> str:
-    """The path of an endpoint, such as ``/mcp``."""
+    """Parse the path of an endpoint, such as ``/mcp``."""
     if not text.startswith("/") or any(character in text for character in "?#{} "):
         raise argparse.ArgumentTypeError(f"must be a path that begins with '/', not {text!r}")
     return text
 
 
 def proxies(text: str) -> str:
-    """Addresses and networks, separated by commas; or ``*``."""
+    """Parse addresses and networks, separated by commas, or ``*``."""
     for each in text.split(","):
         try:
             if text.strip() != "*":
@@ -174,7 +180,7 @@ def proxies(text: str) -> str:
 
 
 def host(text: str) -> str:
-    """What a Host header may be: ``name`` or ``name:port``."""
+    """Parse a value of a Host header: ``name`` or ``name:port``."""
     parts = urlsplit(f"//{text}")
     try:
         is_one = bool(parts.hostname) and parts.netloc == text and parts.port != 0
@@ -188,7 +194,7 @@ def host(text: str) -> str:
 
 
 def origin(text: str) -> str:
-    """What an Origin header may be: ``https://name`` or ``https://name:port``."""
+    """Parse a value of an Origin header: ``https://name`` or ``https://name:port``."""
     parts = urlsplit(text)
     if not parts.netloc or text != f"{parts.scheme}://{parts.netloc}" or parts.username is not None:
         raise argparse.ArgumentTypeError(

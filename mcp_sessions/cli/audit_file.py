@@ -1,8 +1,8 @@
-"""``serve --audit FILE|-``: one JSON object per line for each request that was served.
+"""Write ``serve --audit FILE|-``: a JSON object on a line for each request that was served.
 
-Each is written with one call, at the end of the file, so that several processes may share it. A
-file that was moved away is made anew. Where nothing can be written requests are served all the
-same: the log says so once, and again when it is over.
+Each line is one write at the end of the file, so that several processes may share it. If the file
+was moved away, a new one is made. If a write fails, requests are served all the same. The log says
+so once, and again once writing works again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _STDOUT = 1
 
 
 class AuditFile(logging.Handler):
-    """Where the records of ``mcp_sessions.audit`` go.
+    """Write the records of ``mcp_sessions.audit`` to a file or to standard output.
 
     Args:
-        path: The file; ``-``: standard output.
+        path: The file, or ``-`` for standard output.
 
     Raises:
-        ConfigurationError: It cannot be written.
+        ConfigurationError: The file cannot be written.
     """
 
     def __init__(self, path: str) -> None:
@@ -43,7 +43,7 @@ class AuditFile(logging.Handler):
             raise ConfigurationError(f"--audit {path}: {failed.strerror}") from failed
 
     def install(self) -> None:
-        """Write down what is served from now on."""
+        """Write all requests from now on."""
         logger = logging.getLogger("mcp_sessions.audit")
         logger.addHandler(self)
         logger.propagate = False
@@ -52,7 +52,7 @@ class AuditFile(logging.Handler):
         logger.setLevel(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line. What stands in the way of that is none of its request's concern."""
+        """Write one line. A failed write does not fail the request."""
         members: dict[str, Any] = {"time": time_of(record), **extra_of(record)}
         line = json.dumps(members, default=str).encode() + b"\n"
         try:
@@ -76,11 +76,11 @@ class AuditFile(logging.Handler):
         written = os.write(self._file, line)
         self._is_torn = written < len(line)
         if self._is_torn:
-            # The next line begins anew.
+            # The next line starts on a new line.
             raise OSError(0, "the line was written in part")
 
     def close(self) -> None:
-        """The process ends."""
+        """Close the file as the process exits."""
         if self._path != STDOUT and self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -88,7 +88,7 @@ class AuditFile(logging.Handler):
 
 
 def _opened(path: str) -> int:
-    # Not blocking: of a named pipe that nobody reads it is an error, and no wait.
+    # Without blocking: to open a named pipe without a reader is then an error, not a wait.
     how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
     return os.open(path, how, 0o600)
 

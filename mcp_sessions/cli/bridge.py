@@ -1,7 +1,7 @@
-"""``mcp-sessions bridge URL …``: stdio on one side, a resumable session on the other.
+"""Bridge stdio to a resumable session: ``mcp-sessions bridge URL …``.
 
-For hosts that only start local servers: they start this one, and get a remote server that
-survives sleep, network changes and restarts. Nothing but protocol goes to stdout.
+It is for hosts that only start local servers. The host starts this command, and gets a remote
+server that survives sleep, network changes and restarts. Nothing but protocol goes to stdout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mcp_sessions.core.addresses import HTTP_AND_WEBSOCKET, wrong_address
 from mcp_sessions.errors import ConfigurationError
 
 UNANSWERED = 1
-"""The exit status if the server never answered anything, or not all of it at the end."""
+"""Exit status if the server answered nothing, or left requests unanswered at the end."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,10 +42,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _bridge(options: argparse.Namespace) -> int:
-    """Pass messages on until the host is done, or the other side is gone for good.
+    """Pass messages on until the host is done, or the other side has ended for good.
 
     Returns:
-        0, or `UNANSWERED`; the reason for it was written to stderr.
+        0, or `UNANSWERED`. In that case the reason was written to stderr.
     """
     import anyio.to_thread
 
@@ -94,7 +94,7 @@ def _url(text: str) -> str:
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip() or not text.isprintable():
-        # Without the text: it may be a credential.
+        # The error leaves out the text: it may be a credential.
         raise argparse.ArgumentTypeError("must be 'Name: value'")
     return name.strip(), value.strip()
 

@@ -1,12 +1,12 @@
-"""One host on standard input and output, and its `ResumingClient`.
+"""Connect one host on standard input and output to its `ResumingClient`.
 
 Rules that must hold, and that ``tests/cli/test_bridge.py`` owns:
 
 1. Messages are raw JSON both ways: nothing that a host or a server says is lost between them.
-2. What changes the meaning of later messages is answered before they go out: a host may write
-   all it has to say at once.
-3. At the end of the input everything that was asked is answered: by the server, or from here
-   after `last_wait` seconds in which nothing came.
+2. A message that changes the meaning of later ones is answered before they are sent. A host may
+   write all its messages at once.
+3. At the end of the input every request is answered: by the server, or from here after `last_wait`
+   seconds without a message.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ from mcp_sessions_transports.stdio.server import lines, writing
 logger = logging.getLogger(__name__)
 
 _WAITING = 256
-"""Messages of the host that wait for the answer to one before them."""
+"""Messages of the host that wait for the answer to an earlier one."""
 
 _GOES_FIRST = frozenset({wire.INITIALIZE, *wire.OUR_METHODS})
-"""What comes after one of these means something else before its answer: over HTTP each message
-travels on its own."""
+"""Methods whose answer changes the meaning of later messages. Over HTTP each message travels on its
+own.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class HostPipe:
-    """See the module.
+    """Pass messages between one host and its client; the rules are above.
 
     Args:
         max_message: Bytes of one message of the host.
@@ -65,13 +66,13 @@ class HostPipe:
     max_message: int
     last_wait: float
     has_result: bool = False
-    """The host got a result."""
+    """Whether the host got a result."""
 
     last_error: str | None = None
-    """The last error that it got, in one line; None: it got none."""
+    """Last error that the host got, in one line. None: it got none."""
 
     why_over: str | None = None
-    """Why it was ended, and what to do, if that is not for the host or the server to know."""
+    """Reason for which the host's side was ended, and what to do. None: it was not."""
 
     unanswered: list[str] = field(default_factory=list[str])
     """Methods of the requests that the server did not answer at the end."""
@@ -86,7 +87,7 @@ class HostPipe:
     _tasks: TaskGroup | None = None
 
     async def run(self, make: Callable[..., ResumingClient]) -> None:
-        """Pass messages on until the host is done, or the server is gone for good.
+        """Pass messages on until the host is done, or the server has ended for good.
 
         Args:
             make: Makes the client; called with ``tasks``, ``deliver`` and ``hang_up``.
@@ -103,7 +104,7 @@ class HostPipe:
                     await self._over.wait()
                 finally:
                     with anyio.CancelScope(shield=True):
-                        # Each step in it is bounded.
+                        # Each step in it is bounded in time.
                         await client.close()
                     tasks.cancel_scope.cancel()
 
@@ -113,7 +114,7 @@ class HostPipe:
             passing.start_soon(self._pass_on, client, receive)
             async with send:
                 await self._read(client, send)
-            # What was read is still passed on.
+            # Messages that were read are still passed on.
         await self._answer_the_rest(client)
         self._over.set()
 
@@ -153,7 +154,7 @@ class HostPipe:
         return None
 
     def _overtakes(self, message: Json) -> bool:
-        """Whether a message is about one before, which may be what all others wait for."""
+        """Whether a message concerns an earlier one, which all others may wait for."""
         if "method" not in message:
             return True
         if message["method"] != wire.CANCELLED:
@@ -175,7 +176,7 @@ class HostPipe:
     # --- at the end --------------------------------------------------------------------------
 
     async def _answer_the_rest(self, client: ResumingClient) -> None:
-        """The input ended: wait for what is asked, for as long as something comes."""
+        """Wait for the open requests after the end of the input, for as long as messages come."""
         self._input_ended = True
         self._heard_at = anyio.current_time()
         for question_id in client.questions():
@@ -229,7 +230,7 @@ class HostPipe:
         """Notice that the host closed its end of the output, also while nothing is written."""
         loop, descriptor = asyncio.get_running_loop(), self.wire_out.fileno()
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            # Only a pipe's writing end is readable for no other reason.
+            # Only for the writing end of a pipe does readable mean closed, and nothing else.
             yield
             return
 

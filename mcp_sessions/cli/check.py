@@ -1,4 +1,4 @@
-"""``mcp-sessions serve --check``: what a start would do and what is wrong with it, a line for each.
+"""Print what a start would do and what is wrong, for ``mcp-sessions serve --check``.
 
 Rules, owned by ``tests/cli/test_check.py``:
 
@@ -44,35 +44,35 @@ class Served:
     path: str
     store: SessionStore
     store_name: str
-    """As the start would name it."""
+    """Name of the store as the start would print it."""
 
     policy: SessionPolicy
     external: ExternalServer | None
-    """None: it is an object of this process."""
+    """None: the server is an object of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What a start does, one step after the other. Each raises ``ConfigurationError``."""
+    """Steps of a start, one after the other. Each raises ``ConfigurationError``."""
 
     listen: Callable[[], socket.socket | None]
-    """None: it serves standard input and output."""
+    """None: the start serves standard input and output."""
 
     served: Callable[[], Sequence[Served]]
 
 
 class Report:
-    """The lines."""
+    """Print the lines, and count the problems."""
 
     def __init__(self) -> None:
         self.problems = 0
 
     def say(self, name: str, text: str) -> None:
-        """One that is well."""
+        """Print a line about a setting in order."""
         print(f"{name:<{_WIDTH}}{text}", flush=True)
 
     def wrong(self, name: str, text: object) -> None:
-        """One that is not."""
+        """Print a line about a problem."""
         self.problems += 1
         print(f"{name:<{_WIDTH}}WRONG: {one_line(text)}", flush=True)
 
@@ -90,7 +90,7 @@ def check(options: argparse.Namespace, steps: Steps) -> int:
     except ConfigurationError as failed:
         report.wrong("server", failed)
         served = ()
-    # Now: the target's code may set a provider.
+    # Only now, since the target's code may set a provider.
     for name, text, is_wrong in described(os.environ, stdio=options.stdio):
         (report.wrong if is_wrong else report.say)(name, text)
     try:
@@ -178,7 +178,9 @@ async def _say_store(report: Report, options: argparse.Namespace, served: Served
 
 
 async def _start(served: Served) -> Mapping[str, Any] | UpstreamError | None:
-    """What a server outside of this process answers, or why it does not; None: it is not."""
+    """Start a server outside of this process, and return its answer or why it failed. None: it is
+    in this process.
+    """
     if served.external is None:
         return None
     alone = Assembly(

@@ -1,4 +1,4 @@
-"""The file in which hosts name their MCP servers, read as they read it.
+"""Read the file in which hosts name their MCP servers, as the hosts read it.
 
 {"mcpServers": {"files": {"command": "npx", "args": ["-y", "…"], "env": {"TOKEN": "${TOKEN}"}},
 "search": {"type": "http", "url": "https://host/mcp", "headers": {…}}}}
@@ -22,16 +22,18 @@ from mcp_sessions.stdio_server import StdioServer
 logger = logging.getLogger(__name__)
 
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
-"""What of a name is no part of a path here."""
+"""Characters of a name that cannot stand in a path here."""
 
 _AS_SHELLS_DO: Final = re.compile(r"(?:^|\s)\$[A-Za-z_][A-Za-z0-9_]*\Z")
 _LARGEST: Final = 1_048_576
-"""Bytes of a file."""
+"""Bytes of a file, at most."""
 
 _STRING = r'"(?:[^"\\]|\\.)*(?:"|\Z)'
 _COMMENT: Final = re.compile(rf"({_STRING})|//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _LAST_COMMA: Final = re.compile(rf"({_STRING})|,(?=\s*[}}\]])", re.DOTALL)
-"""What editors allow in JSON. What is no string is found behind the strings only."""
+"""JSON extensions that editors allow. The pattern skips strings first, so that it finds only text
+outside of them.
+"""
 
 _OF_COMMAND: Final = frozenset({"command", "args", "env", "cwd"})
 _OF_URL: Final = frozenset({"url", "headers"})
@@ -43,7 +45,7 @@ _OURS: Final = {
     "startTimeout": "start_timeout",
     "warm": "warm",
 }
-"""Members that no host has, as ``StdioServer`` and ``HTTPServer`` call them."""
+"""Members that only this file has → their names in ``StdioServer`` and ``HTTPServer``."""
 
 _USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | {"type", "disabled", "enabled"}
 _TYPES: Final = {
@@ -54,20 +56,19 @@ _TYPES: Final = {
     "streamable_http": _OF_URL,
 }
 _URLS: Final = ("serverUrl", "httpUrl")
-"""What some hosts call ``url``."""
+"""Other names of ``url`` in some hosts."""
 
 
 def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]:
-    """The servers that the file names, but for those that it has disabled; each by the part of the
-    path on which it is served.
+    """Return the enabled servers that the file names, each by the part of its path.
 
     Args:
-        given: Options of each, as ``StdioServer`` and ``HTTPServer`` call them. An entry's own
-            decide for that one.
+        given: Options for all servers, as ``StdioServer`` and ``HTTPServer`` call them. A server's
+            own options replace them.
 
     Raises:
-        ConfigurationError: The file is not there or is none; or an entry, which is named, cannot
-            be served.
+        ConfigurationError: The file is missing or invalid, or an entry cannot be served. The error
+            names the entry.
     """
     servers: dict[str, ExternalServer] = {}
     for name, entry in _entries(file).items():
@@ -77,7 +78,7 @@ def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]
                 raise ConfigurationError("its name is no path, or that of another one")
             if not isinstance(entry, dict):
                 raise ConfigurationError("must be an object")
-            # As it is for some hosts, null is as good as nothing.
+            # null counts as absent, as in some hosts.
             given_members = cast("dict[str, Any]", entry).items()
             members: dict[str, Any] = {
                 each: value for each, value in given_members if value is not None
@@ -113,7 +114,7 @@ def _entries(file: str) -> dict[str, Any]:
     if len(text) > _LARGEST:
         raise ConfigurationError(f"{file}: more than {_LARGEST} bytes")
     try:
-        # A name that is there twice would hide a server.
+        # A second server of the same name would hide the first.
         value = json.loads(_without_comments(text), object_pairs_hook=_unique)
     except json.JSONDecodeError as failed:
         where = f"line {failed.lineno}, column {failed.colno}"
@@ -123,7 +124,7 @@ def _entries(file: str) -> dict[str, Any]:
     members = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if "mcpServers" in members and "servers" in members:
         raise ConfigurationError(f"{file}: both mcpServers and servers: hosts read one of them")
-    # As VS Code calls it.
+    # VS Code calls it "servers".
     entries = members.get("mcpServers", members.get("servers"))
     if not isinstance(entries, dict):
         raise ConfigurationError(f'{file}: must be {{"mcpServers": {{NAME: {{…}}}}}}')
@@ -131,12 +132,12 @@ def _entries(file: str) -> dict[str, Any]:
 
 
 def _without_comments(text: bytes) -> str:
-    """The JSON in what editors write, line by line where it was."""
+    """Return the JSON without comments and last commas. Each line keeps its number."""
 
     def blank(found: re.Match[str]) -> str:
         return found[1] or re.sub(r"[^\n]", " ", found[0])
 
-    # A file may be UTF-16, as JSON may, and begin with a mark that says so.
+    # As JSON allows, a file may be UTF-16, and begin with a byte order mark.
     decoded = text.decode(json.detect_encoding(text)).removeprefix("\ufeff")
     return _LAST_COMMA.sub(blank, _COMMENT.sub(blank, decoded))
 
@@ -173,7 +174,7 @@ def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer
     except ConfigurationError as failed:
         said = str(failed)
         for each, argument in _OURS.items():
-            # As it stands in the file.
+            # The error names the member as the file has it.
             said = re.sub(rf"\b{argument}\b", each, said)
         raise ConfigurationError(said) from failed
 
@@ -188,7 +189,7 @@ def _made(members: dict[str, Any], is_url: bool, options: dict[str, Any]) -> Ext
         raise ConfigurationError("command must be a string, if there is no url")
     command = _text(members, "command")
     cwd = _text(members, "cwd") if members.get("cwd") is not None else None
-    # One of a shell's may have more in ${} than we know.
+    # An argument for a shell may have other text in ${}.
     arguments = [expanded(each, may_be_others=True) for each in cast("list[str]", args)]
     return StdioServer(command, *arguments, env=_texts(members, "env"), cwd=cwd, **options)
 

@@ -1,7 +1,7 @@
-"""``mcp-sessions conformance TARGET…``: play the conformance vectors against a server.
+"""Play the conformance vectors against a server: ``mcp-sessions conformance TARGET…``.
 
-The runner is a package of its own, and stands outside: it shares nothing with what it tests.
-It is imported when there is something to run, and so is asyncio.
+The runner is a package of its own, outside of this one. It shares nothing with the tested code. It
+is imported only if there is something to run, and so is asyncio.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TERMINATED = 143
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Test a server, or a client, and return the exit status: 0 if no MUST failed.
+    """Test a server or a client, and return the exit status: 0 if no MUST failed.
 
     Raises:
         ConfigurationError: An argument is wrong, or the extra is not installed.
@@ -54,10 +54,10 @@ def main(arguments: Sequence[str]) -> int:
     out = Path(options.json) if options.json else None
     is_new = out is not None and not out.exists()
     if out is not None:
-        # A run takes a minute: that its outcome would be lost is found before it.
+        # A run takes a minute. An unwritable file is found before it.
         _write(out, "", mode="a")
     kept: list[entry.Tested] = []
-    # Both end the run in order, so that what there is of its outcome is written.
+    # Both signals end the run in order, so that its results so far are written.
     ended_by: list[int] = []
 
     def terminated(number: int, frame: object) -> None:
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
                     eras=options.era,
                     only=options.only,
                     conversations=options.conversations,
-                    # Set and empty is how a shell or a CI says that there is none.
+                    # Shells and CI systems set a variable to the empty text if there is no token.
                     token=os.environ.get(TOKEN) or None,
                     other_token=os.environ.get(OTHER_TOKEN) or None,
                     weak_token=os.environ.get(WEAK_TOKEN) or None,
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
         for outcome in kept:
-            # First what is kept: whoever reads the other may have left.
+            # The file first: the reader of stdout may have left.
             if out is not None:
                 _write(out, json.dumps(outcome.document, indent=1) + "\n")
             _show(outcome.text)
@@ -117,7 +117,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _show(text: str) -> None:
-    """Print; what the terminal cannot show is escaped: a server's words may be in it."""
+    """Print a text. Characters that the terminal cannot show are escaped: the text may quote a
+    server.
+    """
     encoding = sys.stdout.encoding
     print(text.encode(encoding, "backslashreplace").decode(encoding))
 
@@ -131,7 +133,9 @@ def _write(out: Path, text: str, mode: Literal["a", "w"] = "w") -> None:
 
 
 def show_progress(where: str, number: int, of: int, wrong: str) -> None:
-    """One line for each way; on a terminal it counts, elsewhere it names what is wrong."""
+    """Print the progress of one transport. A terminal shows a counter; other outputs show only
+    failures.
+    """
     if sys.stderr.isatty():
         end = "\n" if number == of else ""
         print(f"\r{where:<42} {number:4d} of {of}", end=end, file=sys.stderr, flush=True)

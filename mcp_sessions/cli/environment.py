@@ -1,11 +1,11 @@
-"""The options of ``serve`` as variables of the environment: ``MCP_SESSIONS_PORT`` is ``--port``.
+"""Read the options of ``serve`` from the environment: ``MCP_SESSIONS_PORT`` is ``--port``.
 
 Rules, owned by ``tests/cli/test_environment.py``:
 
 1. Every option that the help shows has its variable. An option of the command line replaces the
-   variable, also one that may be given several times.
-2. A wrong value is refused as that of the option is, and the variable is named.
-3. A variable with the prefix that is nobody's is one line of warning.
+   variable, even if it may be given several times.
+2. A wrong value is refused as the option's would be. The error names the variable.
+3. A variable with the prefix that no option has is one line of warning.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 
 PREFIX: Final = "MCP_SESSIONS_"
 SEPARATOR: Final = "||"
-"""Between several values, if they do not stand on lines of their own. A header may have a comma or
-a semicolon in it, a path a colon."""
+"""Separator of several values that do not stand on lines of their own. A header may contain a comma
+or a semicolon, a path a colon.
+"""
 
 EPILOG: Final = (
     f"Each option can be set by a variable of the environment, such as {PREFIX}PORT or "
@@ -49,7 +50,7 @@ class Setting:
     value: Any
 
     def is_in(self, said: str) -> bool:
-        """Whether a text is about it: the option or its value stands there."""
+        """Whether a text names the option or its value."""
         words = [word.strip(":,") for word in said.split()]
         if self.option in words or (self.option == "--store" and "store" in words):
             return True
@@ -57,7 +58,7 @@ class Setting:
 
 
 def variable_of(option: str) -> str:
-    """The variable that sets an option, such as ``--max-children``."""
+    """Return the variable that sets an option, such as ``--max-children``."""
     return PREFIX + option.lstrip("-").replace("-", "_").upper()
 
 
@@ -67,13 +68,13 @@ def parse(
     namespace: argparse.Namespace,
     environment: Mapping[str, str],
 ) -> tuple[argparse.Namespace, list[str], list[Setting]]:
-    """What the arguments and, where they are silent, the environment say.
+    """Parse the arguments, and take options that are not given from the environment.
 
     Returns:
-        The options, the arguments that are none, and the settings that were taken.
+        The options, the unknown arguments, and the settings that were taken.
 
     Raises:
-        ConfigurationError: A variable has no value that its option can have.
+        ConfigurationError: A variable has a value that its option cannot have.
     """
     settings: dict[str, Setting] = {}
     for action in parser.shown_options():
@@ -82,12 +83,12 @@ def parse(
         if variable in environment:
             text = environment[variable]
             settings[action.dest] = Setting(variable, option, text, _value(variable, action, text))
-    # None: not given. Of no option is that a value on a command line.
+    # None: not given. No value on a command line is None.
     parser.set_defaults(**dict.fromkeys(settings))
     options, more = parser.parse_known_args(arguments, namespace)
     taken = {name: each for name, each in settings.items() if getattr(options, name) is None}
     if getattr(options, "target", None) is not None or namespace.command:
-        # One server of the command line replaces a file of servers.
+        # A server on the command line replaces the file of servers.
         if "config" in taken:
             del taken["config"]
     merged = {**vars(options), **{name: each.value for name, each in taken.items()}}
@@ -95,24 +96,24 @@ def parse(
 
 
 def unknown(parser: OneLineParser, environment: Mapping[str, str]) -> list[str]:
-    """The variables with our prefix that set nothing."""
+    """Return the variables with our prefix that set no option."""
     known = {variable_of(action.option_strings[-1]) for action in parser.shown_options()}
     ours = {name for name in environment if name.startswith(PREFIX)}
     return sorted(ours - known - {KEYS_VARIABLE})
 
 
 def warn_of(variables: Sequence[str]) -> None:
-    """Log those that set nothing."""
+    """Log the variables that set no option."""
     if variables:
         logger.warning("these variables set no option of serve: %s", ", ".join(variables))
 
 
 @contextmanager
 def variables_named(settings: Sequence[Setting]) -> Generator[None]:
-    """Let an error that is about an option of the environment name its variable.
+    """Add the variable's name to an error about an option that it set.
 
     Raises:
-        ConfigurationError: What is raised inside.
+        ConfigurationError: The block raised it.
     """
     try:
         yield
@@ -128,7 +129,7 @@ def variables_named(settings: Sequence[Setting]) -> Generator[None]:
 
 def _value(variable: str, action: argparse.Action, text: str) -> Any:
     if not text.strip():
-        # It may stand for another variable that is not set, and what is meant would be lost.
+        # The value may come from another, unset variable. Its meaning would be lost.
         raise ConfigurationError(f"{variable} is empty: unset it, or give it a value")
     if action.nargs == 0:
         word = text.strip().lower()
@@ -145,7 +146,7 @@ def _value(variable: str, action: argparse.Action, text: str) -> Any:
 
 def is_repeated(action: argparse.Action) -> bool:
     """Whether an option may be given several times."""
-    # There is no public name for it.
+    # argparse has no public name for it.
     return isinstance(action, argparse._AppendAction)  # pyright: ignore[reportPrivateUsage]
 
 

@@ -1,4 +1,4 @@
-"""A server outside of this process, as a command line names it."""
+"""Make a server outside of this process from a command line."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from mcp_sessions.stdio_server import StdioServer
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """What was said of any such server, as ``StdioServer`` and ``HTTPServer`` call it."""
+    """Return the options for external servers, as ``StdioServer`` and ``HTTPServer`` call them."""
     given = {name: getattr(options, name) for name in EXTERNAL_OPTIONS}
     given["try_at_start"] = _tries(options)
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _tries(options: argparse.Namespace) -> bool:
-    """Whether each is started once before a client needs it."""
+    """Whether each server is started once before a client needs it."""
     if options.lazy or options.check:
         return False
     if options.worker is not None:
-        # Few commands have workers.
+        # Imported here, since few commands have workers.
         from mcp_sessions.cli.workers import is_first_worker
 
         return is_first_worker(options.worker)
-    # At standard input and output there is a client at once.
+    # On standard input and output a client is there at once.
     return not options.stdio or options.port is not None
 
 
 def external_server(options: argparse.Namespace) -> ExternalServer | None:
-    """The command or the URL that is served; None: it is neither.
+    """Return the command or the URL to serve. None: the target is neither.
 
     Raises:
-        ConfigurationError: It cannot be.
+        ConfigurationError: It cannot be served.
     """
     given = given_options(options)
     if options.command:

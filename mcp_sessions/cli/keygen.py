@@ -1,4 +1,4 @@
-"""``mcp-sessions keygen``: a new random key, for sealing what clients carry."""
+"""Print a new random key, which seals state that clients carry: ``mcp-sessions keygen``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Where the command's logs go: stderr, one record per line, as text or as JSON.
+"""Send the command's logs to stderr, one record on a line, as text or as JSON.
 
-The library logs to ``mcp_sessions.*`` and configures nothing; this is the command
-doing it. What is logged is the library's business, and it logs no whole session id,
-no token and no key. Other libraries promise no such thing, so ``--log-level`` is for
-``mcp_sessions.*`` alone and theirs stay at warnings: at debug level the MCP SDK, for
-one, logs whole messages.
+The library logs to ``mcp_sessions.*`` and configures nothing; this command configures it. The
+library logs no whole session id, no token and no key. Other libraries promise no such thing, so
+``--log-level`` sets ``mcp_sessions.*`` alone. Theirs stay at warnings: at debug level the MCP SDK,
+for example, logs whole messages.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import TextIO
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
-# What every record has; anything else was given as `extra=` and belongs in the JSON.
+# Attributes that every record has. Any other came as `extra=`, and belongs in the JSON.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -33,12 +32,12 @@ def configure(
     """Send the process's logs to stderr. A second call replaces the first.
 
     Args:
-        level: One of ``LEVELS``: the lowest that ``mcp_sessions.*`` logs.
+        level: One of ``LEVELS``: the lowest level that ``mcp_sessions.*`` logs.
         format: One of ``FORMATS``.
-        access: Whether ``mcp_sessions.access`` logs, whatever the level.
+        access: Whether ``mcp_sessions.access`` logs, at any level.
         stream: Instead of stderr, for tests.
     """
-    # FastMCP, when it is imported, makes handlers of its own, which write as they like.
+    # FastMCP adds handlers with a format of their own when it is imported.
     os.environ.setdefault("FASTMCP_LOG_ENABLED", "false")
     if format == "json":
         os.environ["FASTMCP_LOG_ENABLED"] = "false"
@@ -55,19 +54,19 @@ def configure(
 
 
 def is_json() -> bool:
-    """Whether what is written to stderr is to be JSON."""
+    """Whether stderr gets JSON."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers)
 
 
 def say(message: str, level: int = logging.INFO, **members: object) -> None:
-    """Write a line of this command's own to stderr as JSON, whatever the log's level."""
+    """Write a line of this command to stderr as JSON, at any log level."""
     record = logging.LogRecord("mcp_sessions.cli", level, "", 0, message, (), None)
     vars(record).update(members)
     print(JsonFormatter().format(record), file=sys.stderr, flush=True)
 
 
 def complain(program: str, message: str) -> None:
-    """Write to stderr, in one line, why this command ends."""
+    """Write to stderr, in one line, why this command exits."""
     if is_json():
         say(f"{program}: {message}", logging.ERROR)
     else:
@@ -75,9 +74,9 @@ def complain(program: str, message: str) -> None:
 
 
 def take_over() -> None:
-    """Take the handlers that write to a terminal from the loggers that the target, or what it
-    imports, gave any: their records go the way of all others. Only if that is JSON: as text
-    they may look as they like.
+    """Remove handlers that write to a terminal from the loggers of the target and its imports.
+    Their records then go the way of all others. This happens only with JSON: text may have any
+    format.
     """
     if not is_json():
         return
@@ -94,12 +93,12 @@ def take_over() -> None:
 
 def _writes_to_terminal(handler: logging.Handler) -> bool:
     stream: object = getattr(handler, "stream", None)
-    # Rich's handlers have a console instead.
+    # Handlers of Rich have a console instead.
     return stream in (sys.stderr, sys.stdout) or hasattr(handler, "console")
 
 
 def _log_what_python_prints() -> None:
-    """Warnings, and exceptions that nobody catches, become records."""
+    """Log warnings and uncaught exceptions as records."""
     logging.captureWarnings(True)
     log = logging.getLogger("mcp_sessions.cli")
 
@@ -117,16 +116,16 @@ def _log_what_python_prints() -> None:
 
 
 class NeverWaiting(logging.StreamHandler[TextIO]):
-    """Leaves out lines that would have to wait. If nobody reads the pipe of the log, the server
-    goes on. As soon as somebody does, a line says how many are missing.
+    """Write lines without waiting. If the reader of the log's pipe is slow, lines are left out and
+    the server continues. Once the pipe accepts text again, a line says how many lines are missing.
     """
 
     _left_out = 0
     _cut = ""
-    """What ends the last line, if it was cut."""
+    """Text that ends the last line, if it was cut."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or count it."""
+        """Write a record, or count it as left out."""
         try:
             text = self.format(record) + self.terminator
             if self._left_out:
@@ -155,30 +154,30 @@ _PIPE_BUF: int = getattr(select, "PIPE_BUF", 512)
 
 
 def _takes(stream: TextIO) -> bool:
-    """Whether a stream takes a few bytes at once."""
+    """Whether a stream takes a few bytes without waiting."""
     try:
         return not hasattr(select, "poll") or bool(select.select((), (stream,), (), 0)[1])
     except (OSError, ValueError, TypeError):
-        # It has no descriptor. What is wrong with it shows as it is written.
+        # It has no descriptor. The write itself shows what is wrong with it.
         return True
 
 
 class TextFormatter(logging.Formatter):
-    """``2026-07-28T12:00:00Z INFO mcp_sessions.server: text``."""
+    """Format records as ``2026-07-28T12:00:00Z INFO mcp_sessions.server: text``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and a traceback below it if there is one."""
-        # A peer may put line breaks into what is logged; they must not forge a record.
+        """Format a record as one line, and a traceback below it if there is one."""
+        # A peer's text may have line breaks, which must not forge a record.
         text = " ".join(record.getMessage().splitlines())
         line = f"{time_of(record)} {record.levelname} {record.name}: {text}"
         return f"{line}\n{trace}" if (trace := _traceback(self, record)) else line
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line; ``extra=`` members are members of it."""
+    """Format a record as a JSON object on one line. ``extra=`` members become its members."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, also with a traceback."""
+        """Format a record as one line, including its traceback."""
         content: dict[str, object] = {
             "time": time_of(record),
             "level": record.levelname.lower(),
@@ -193,13 +192,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def extra_of(record: logging.LogRecord) -> dict[str, object]:
-    """What it was given as ``extra=``."""
+    """Return the members that came as ``extra=``."""
     members: Mapping[str, object] = vars(record)
     return {name: value for name, value in members.items() if name not in _STANDARD}
 
 
 def time_of(record: logging.LogRecord) -> str:
-    """When it was made: UTC, with milliseconds."""
+    """Return the time of the record: UTC, with milliseconds."""
     moment = datetime.fromtimestamp(record.created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -1,11 +1,10 @@
-"""``mcp-sessions COMMAND …``: finds the command's file and runs it.
+"""Find a command's file and run it: ``mcp-sessions COMMAND …``.
 
 Rules, owned by ``tests/cli/test_main.py``:
 
-1. What the user did wrong is one line on stderr, and exit status 2. A store that is away
-   is one line too, and exit status 1: the same command may work later.
-2. A command's file is imported when that command runs, and not before: the help must
-   not wait for the MCP SDK.
+1. An error of the user is one line on stderr, and exit status 2. An unavailable store is one line
+   too, and exit status 1: the same command may work later.
+2. A command's file is imported only when that command runs: the help must not wait for the MCP SDK.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 
 STORE_AWAY = 1
 
-# Each is a file beside this one.
+# Each is a module of this package.
 COMMANDS = {
     "serve": "serve an MCP server with resumable sessions",
     "bridge": "give a stdio-only host a remote server that survives its connections",
@@ -38,17 +37,17 @@ def main(command_line: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
     Args:
-        command_line: What follows the program's name; by default from ``sys.argv``.
+        command_line: Arguments after the program's name; by default from ``sys.argv``.
 
     Raises:
-        SystemExit: ``--help``, ``--version``, or arguments that make no sense.
+        SystemExit: ``--help``, ``--version``, or invalid arguments.
     """
     _fill_standard_files()
     given = sys.argv[1:] if command_line is None else list(command_line)
     parser = _parser()
     if not given:
         parser.error(f"which command? {' or '.join(COMMANDS)}")
-    # What follows "--" is another program's; argparse would lose that sign.
+    # Arguments after "--" are another program's. argparse would lose that sign.
     own = given.index("--") if "--" in given else len(given)
     chosen = parser.parse_args(given[:own])
     arguments = [*chosen.arguments, *given[own:]]
@@ -77,14 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "command", choices=tuple(COMMANDS), metavar="COMMAND", help=argparse.SUPPRESS
     )
-    # Not argparse's sub-parsers: they would need every command's options, and file, here.
+    # Not argparse's sub-parsers: they would need the options, and the file, of every command here.
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
 def _fill_standard_files() -> None:
-    """Open what of standard input, output and error is closed: the next file that is opened had
-    its number, and child processes would take it for theirs.
+    """Open standard input, output and error if they are closed. Otherwise the next file that is
+    opened would get their number, and child processes would use it.
     """
     for number in range(3):
         try:

@@ -1,9 +1,9 @@
-"""While a target is loaded, nothing in it is served: ``serve`` does that, and afterwards.
+"""Keep the code of a target from serving while it is loaded; ``serve`` serves it afterwards.
 
-A file that calls ``mcp.run()`` unguarded would be served without sessions, where its own
-arguments say, and the command that loads it would wait for it for ever. Whatever a server's
-``run`` is called and however it was reached, it ends in one of three places: uvicorn, standard
-input, or `SessionLayer.run`. These are shut until the target is loaded.
+A file may call ``mcp.run()`` unguarded. It would then be served without sessions, with its own
+arguments, and the command that loads it would wait for ever. Every ``run`` of a server, by any name
+and any way, ends in one of three places: uvicorn, standard input, or `SessionLayer.run`. These are
+blocked until the target is loaded.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _BANNER = "FASTMCP_SHOW_SERVER_BANNER"
 
 
 class Runs:
-    """What was tried while it was shut."""
+    """Record of an attempt to serve while it was blocked."""
 
     def __init__(self) -> None:
         self.tried = False
-        """Something in the target wanted to serve, whatever became of the error."""
+        """Whether code of the target tried to serve, even if it caught the error."""
 
     def refuse(self) -> NoReturn:
-        """Shut the way.
+        """Refuse to serve.
 
         Raises:
             ConfigurationError: Always.
@@ -38,7 +38,7 @@ class Runs:
 
 @contextmanager
 def nothing_runs() -> Generator[Runs]:
-    """Shut the ways to serve until the block ends."""
+    """Block the ways to serve until the block ends."""
     import uvicorn
 
     from mcp_sessions.serve.http import RUN_IS_REFUSED
@@ -48,13 +48,13 @@ def nothing_runs() -> Generator[Runs]:
     async def serve(self: uvicorn.Server, sockets: object = None) -> None:
         runs.refuse()
 
-    # Nothing between `mcp.run()` and uvicorn asks anybody whether to serve, so that there is
-    # no other place for this. It is put back below.
+    # No code between `mcp.run()` and uvicorn asks whether to serve, so this is the only place. It
+    # is restored below.
     kept_serve, kept_stdin, kept_banner = uvicorn.Server.serve, sys.stdin, os.environ.get(_BANNER)
     uvicorn.Server.serve = serve
     if sys.stdin is not None:  # pyright: ignore[reportUnnecessaryComparison]
         sys.stdin = cast("TextIO", _NotForProtocol(sys.stdin, runs))
-    # FastMCP shows one before it serves; this command has lines of its own.
+    # FastMCP prints a banner before it serves. This command prints lines of its own.
     os.environ[_BANNER] = "false"
     refused = RUN_IS_REFUSED.set(runs.refuse)
     try:
@@ -70,8 +70,8 @@ def nothing_runs() -> Generator[Runs]:
 
 
 class _NotForProtocol:
-    """Standard input, whose bytes nobody may have. What is asked of it otherwise, such as
-    whether it is a terminal, it says.
+    """Stand in for standard input, and refuse its bytes. Other questions, such as whether it is a
+    terminal, go to the real one.
     """
 
     def __init__(self, stdin: TextIO, runs: Runs) -> None:

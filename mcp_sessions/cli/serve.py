@@ -1,8 +1,9 @@
-"""``mcp-sessions serve TARGET``, ``serve URL``, or ``serve -- COMMAND``: an MCP server, wrapped, on
-HTTP, WebSocket and stdio; or, with ``--config``, several.
+"""Serve a wrapped MCP server on HTTP, WebSocket and stdio: ``mcp-sessions serve TARGET``.
 
-What costs nothing to check is checked first: the store's URL, then the target, whose
-code runs, then the port. The SDK is imported no sooner than the target's code needs it.
+The server may also be a URL (``serve URL``), a command (``serve -- COMMAND``), or several servers
+of a file (``serve --config FILE``). Checks that cost nothing come first: the store's URL, then the
+target, whose code runs, then the port. The SDK is imported no sooner than the target's code needs
+it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         ConfigurationError: The store, the target, an option or the port is wrong.
     """
     if wants_json(arguments):
-        # What is wrong with the arguments is said so as well.
+        # Errors in the arguments are JSON as well.
         logs.configure(level="info", format="json")
     options = parsed(arguments)
     logs.configure(level=options.log_level, format=options.log_format, access=options.access_log)
@@ -75,7 +76,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         return _serve_config(options, audit)
     layer, store = _layer(options)
     if audit is not None:
-        # Now: what the target's code does to logging is done.
+        # Only now, after the target's code has changed logging.
         audit.install()
     if options.worker is not None:
         return _work(options, layer, store)
@@ -92,7 +93,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Say what a start would do, and return the exit status."""
+    """Print what a start would do, and return the exit status."""
     from mcp_sessions.cli.check import Served, Steps, check
 
     def listen() -> socket.socket | None:
@@ -114,7 +115,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _exporting(options: argparse.Namespace) -> AbstractContextManager[None]:
-    """Metrics and traces, while it serves. Of several workers the first says where to."""
+    """Export metrics and traces while it serves. Only the first of several workers logs the
+    address.
+    """
     if options.worker is None:
         return exporting(stdio=options.stdio)
     from mcp_sessions.cli.workers import is_first_worker
@@ -184,7 +187,7 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Serve with several processes until stopped, and return the exit status.
 
     Raises:
-        ConfigurationError: The port is wrong, or this system cannot.
+        ConfigurationError: The port is wrong, or this system cannot share a socket.
     """
     if os.name != "posix":
         raise ConfigurationError("--workers: this system cannot share a socket between processes")
@@ -220,7 +223,7 @@ def _work(options: argparse.Namespace, layer: SessionLayer, store: str) -> int:
     """Serve as one of several processes.
 
     Raises:
-        ConfigurationError: Their sessions would not be the same.
+        ConfigurationError: The store is not shared between processes.
     """
     worker = _joined(options, [layer.store], store)
     with worker.listener as sock:
@@ -228,10 +231,10 @@ def _work(options: argparse.Namespace, layer: SessionLayer, store: str) -> int:
 
 
 def _joined(options: argparse.Namespace, stores: Sequence[SessionStore], named: str) -> Worker:
-    """One of several processes, which ends with its keeper.
+    """Return the worker of this process, which exits with its keeper.
 
     Raises:
-        ConfigurationError: Their sessions would not be the same.
+        ConfigurationError: A store is not shared between processes.
     """
     if any(store.remembers and store.exchange is None for store in stores):
         raise ConfigurationError(
@@ -247,7 +250,7 @@ def _joined(options: argparse.Namespace, stores: Sequence[SessionStore], named: 
 
 
 def _security(options: argparse.Namespace) -> SecuritySettings | None:
-    """Which Hosts and Origins may come in; None: by where it listens."""
+    """Return the allowed Hosts and Origins. None: the address that it listens on decides."""
     if not options.allowed_host and not options.allowed_origin:
         return None
     from mcp_sessions.server.upstream.sdk.http import allowing
@@ -256,7 +259,7 @@ def _security(options: argparse.Namespace) -> SecuritySettings | None:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that whoever connects early waits and is not refused.
+    """Return a listening socket, so that an early client waits and is not refused.
 
     Raises:
         ConfigurationError: The port is in use, or host and port may not be used.
@@ -272,7 +275,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
-    """The layer to run, and its store as the start-up lines name it."""
+    """Return the layer to run, and its store's name for the start-up lines."""
     from mcp_sessions.cli.serve_config import SERVER
     from mcp_sessions.stores.urls import open_store
 
@@ -318,7 +321,7 @@ LIMITS = (
     *("idle_timeout", "forget_after", "max_sessions", "max_events", "progress_every"),
     *("max_message", "max_answer", "receive_timeout", "max_connections"),
 )
-"""Of the policy's limits, those that are options."""
+"""Limits of the policy that are options."""
 
 
 def _policy(options: argparse.Namespace) -> SessionPolicy:
@@ -336,8 +339,8 @@ def _conversations(options: argparse.Namespace) -> Conversations | None:
     )
 
 
-# These import when called, after the target's code ran: it brings the SDK along, and
-# what is wrong with it shows before anything of ours is loaded.
+# These import when called, after the target's code ran. That code imports the SDK anyway, and its
+# errors show before our modules are loaded.
 
 
 def _is_layer(value: object) -> bool:
@@ -358,11 +361,11 @@ def _start_up(
     store: str,
     paths: Sequence[str] = (),
 ) -> None:
-    """Say what is served, where and how.
+    """Print what is served, and its address, eras, transports and store.
 
     Args:
-        sock: Where it listens; None: standard input and output only.
-        paths: Of several servers.
+        sock: The listening socket. None: standard input and output only.
+        paths: Those of several servers.
     """
     host = f"[{options.host}]" if ":" in options.host else options.host
     urls = ["standard input and output"]

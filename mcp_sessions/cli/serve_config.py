@@ -1,4 +1,4 @@
-"""``mcp-sessions serve --config FILE``: each server that the file names, on a path of its own."""
+"""Serve each server of a file, on a path of its own: ``mcp-sessions serve --config FILE``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.origin import SecuritySettings
 
 SERVER = "{server}"
-"""In the URL of a store: the name of the server."""
+"""Placeholder in a store's URL for the name of the server."""
 
 
 def layers_of(
@@ -31,13 +31,13 @@ def layers_of(
     policy: SessionPolicy,
     conversations: Conversations | None,
 ) -> dict[str, Assembly]:
-    """A layer for each server of the file, by its path.
+    """Make a layer for each server of the file, by its path.
 
     Args:
         store: Its URL. The servers have no session in common: each has a store of its own.
 
     Raises:
-        ConfigurationError: One cannot be served; or the stores would be one.
+        ConfigurationError: A server cannot be served, or the servers would share one store.
     """
     servers = servers_of(options.config, given_options(options))
     if SERVER not in store and store != "memory://":
@@ -70,7 +70,8 @@ def served_of(
     policy: SessionPolicy,
     conversations: Conversations | None,
 ) -> list[Served]:
-    """Each server of the file, to be checked; arguments and errors are those of :func:`layers_of`.
+    """Return each server of the file, to be checked. Arguments and errors are those of
+    :func:`layers_of`.
 
     Args:
         store_name: The URL of the store without its password.
@@ -84,10 +85,10 @@ def served_of(
 
 
 def paths_of(options: argparse.Namespace) -> list[str]:
-    """Where each server of the file is.
+    """Return the path of each server of the file.
 
     Raises:
-        ConfigurationError: One cannot be served.
+        ConfigurationError: A server cannot be served.
     """
     return [f"/{name}{options.path}" for name in servers_of(options.config, given_options(options))]
 
@@ -99,7 +100,7 @@ def serve_all(
     security: SecuritySettings | None,
     on_started: Callable[[], None],
 ) -> int:
-    """Serve them until stopped, and return the exit status."""
+    """Serve all layers until stopped, and return the exit status."""
     parts = [
         Part(
             path,

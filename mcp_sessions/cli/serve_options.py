@@ -1,4 +1,4 @@
-"""The options of ``mcp-sessions serve``, and which of them go together."""
+"""Define the options of ``mcp-sessions serve``, and check which of them go together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXTERNAL_OPTIONS = (
     "child_idle",
     "start_timeout",
 )
-"""Those of a server that is a command or a URL, as `StdioServer` and `HTTPServer` call them."""
+"""Options of a server that is a command or a URL, as `StdioServer` and `HTTPServer` call them."""
 
 COMMAND_OPTIONS = ("env", "cwd", "warm")
 URL_OPTIONS = ("header",)
@@ -38,13 +38,13 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def parsed(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> argparse.Namespace:
-    """What was given.
+    """Parse the arguments and the environment.
 
     Args:
-        environment: Its variables set what the arguments do not; None: this process's.
+        environment: Variables for options that the arguments do not set. None: this process's.
 
     Raises:
-        ConfigurationError: It does not go together, or a variable is wrong.
+        ConfigurationError: Options do not go together, or a variable is wrong.
     """
     variables = os.environ if environment is None else environment
     own = _own(arguments)
@@ -77,7 +77,7 @@ def parsed(
     elif options.target is not None and command:
         parser.error(f"either {options.target} or a command is served, not both")
     if command:
-        # For the log. What else stands there may be a secret.
+        # It is for the log. Later arguments may be a secret.
         options = argparse.Namespace(**{**vars(options), "target": command[0]})
     elif options.config is None and is_url(str(options.target)):
         shown = urlunsplit(urlsplit(options.target)._replace(query="", fragment=""))
@@ -88,7 +88,7 @@ def parsed(
 
 
 def nearest(parser: types.OneLineParser, text: str) -> str | None:
-    """The option that was probably meant; None: none is like it."""
+    """Return the option that was probably meant. None: none is similar."""
     known = [option for action in parser.shown_options() for option in action.option_strings]
     return next(iter(get_close_matches(text.partition("=")[0], known, 1, 0.75)), None)
 
@@ -99,12 +99,12 @@ def is_url(target: str) -> bool:
 
 
 def _own(arguments: Sequence[str]) -> Sequence[str]:
-    """What stands before a command."""
+    """Return the arguments before a command."""
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Whether the log is to be JSON: asked before anything else is looked at."""
+    """Whether the log is to be JSON. This is read before all other options."""
     own = _own(arguments)
     if any(each.partition("=")[0] == "--log-format" for each in own):
         return "--log-format=json" in own or ("--log-format", "json") in pairwise(own)
@@ -115,7 +115,7 @@ def _check(options: argparse.Namespace) -> None:
     """Refuse options that do not go together.
 
     Raises:
-        ConfigurationError: They do not.
+        ConfigurationError: Two options do not go together.
     """
     if options.allowed_origin and not options.allowed_host and options.host not in LOOPBACK:
         raise ConfigurationError(
@@ -165,7 +165,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def make_parser() -> types.OneLineParser:
-    """The options of the command line, which are those of the environment."""
+    """Make the parser of the command line's options, which the environment has as well."""
     limits = SessionPolicy()
     parser = types.OneLineParser(
         prog="mcp-sessions serve",
@@ -244,7 +244,7 @@ def make_parser() -> types.OneLineParser:
         help="serve nothing: print what a start would do and what is wrong with it, and exit with "
         "0 or 2; reaches the store, and starts each command or tries each URL once",
     )
-    # What a worker is given by the process that keeps it.
+    # The process that keeps the workers sets it for each.
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument(
         "--drain-delay",

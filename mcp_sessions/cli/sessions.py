@@ -1,12 +1,12 @@
-"""``mcp-sessions sessions list|show|end``: what is in a store, beside whoever serves from it.
+"""List, show and end sessions in a store while servers use it: ``mcp-sessions sessions``.
 
-A session's id is a credential where there is no other: whoever reads it can resume it. So
-what is printed is its digest, the twelve digits under which it stands in the logs too, and a
-few digits of that are enough to name it. ``--ids`` prints whole ids.
+A session's id is a credential if there is no other one: anyone who reads it can resume the session.
+So the command prints its digest, the twelve digits that the logs have too. A few digits of it are
+enough to name a session. ``--ids`` prints whole ids.
 
-What the application keeps (``state``, ``data``) and what was said is printed by nothing here.
+No command here prints the application's data (``state``, ``data``) or the messages.
 
-A session that ended is shown too, for a time: when, and why.
+A session that ended is also shown for a time, with the time and the reason of its end.
 """
 
 from __future__ import annotations
@@ -36,42 +36,42 @@ from mcp_sessions.stores.operator import Beside, open_beside
 from mcp_sessions.stores.records import SessionRecord
 
 _DIGITS = re.compile(r"[0-9a-f]{4,12}")
-"""What names a session: so much of its digest."""
+"""Digits of a digest that are enough to name a session."""
 
 _ID = re.compile(r"[!-~]{16,}")
 
 _DASHED_ID = re.compile(r"-[A-Za-z0-9_-]{42}")
-"""A whole id, as one in sixty-four is."""
+"""Whole id that begins with a dash, as one in sixty-four does."""
 
 _KINDS = ("websocket", "stdio", "listen")
 _NAME = 40
-"""Characters of a client's name and version in the table."""
+"""Characters of a client's name and version in the table, at most."""
 
 NOWHERE = "none"
-"""Instead of a transport: nobody hears the session's events."""
+"""Value instead of a transport: the session's events are sent to no connection."""
 
 TRANSPORTS = ("http", *_KINDS, NOWHERE)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How sessions are looked at."""
+    """Settings and data with which sessions are shown."""
 
     options: argparse.Namespace
     known: frozenset[str]
-    """The ids of all live sessions."""
+    """Ids of all live sessions."""
 
     now: float
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what was asked for, and return the exit status.
+    """Run the sub-command, and return the exit status.
 
     Raises:
         ConfigurationError: An option, the store or a session's name is wrong.
         StoreUnavailable: The store is away, or the process that serves does not answer.
     """
-    # To argparse an argument that begins with a dash is an option.
+    # argparse takes an argument that begins with a dash for an option.
     named = [digest(SessionId(each)) if _DASHED_ID.fullmatch(each) else each for each in arguments]
     options = _parser().parse_args(named)
     return asyncio.run(_run(options))
@@ -108,14 +108,14 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 def _named(name: str, live: Sequence[SessionRecord]) -> SessionRecord:
-    """The session that a whole id, or the first digits of a digest, name.
+    """Return the session that a whole id, or the first digits of a digest, name.
 
     Raises:
-        ConfigurationError: None does, or more than one.
+        ConfigurationError: No session has that name, or several do.
     """
     record = _found(name, live)
     if record is None and not _DIGITS.fullmatch(name):
-        # Not repeated: it may be the id of a session that is over.
+        # The error leaves out the name: it may be the id of a session that has ended.
         raise ConfigurationError(
             "no such session: name it by 4 to 12 digits of its digest, or by its whole id"
         )
@@ -125,10 +125,10 @@ def _named(name: str, live: Sequence[SessionRecord]) -> SessionRecord:
 
 
 def _found(name: str, live: Sequence[SessionRecord]) -> SessionRecord | None:
-    """The same; None: none does.
+    """Return the session of that name. None: there is none.
 
     Raises:
-        ConfigurationError: More than one does.
+        ConfigurationError: Several sessions have that name.
     """
     for record in live:
         if record.session_id == name:
@@ -142,10 +142,10 @@ def _found(name: str, live: Sequence[SessionRecord]) -> SessionRecord | None:
 
 
 async def _show_end(name: str, beside: Beside) -> None:
-    """Print how a session ended that is not there.
+    """Print how a session ended.
 
     Raises:
-        ConfigurationError: That is not known.
+        ConfigurationError: Its end is unknown.
     """
     named = name if _DIGITS.fullmatch(name) else digest(SessionId(name))
     found = {end.session: end for end in await beside.ends() if end.session.startswith(named)}
@@ -183,11 +183,12 @@ def _is_wanted(record: SessionRecord, view: View) -> bool:
 
 
 def _idle(record: SessionRecord, view: View) -> float:
-    """Seconds since its last request; NaN: a conversation has no idle deadline."""
+    """Return the seconds since the last request. NaN: a conversation has no idle deadline."""
     if not math.isfinite(record.expires_at):
         return math.nan
     used_at = record.expires_at - view.options.forget_after
-    # A connection sleeps, unless that is switched off. Nobody used it before it was there.
+    # A connection sleeps when idle, unless that is switched off. A last use before its creation
+    # shows that it is off.
     sleeps = record.mode is Mode.TRANSPORT and used_at >= record.created_at
     if not sleeps and record.mode is not Mode.BOUND:
         used_at = record.expires_at - view.options.idle_timeout
@@ -201,7 +202,7 @@ def _transport(record: SessionRecord, view: View) -> str:
         return NOWHERE
     connection_id = record.attachment.connection_id
     if connection_id in view.known:
-        # A connection over HTTP has the name of its own session.
+        # An HTTP connection has the id of its own session.
         return "http"
     return next((kind for kind in _KINDS if connection_id.startswith(f"{kind}-")), NOWHERE)
 
@@ -213,7 +214,7 @@ def _who(principal: Principal) -> str:
 
 
 def _client(record: SessionRecord) -> Any:
-    """What the client that made it says of itself; None: nothing."""
+    """Return the description that the client gave of itself. None: it gave none."""
     peer = record.peer
     return (peer.initialize_params or {}).get("clientInfo") if peer is not None else None
 
@@ -267,7 +268,7 @@ def _name(session_id: SessionId, view: View) -> str:
 
 
 def _moment(seconds: float) -> str | None:
-    """ISO 8601, UTC; None: never."""
+    """Format a time as ISO 8601, UTC. None: never."""
     if not math.isfinite(seconds):
         return None
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -285,7 +286,7 @@ def _print_list(chosen: Sequence[SessionRecord], view: View) -> None:
             row["mode"],
             row["transport"],
             ascii(_client_name(record))[1:-1],
-            # Names come from elsewhere: no control character of theirs reaches a terminal.
+            # Names come from clients. Escaped, their control characters do not reach the terminal.
             ascii(_who(record.principal))[1:-1],
             duration(row["age"]),
             "-" if row["idle"] is None else duration(row["idle"]),

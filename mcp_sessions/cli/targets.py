@@ -1,8 +1,8 @@
-"""What ``serve TARGET`` names: ``package.module:attr`` or ``file.py[:attr]``.
+"""Load the target of ``serve TARGET``: ``package.module:attr`` or ``file.py[:attr]``.
 
-Loading a target runs its code, as ``python file.py`` would, but not under the name
-``__main__``: a guarded ``mcp.run()`` stays unrun. All that can be wrong with a target
-is a ``ConfigurationError`` of one line that names the target and what to do.
+Loading a target runs its code, as ``python file.py`` would, but not under the name ``__main__``: a
+guarded ``mcp.run()`` stays unrun. Every error of a target is a ``ConfigurationError`` of one line,
+which names the target and what to do.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _log = logging.getLogger(__name__)
 
 
 Kind = Callable[[object], bool]
-"""Says whether an object is of a kind that can be served."""
+"""Test of whether an object can be served."""
 
 
 def load_target(target: str, *, kinds: Sequence[Kind], what: str = SERVABLE) -> object:
-    """The server or ``SessionLayer`` that ``target`` names.
+    """Load the server or ``SessionLayer`` that ``target`` names.
 
-    Without ``:attr`` it is the only one of its kind in the file. One object under two
-    names counts once; names with a leading underscore do not count.
+    Without ``:attr`` it is the only one of its kind in the file. One object under two names counts
+    once. Names with a leading underscore do not count.
 
     Args:
-        target: As typed by the user.
-        kinds: What can be served, the kind to prefer first: a file that has a layer has
-            the server in it as well, and means the layer. They are asked only after the
-            target's code ran, so they may import the SDK.
+        target: The text that the user typed.
+        kinds: Tests of kinds that can be served, the preferred kind first. A file with a layer has
+            the server in it as well, and means the layer. They run only after the target's code, so
+            they may import the SDK.
         what: These kinds in words.
 
     Raises:
-        ConfigurationError: No such file, module or attribute; the code failed, or serves
-            by itself; there is nothing to serve in it, or more than one thing.
+        ConfigurationError: The file, module or attribute does not exist. The code failed, or serves
+            by itself. The file has nothing to serve, or more than one thing.
     """
     place, attribute = split_target(target)
     module = _loaded(place)
@@ -61,19 +61,19 @@ def load_target(target: str, *, kinds: Sequence[Kind], what: str = SERVABLE) -> 
 
 
 def split_target(target: str) -> tuple[str, str | None]:
-    """The file or module, and the attribute if there is one.
+    """Split a target into the file or module, and the attribute if there is one.
 
     Raises:
-        ConfigurationError: It has not the shape of a target.
+        ConfigurationError: The text does not have the form of a target.
     """
-    # First, because the colon of "C:\app.py" separates nothing.
+    # This comes first, since the colon of "C:\app.py" separates nothing.
     if target.endswith(".py"):
         return target, None
     place, _, attribute = target.rpartition(":")
     if _is_dotted_name(attribute) and (place.endswith(".py") or _is_dotted_name(place)):
         return place, attribute
     if lacks_scheme(target):
-        # Not the whole of it: an address may hold a secret.
+        # The error leaves out the address: it may hold a secret.
         raise ConfigurationError(f"TARGET must be {SHAPE} or a URL: {wrong_address(target, HTTP)}")
     hint = f"; a file of servers is --config {target}" if target.endswith(".json") else ""
     if target.endswith((".js", ".mjs", ".cjs", ".ts", ".sh")) or target.startswith("@"):
@@ -84,7 +84,7 @@ def split_target(target: str) -> tuple[str, str | None]:
 
 
 def program_of(target: str) -> str | None:
-    """The program that a target begins with, if it is a command line and not a target."""
+    """Return the program of a command line. None: the text is a target."""
     if os.path.exists(target) or not target.strip():
         return None
     program = target.split()[0]
@@ -103,7 +103,7 @@ def _loaded(place: str) -> ModuleType:
                 raise _runs_itself(place, error) from error
             raise
     if runs.tried:
-        # It made nothing of the error.
+        # The code ignored the error.
         raise _runs_itself(place, None)
     return module
 
@@ -123,10 +123,10 @@ def _is_dotted_name(text: str) -> bool:
 
 def _import_file(place: str) -> ModuleType:
     path = Path(place).resolve()
-    # As `python file.py` does it, so that the file finds its neighbours.
+    # As `python file.py` does, so that the file can import its neighbours.
     _search_first(str(path.parent))
-    # The file's own name, where it is free: a neighbour that imports it back then gets
-    # this module, and not a second copy with a second server in it.
+    # The module gets the file's own name if it is free. A neighbour that imports it then gets this
+    # module, not a second copy with a second server.
     name = path.stem
     if not name.isidentifier() or name in sys.modules:
         name = f"mcp_sessions_target_{abs(hash(path))}"
@@ -137,8 +137,8 @@ def _import_file(place: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    # The boundary to code that is not ours, which may raise anything. SystemExit
-    # too: the file may end the program when it is imported.
+    # This is the boundary to foreign code, which may raise anything. SystemExit too: the file may
+    # end the program when it is imported.
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _import_failed(place, error) from error
@@ -179,7 +179,7 @@ def _import_failed(place: str, error: BaseException) -> ConfigurationError:
 
 
 def _other_environment(place: str, error: BaseException) -> str:
-    """What to do if the code needs other packages than this environment has."""
+    """Advise what to do if the code needs other packages than this environment has."""
     if isinstance(error, ImportError):
         package = (error.name or "").partition(".")[0]
         is_older = package == "mcp"
@@ -199,7 +199,7 @@ def _other_environment(place: str, error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line of the user's code, which is where to look first."""
+    """Return the innermost line of the user's code: the user should look there first."""
     if isinstance(error, SyntaxError):
         return ""  # its text names the place
     frames = _frames(error)
@@ -207,7 +207,7 @@ def _where(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Where it came through, from the user's file on."""
+    """Return the frames of an error, from the user's file on."""
     return [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -244,7 +244,7 @@ def _only_one(module: ModuleType, place: str, kinds: Sequence[Kind], what: str) 
 
 
 def _names_of(module: ModuleType, is_kind: Kind) -> list[str]:
-    """Where the module has objects of a kind, each under its first name only."""
+    """Return the names of a module's objects of a kind. Only the first name of each counts."""
     seen: dict[int, str] = {}
     for name, value in vars(module).items():
         if not name.startswith("_") and is_kind(value):

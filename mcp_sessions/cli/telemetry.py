@@ -1,4 +1,4 @@
-"""OpenTelemetry for ``serve``: metrics and traces go where the ``OTEL_`` variables say.
+"""Export metrics and traces of ``serve`` over OpenTelemetry, as the ``OTEL_`` variables say.
 
 Rules, owned by ``tests/cli/test_telemetry.py``:
 
@@ -57,11 +57,11 @@ class Exported:
     exporters: Sequence[EntryPoint]
 
     where: str
-    """For a log."""
+    """Addresses, for a log."""
 
 
 def asked(environment: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    """The names of the exporters of each signal that is to be exported."""
+    """Return the names of the exporters of each signal that is to be exported."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return {}
     found: dict[str, Sequence[str]] = {}
@@ -78,14 +78,14 @@ def asked(environment: Mapping[str, str]) -> dict[str, Sequence[str]]:
 def exported(
     environment: Mapping[str, str], name: str, exporters: Sequence[str], *, stdio: bool
 ) -> Exported:
-    """What a signal needs.
+    """Find the exporters of a signal.
 
     Args:
-        exporters: Their names.
-        stdio: Standard output is a client's.
+        exporters: Names of the exporters.
+        stdio: Whether standard output is a client's.
 
     Raises:
-        ConfigurationError: It cannot be exported.
+        ConfigurationError: The signal cannot be exported.
     """
     if find_spec("opentelemetry.sdk") is None:
         raise ConfigurationError(f"the OpenTelemetry SDK is not installed: {_EXTRA}")
@@ -99,7 +99,7 @@ def exported(
 
 
 def described(environment: Mapping[str, str], *, stdio: bool) -> list[tuple[str, str, bool]]:
-    """Of each signal: its name, what a start does with it, and whether that is wrong."""
+    """Describe each signal: its name, what a start does with it, and whether that is wrong."""
     wanted = asked(environment)
     lines: list[tuple[str, str, bool]] = []
     for name in (METRICS, TRACES):
@@ -121,12 +121,12 @@ def described(environment: Mapping[str, str], *, stdio: bool) -> list[tuple[str,
 def exporting(
     *, stdio: bool = False, is_worker: bool = False, says: bool = True
 ) -> Generator[None]:
-    """Export what the variables ask for, until the block or the process ends.
+    """Export the signals that the variables ask for, until the block or the process ends.
 
     Args:
-        stdio: Standard output is a client's.
-        is_worker: Other processes have the same variables.
-        says: Whether this process logs what is the same for all of them.
+        stdio: Whether standard output is a client's.
+        is_worker: Whether other processes have the same variables.
+        says: Whether this process logs the lines that are the same for all of them.
     """
     ends: list[Callable[[], object]] = []
     lost: dict[str, list[str]] = {}
@@ -139,8 +139,8 @@ def exporting(
             failures.install(one.where)
             ends.append(_PROVIDE[name](one.exporters, _resource(is_worker=is_worker)))
         except Exception as failed:
-            # A variable may have any value, and an exporter may be anybody's. None of it is a
-            # reason to serve nobody.
+            # A variable may have any value, and an exporter any author. No failure of them may keep
+            # the server from serving.
             if not isinstance(failed, ConfigurationError):
                 text = " ".join(str(failed).split())
                 lost.setdefault(f"{type(failed).__name__}: {text}", []).append(name)
@@ -163,11 +163,11 @@ def exporting(
 
 
 def _end(ends: list[Callable[[], object]], failures: Failures) -> None:
-    """Export what is left, within :data:`LAST` seconds. A second call does nothing."""
+    """Export the remaining data, within :data:`LAST` seconds. A second call does nothing."""
     until = time.monotonic() + LAST
     threads: list[threading.Thread] = []
     while ends:
-        # Not every release of the SDK takes a time limit.
+        # Some releases of the SDK take no time limit, so each runs in a thread.
         ending = partial(_end_one, ends.pop(), failures)
         threads.append(threading.Thread(target=ending, daemon=True, name="the last telemetry"))
         threads[-1].start()
@@ -206,7 +206,7 @@ def _before_sigterm_ends_it(end: Callable[[], None]) -> Generator[None]:
 
 
 def _is_provided(name: str) -> bool:
-    """Whether a provider is set. That of the API alone does nothing, and is none."""
+    """Whether a provider is set. The API's default provider does nothing, and does not count."""
     from opentelemetry import metrics, trace
 
     provider = metrics.get_meter_provider() if name == METRICS else trace.get_tracer_provider()
@@ -225,7 +225,7 @@ def _resource(*, is_worker: bool) -> Resource:
     if instance is None:
         own[SERVICE_INSTANCE_ID] = str(uuid4())
     elif is_worker:
-        # The variable may say it, the same for all.
+        # The variable may set it, to the same value for all workers.
         own[SERVICE_INSTANCE_ID] = f"{instance}-{os.getpid()}"
     return found.merge(Resource(own))
 
@@ -236,7 +236,7 @@ def _provide_metrics(exporters: Sequence[EntryPoint], resource: Resource) -> Cal
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
     made = [each.load()() for each in exporters]
-    # Such as Prometheus's, which is asked for them.
+    # Such as Prometheus's, which a collector reads.
     readers = [
         each if isinstance(each, MetricReader) else PeriodicExportingMetricReader(each)
         for each in made
@@ -262,7 +262,7 @@ _PROVIDE: Final = {METRICS: _provide_metrics, TRACES: _provide_traces}
 
 
 def _of_otlp(environment: Mapping[str, str], name: str, what: str) -> str | None:
-    """A variable of one signal, or else that of both."""
+    """Return a variable of one signal, or else the variable of both."""
     for variable in (f"OTEL_EXPORTER_OTLP_{name.upper()}_{what}", f"OTEL_EXPORTER_OTLP_{what}"):
         if text := environment.get(variable, "").strip():
             return text
@@ -274,10 +274,10 @@ def _protocol(environment: Mapping[str, str], name: str) -> str:
 
 
 def _exporter(environment: Mapping[str, str], name: str, exporter: str) -> EntryPoint:
-    """The exporter of that name.
+    """Find the exporter of that name.
 
     Raises:
-        ConfigurationError: It is not installed.
+        ConfigurationError: The exporter is not installed.
     """
     key, advice = exporter, "install the package that has it"
     if exporter == "otlp":
@@ -296,7 +296,7 @@ def _exporter(environment: Mapping[str, str], name: str, exporter: str) -> Entry
 
 
 def _place(environment: Mapping[str, str], name: str) -> str:
-    """Where OTLP goes, without anything secret."""
+    """Return the address that OTLP goes to, without secrets."""
     is_grpc = _protocol(environment, name) == "grpc"
     url = environment.get(f"OTEL_EXPORTER_OTLP_{name.upper()}_ENDPOINT", "").strip()
     if not url:

@@ -1,10 +1,10 @@
-"""One line of the log for a collector that takes nothing, where the SDK logs tracebacks.
+"""Log one line for a collector that takes nothing, where the SDK logs tracebacks.
 
 Rules, owned by ``tests/cli/test_telemetry_failures.py``:
 
 1. An outage is one line, and another one each :data:`AGAIN` seconds as long as it lasts.
 2. The line has the reason, and nothing of a request: a URL or a header may hold a key.
-3. What else OpenTelemetry logs goes the way of all records.
+3. Other records of OpenTelemetry go the way of all records.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ AGAIN: Final = 600.0
 
 _PHRASES: Final = frozenset(status.phrase for status in HTTPStatus)
 _EXPORT: Final = ("export", "_shared_internal")
-"""Parts of the names of the loggers that tell of an export."""
+"""Parts of the names of the loggers that report an export."""
 
 _SILENT: Final = "no answer in time"
 _CAUSES: Final = 20
-"""How many exceptions behind one are looked at."""
+"""Number of causes of an exception that are searched, at most."""
 
 
 class Failures(logging.Handler):
-    """Takes what OpenTelemetry logs.
+    """Handle the log records of OpenTelemetry.
 
     Args:
-        clock: Seconds.
+        clock: Returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -46,10 +46,10 @@ class Failures(logging.Handler):
         self._is_stopped = False
 
     def install(self, place: str) -> None:
-        """Take them from now on, for the rest of the process.
+        """Handle them from now on, for the rest of the process.
 
         Args:
-            place: Where something is exported to.
+            place: The address that data is exported to.
         """
         logger = logging.getLogger("opentelemetry")
         logger.addHandler(self)
@@ -58,11 +58,10 @@ class Failures(logging.Handler):
             self._places.append(place)
 
     def stop(self) -> None:
-        """Say nothing more: the process exits, and threads of the SDK may still try."""
+        """Log nothing more: the process exits, and threads of the SDK may still try."""
         self._is_stopped = True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
         if self._is_stopped:
             return
         if any(part in record.name for part in _EXPORT):
@@ -72,18 +71,19 @@ class Failures(logging.Handler):
             else:
                 self.failed(reason)
         elif record.name.startswith("opentelemetry.util"):
-            # It quotes headers that it cannot read.
+            # These records quote headers that OpenTelemetry cannot read.
             logger.log(record.levelno, "OpenTelemetry: %s", _without_values(record))
         else:
             logging.root.handle(record)
 
     def failed(self, reason: str | None) -> None:
-        """Something was not exported.
+        """Log that an export failed.
 
         Args:
-            reason: None: that of the latest try.
+            reason: None: the reason of the latest try.
         """
-        # Without a lock: a handler of SIGTERM calls it, and must wait for no thread that logs.
+        # It takes no lock: the handler of SIGTERM calls it, and must not wait for a thread that
+        # logs.
         now = self._clock()
         if self._is_stopped or now < self._silent_until:
             return
@@ -96,7 +96,7 @@ class Failures(logging.Handler):
 
 
 def _reason(record: logging.LogRecord) -> str | None:
-    """Why an export failed, in words that are no request's; None: the record does not say it."""
+    """Return why an export failed, without text of a request. None: the record does not say it."""
     arguments = record.args if isinstance(record.args, tuple) else ()
     errors = [each for each in arguments if isinstance(each, BaseException)]
     if record.exc_info and record.exc_info[1] is not None:
@@ -112,7 +112,7 @@ def _reason(record: logging.LogRecord) -> str | None:
 
 
 def _reason_of(error: BaseException) -> str:
-    """The system's word for it, which is some causes below."""
+    """Find the operating system's reason, which may be some causes below."""
     waiting, seen = [error], list[BaseException]()
     while waiting and len(seen) < _CAUSES:
         each = waiting.pop(0)

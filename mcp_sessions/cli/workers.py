@@ -1,14 +1,14 @@
-"""``serve --workers N``: processes that share one listening socket, and the one that keeps them.
+"""Serve with several processes that share one listening socket, for ``serve --workers N``.
 
 Rules, owned by ``tests/cli/test_workers.py``:
 
-1. The first worker is started alone. What is wrong with the target or the store it says, and
-   then nothing more is started. Only that one tries the servers outside of it.
-2. A worker that ends is started again, after a back-off: who dies at once is not started as
-   fast as it dies. The others serve meanwhile, from the same socket.
-3. SIGTERM and SIGINT are passed on, and end when every worker has drained. The socket is closed
-   here at once: as long as anybody has it open, the system lets clients connect to nobody.
-4. A worker whose keeper died stops as well.
+1. The first worker is started alone. It reports an error of the target or the store, and then no
+   other worker is started. Only the first worker tries the servers outside of it.
+2. A worker that exits is started again after a back-off, so that a worker that crashes at once is
+   not restarted as fast as it crashes. The others serve meanwhile, from the same socket.
+3. SIGTERM and SIGINT are passed on. The keeper exits once every worker has drained. It closes its
+   socket at once: while it has it open, the system accepts connections that no process serves.
+4. A worker stops if its keeper dies.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from mcp_sessions.security import mint_key
 logger = logging.getLogger(__name__)
 
 STEADY = 60.0
-"""Seconds after which a worker's end is not the consequence of its start."""
+"""Seconds after which a worker's exit is not the consequence of its start."""
 
 _INTERRUPTED = 130
 
 
 class Workers:
-    """The processes that serve.
+    """Start and keep the processes that serve.
 
     Args:
-        arguments: Of ``serve``; each worker gets them as well.
-        number: How many there are.
-        keys: ``MCP_SESSIONS_KEYS``; None: keys that end with this process, the same for all.
+        arguments: Arguments of ``serve``. Each worker gets them as well.
+        number: Number of workers.
+        keys: ``MCP_SESSIONS_KEYS``; None: new keys for all workers, which last as long as this
+            process.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class Workers:
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
         self._interrupted = False
-        # Only this process has the end to write to: it is closed when this process is gone.
+        # Only this process holds the writing end. The system closes it when this process exits.
         self._alive, self._keeps = os.pipe()
 
     async def run(self, on_started: Callable[[], None]) -> int:
-        """Keep them until stopped; the exit status.
+        """Keep the workers until stopped, and return the exit status.
 
         Args:
-            on_started: Called once, when the first takes connections.
+            on_started: Called once, when the first worker accepts connections.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -93,7 +94,7 @@ class Workers:
                 if process is None:
                     process, _ = await self._start()
             except OSError as failed:
-                # The system has no room for it: perhaps later, and the others serve.
+                # The system lacks resources. It may have them later, and the others serve.
                 logger.error("worker %d cannot be started: %s", number, failed)
             else:
                 status = await process.wait()
@@ -113,7 +114,9 @@ class Workers:
     async def _start(
         self, *, is_first: bool = False
     ) -> tuple[asyncio.subprocess.Process, asyncio.Future[bytes]]:
-        """A worker, and what it says when it takes connections; nothing, if it ends before."""
+        """Start a worker. The future has a byte once it accepts connections, and none if it exits
+        before.
+        """
         listener = self._listener.fileno()
         says_from, says_to = os.pipe()
         try:
@@ -132,7 +135,7 @@ class Workers:
             os.close(says_to)
         self._running.add(process)
         if self._stopping.is_set():
-            # It was told to stop while this one was started.
+            # The keeper was stopped while this worker started.
             process.send_signal(signal.SIGTERM)
         return process, asyncio.get_running_loop().run_in_executor(None, _said, says_from)
 
@@ -145,7 +148,7 @@ def _said(descriptor: int) -> bytes:
 
 
 def is_first_worker(descriptors: str) -> bool:
-    """Whether it is the one that is started alone.
+    """Whether a worker is the one that is started alone.
 
     Args:
         descriptors: The value of ``--worker``.
@@ -154,7 +157,7 @@ def is_first_worker(descriptors: str) -> bool:
 
 
 class Worker:
-    """What a worker was given by its keeper.
+    """Hold the descriptors that a worker got from its keeper.
 
     Args:
         descriptors: The value of ``--worker``.
@@ -165,11 +168,11 @@ class Worker:
         self.listener = socket.socket(fileno=listener)
 
     def begin(self) -> None:
-        """Stop when the keeper is gone."""
+        """Watch the keeper, and stop when it exits."""
         threading.Thread(target=self._watch, daemon=True, name="the keeper's life").start()
 
     def is_ready(self) -> None:
-        """Say that connections are taken."""
+        """Report that connections are accepted."""
         os.write(self._says_to, b"1")
         os.close(self._says_to)
 

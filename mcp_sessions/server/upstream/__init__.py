@@ -1,1 +1,1 @@
-"""The wrapped server: the port to it, and what the layer puts around it."""
+"""Connect to the wrapped server: the port to it, and the layer's additions around it."""

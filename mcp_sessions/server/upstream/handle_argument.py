@@ -1,4 +1,4 @@
-"""Which of the wrapped server's tools take a handle: learned from what it lists."""
+"""Add the handle argument to tools of the wrapped server, as its lists allow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 LIST = "tools/list"
 CALL = "tools/call"
 _PAGES = 100
-"""Of a list of tools that are looked through."""
+"""Pages of a list of tools that are read, at most."""
 
 _INPUT = (
     "Names the session that this call goes on in: what the answer to an earlier call said. "
@@ -34,11 +34,11 @@ _OUTPUT = "Names the session that was started: pass it in later calls to go on i
 
 @dataclass(slots=True, eq=False, repr=False)
 class HandleArgument:
-    """The argument, and what is known of the tools that it is for.
+    """Hold the argument, and the known schemas of its tools.
 
     Args:
-        tools: Those that the operator named.
-        name: The argument's.
+        tools: The tools that the operator named.
+        name: The name of the argument.
     """
 
     tools: Sequence[str]
@@ -47,27 +47,27 @@ class HandleArgument:
     _tells: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
 
     def tool_of(self, request: Message) -> str | None:
-        """The tool that a request calls, if it is one of those."""
+        """Return the tool that a request calls, if it is one of the named ones."""
         tool = (request.params or {}).get("name") if request.method == CALL else None
         return tool if isinstance(tool, str) and tool in self.tools else None
 
     def is_unknown(self, tool: str | None) -> bool:
-        """Whether one of those was not seen in any list."""
+        """Whether one of the named tools was in no list yet."""
         return tool is not None and tool not in self._takes
 
     def takes(self, tool: str | None) -> bool:
-        """Whether a call of a tool may carry a handle. What was never listed is left alone."""
+        """Whether a call of a tool may carry a handle. A tool that was never listed gets none."""
         return tool is not None and self._takes.get(tool, False)
 
     def given_in(self, request: Message) -> object:
-        """What a call passes; None: nothing."""
+        """Return the handle that a call passes. None: it passes none."""
         return handle_in(request.params, self.name)
 
     def check(self, listed: Iterable[Mapping[str, Any]]) -> None:
-        """Learn from what is listed at the start.
+        """Learn from the list at the start.
 
         Raises:
-            ConfigurationError: A tool has such an argument of its own, or can have none more.
+            ConfigurationError: A tool has such an argument of its own, or cannot have another one.
         """
         for tool in listed:
             if tool["name"] in self.tools and not self._learn(tool):
@@ -77,10 +77,10 @@ class HandleArgument:
                 logger.warning("there is no tool %s, which is to take a handle", name)
 
     async def learn(self, peer: UpstreamPeer, call: Call, request: Message) -> None:
-        """Look through the list that the sender of a call would see.
+        """Read the list that the sender of a call would see.
 
         Raises:
-            UpstreamError: The server lists nothing to it.
+            UpstreamError: The server refuses to list its tools.
         """
         meta = request.only_meta
         cursor: object = None
@@ -93,7 +93,7 @@ class HandleArgument:
                 return
 
     def listed(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A page of the list as its client sees it."""
+        """Return a page of the list as its client sees it."""
         tools = result.get("tools")
         if not isinstance(tools, list):
             return result
@@ -110,7 +110,8 @@ class HandleArgument:
             return tool
         knew = self._takes.get(name)
         if not self._learn(tool):
-            # Its list is made anew each time: nobody could be told before. It stays as it is.
+            # Its list is made anew each time, so the start could not find this. The tool stays as
+            # it is.
             if knew is not False:
                 logger.error("%s: it is left as it is", self._refusal(name))
             return tool
@@ -129,7 +130,7 @@ class HandleArgument:
         return f"the tool {tool} has an argument {self.name} of its own, or can have none more"
 
     def told(self, tool: str, result: dict[str, Any], handle: str) -> dict[str, Any]:
-        """A result of a tool, with the handle of the session that its call started."""
+        """Return a tool's result, with the handle of the session that its call started."""
         structured = self._tells.get(tool, False)
         said = with_handle(result, self.name, handle, self.tools, is_structured=structured)
         return carrying(said, handle)

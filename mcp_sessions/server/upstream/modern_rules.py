@@ -1,6 +1,6 @@
-"""The port to the rules of the modern era: what a 2026-07-28 POST must be like.
+"""Define the port to the rules of the modern era for a 2026-07-28 POST.
 
-The rules are the SDK's; a binding asks them and serves what they let through.
+The rules are the SDK's. A binding applies them, and serves the requests that pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mcp_sessions.core.messages import Notification, Request
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The answer to a POST that the rules do not let through."""
+    """The answer to a POST that the rules refuse."""
 
     status: int
     body: bytes | None
@@ -21,47 +21,49 @@ class Refused:
 
 
 class Route(Protocol):
-    """What the rules made of a request's envelope."""
+    """Reading of a request's envelope by the rules."""
 
     @property
     def protocol_version(self) -> str:
-        """The version it speaks."""
+        """Return the protocol version of the request."""
         ...
 
     @property
     def client_capabilities(self) -> Any:
-        """What its client declared, as it was sent."""
+        """Return the capabilities that its client declared, as they were sent."""
         ...
 
     @property
     def client_info(self) -> Any:
-        """Its client's name and version, as they were sent."""
+        """Return its client's name and version, as they were sent."""
         ...
 
 
 class ModernRules(Protocol):
-    """What a POST must be like, and how its answer is written."""
+    """Check a POST, and write its answer."""
 
     async def check(
         self, http_request: Any, body: bytes
     ) -> tuple[Request, Route] | Notification | Refused:
-        """What a body is, or the answer to one that is refused."""
+        """Read a body, or return the answer that refuses it."""
         ...
 
     def route(self, method: str, params: Any) -> Route | tuple[int, str, Any]:
-        """What the envelope of a request without HTTP headers says, or the error it is
-        answered with (code, message, data).
+        """Read the envelope of a request without HTTP headers. If it is refused, return the error
+        (code, message, data).
         """
         ...
 
     def header_mismatch(self, request_id: str | int) -> Refused:
-        """``Mcp-Session-Id`` beside a different session in ``_meta``: -32020."""
+        """Return the answer to an ``Mcp-Session-Id`` that contradicts the session in ``_meta``:
+        -32020.
+        """
         ...
 
     def status_of(self, code: int | None) -> int:
-        """The HTTP status of an answer with that error code; None: a result."""
+        """Return the HTTP status of an answer with that error code. None: a result."""
         ...
 
     def dumps(self, message: Any) -> bytes:
-        """JSON as the SDK's own entry writes it, to the byte."""
+        """Write JSON as the SDK's own entry does, to the byte."""
         ...

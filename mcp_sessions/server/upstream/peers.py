@@ -1,4 +1,4 @@
-"""How the wrapped server sees the clients.
+"""Present clients to the wrapped server.
 
 A connection is one peer for itself, and one for each session that is used there. A modern-era
 request, and one that came on no connection, is a peer of its own.
@@ -45,7 +45,7 @@ from mcp_sessions.stores.records import SessionRecord
 
 
 class _Past(TypedDict, total=False):
-    """Of a session: see :meth:`Upstream.peer`."""
+    """Past of a session: arguments of :meth:`Upstream.peer`."""
 
     wanted: Wanted
     was_served: bool
@@ -53,11 +53,11 @@ class _Past(TypedDict, total=False):
 
 @dataclass(slots=True, eq=False, repr=False)
 class UpstreamPeers:
-    """Makes them, with their ways back to the client.
+    """Make the peers, with their ways back to the client.
 
     Args:
         advertise: Adds our capabilities to the result of a ``server/discover``, in place.
-        began_at: What was made before that was served by another process.
+        began_at: Start of this process. Sessions made before were served by another process.
     """
 
     _upstream: Upstream
@@ -73,7 +73,7 @@ class UpstreamPeers:
     _visibility: Visibility
 
     def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: ClientConnection) -> None:
-        """A client that shook hands has a connection now."""
+        """Give a client its connection after the handshake."""
         outbound.bind(self._of_connection(connection))
         if connection.transport_session is not None:
             peer.belongs_to(connection.transport_session)
@@ -82,7 +82,7 @@ class UpstreamPeers:
     def serving(
         self, request: Message, inbound: Inbound, record: SessionRecord | None
     ) -> UpstreamPeer:
-        """Who serves a request: :meth:`of`, with what the layer adds around it."""
+        """Return the peer that serves a request: :meth:`of`, with the layer's additions."""
         peer = self.of(inbound, record)
         if inbound.modern:
             if request.method == DISCOVER:
@@ -97,7 +97,7 @@ class UpstreamPeers:
         return peer
 
     def of(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:
-        """The sender of a message, in the session that it belongs to."""
+        """Return the peer of a message's sender, in the session of the message."""
         connection = inbound.connection
         if connection is None or inbound.modern:
             outbound = None
@@ -124,8 +124,7 @@ class UpstreamPeers:
         else:
             outbound = self._of_connection(connection)
             session_id = connection.transport_session
-            # On a pipe a client may speak before its handshake; the server says what it
-            # thinks of that.
+            # On a pipe a client may speak before its handshake. The server decides how to answer.
             ready = inbound.peer.initialize_params is not None
             past = self._past(inbound.record)
             peer = self._upstream.peer(inbound.peer, outbound, session_id, ready=ready, **past)
@@ -136,7 +135,7 @@ class UpstreamPeers:
         return peer
 
     def standalone(self, inbound: Inbound, record: SessionRecord | None) -> Outbound:
-        """The way to a request's client outside of the request."""
+        """Return the way to a request's client outside of the request."""
         if record is not None:
             return self._of_session(record)
         if inbound.connection is not None:
@@ -144,8 +143,8 @@ class UpstreamPeers:
         return LateOutbound()
 
     def way_to(self, record: SessionRecord) -> Outbound | None:
-        """To the client of a session of any mode, whoever serves it; None: it has no way of its
-        own.
+        """Return the way to the client of a session of any mode, whichever process serves it. None:
+        it has no way of its own.
         """
         match record.mode:
             case Mode.PROTOCOL:
@@ -156,7 +155,7 @@ class UpstreamPeers:
                 return None
 
     def _past(self, record: SessionRecord | None) -> _Past:
-        """What a session brings along that was made earlier."""
+        """Return the arguments for a session that was made earlier."""
         if record is None:
             return {}
         was_served = record.created_at < self._began_at
@@ -185,7 +184,9 @@ class UpstreamPeers:
     def _remember_subscription(
         self, inbound: Inbound, record: SessionRecord | None
     ) -> Callable[[str, bool], Awaitable[bool]]:
-        """Subscriptions belong to the session; without one, to the connection."""
+        """Return a function that keeps subscriptions with the session or, without one, with the
+        connection.
+        """
         connection, session_id = inbound.connection, _session_of(inbound, record)
 
         async def remember(uri: str, on: bool) -> bool:
@@ -204,7 +205,7 @@ class UpstreamPeers:
 
 
 def _session_of(inbound: Inbound, record: SessionRecord | None) -> SessionId | None:
-    """The one to which what a request asks for belongs: its own, else its connection's."""
+    """Return the session that gets the effect of a request: its own, else its connection's."""
     if record is not None:
         return record.session_id
     return inbound.connection.transport_session if inbound.connection is not None else None

@@ -1,7 +1,7 @@
-"""The port to the wrapped MCP server, as one session sees it.
+"""Define the port to the wrapped MCP server, as one session sees it.
 
-Behind it is the SDK (``sdk/``), or child processes (``stdio/``). Nothing here knows
-which. Messages are JSON-RPC methods and params, as plain dictionaries.
+The implementation is the SDK (``sdk/``), or child processes (``stdio/``). Nothing here knows which.
+Messages are JSON-RPC methods and params, as plain dictionaries.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class UpstreamError(Exception):
 
 
 class StoreFailedHandler(UpstreamError):
-    """The store failed a handler, which ended with that.
+    """The store failed a handler, which ended with that error.
 
-    It began, and may have had effects. So it is not 503, upon which a client sends a request again
-    (HTP5).
+    The handler began, and may have had effects. So the answer is not 503, after which a client
+    would send the request again (HTP5).
     """
 
     def __init__(self, failed: StoreUnavailable) -> None:
@@ -55,11 +55,11 @@ class PeerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PeerRequest:
-    """What a client is asked.
+    """A request to a client.
 
     Args:
-        timeout: Seconds that it has; None: any time.
-        on_progress: Hears what it reports of its progress; None: it is asked for none.
+        timeout: Seconds that the client has. None: any time.
+        on_progress: Takes the progress that the client reports. None: no progress is asked for.
     """
 
     method: str
@@ -67,8 +67,8 @@ class PeerRequest:
     timeout: float | None = None
     on_progress: OnProgress | None = None
     about: Sequence[Call] = ()
-    """The calls of which any may be what it is about: it is over with the last of them. Of
-    none: with the one on whose way it goes.
+    """Calls that the request may be about. It ends with the last of them. Empty: it ends with the
+    call on whose way it is sent.
     """
 
 
@@ -80,39 +80,41 @@ class Outbound(Protocol):
         ...
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        """Ask the client; its result.
+        """Ask the client, and return its result.
 
         Raises:
-            PeerError: It answered with an error, cannot be asked, did not answer within
-                its timeout, or the session ended meanwhile.
+            PeerError: It answered with an error, cannot be asked, did not answer within its
+                timeout, or the session ended meanwhile.
         """
         ...
 
 
 class Call(Outbound, Protocol):
-    """One message being handled: its own way back, and what came with it."""
+    """One message that is being handled: its own way back, and its data."""
 
     request_id: RequestId | None
     """None: a notification."""
 
     @property
     def context(self) -> Any:
-        """What handlers see as ``ctx.request_context.request``."""
+        """Return the object that handlers see as ``ctx.request_context.request``."""
         ...
 
     @property
     def transport(self) -> str:
-        """``http``, ``websocket`` or ``stdio``."""
+        """Return ``http``, ``websocket`` or ``stdio``."""
         ...
 
     @property
     def close_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """Closes the response stream; the client comes back for the rest."""
+        """Return a function that closes the response stream. The client reconnects for the rest."""
         ...
 
     @property
     def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """Closes the connection's GET stream; the client comes back for the rest."""
+        """Return a function that closes the connection's GET stream. The client reconnects for the
+        rest.
+        """
         ...
 
     @property
@@ -122,35 +124,37 @@ class Call(Outbound, Protocol):
 
     @property
     def session(self) -> str | None:
-        """The digest of its session; None: a notification, or there is none."""
+        """Return the digest of its session. None: a notification, or there is none."""
         ...
 
     @property
     def conversation(self) -> str | None:
-        """What its host calls the conversation whose session it belongs to; None: it is none's."""
+        """Return the host's name for the conversation of its session. None: it belongs to no
+        conversation.
+        """
         ...
 
     @property
     def store_failure(self) -> StoreUnavailable | None:
-        """What its handler was told last by a store that failed."""
+        """Return the last failure of the store that its handler got."""
         ...
 
     def store_failed(self, failed: StoreUnavailable) -> None:
-        """Its handler is told so."""
+        """Note a failure of the store that its handler gets."""
         ...
 
     def is_traced(self, span: Span) -> None:
-        """It is handled in that span."""
+        """Note the span in which it is handled."""
         ...
 
     @property
     def principal(self) -> Principal:
-        """Whose it is."""
+        """Return the principal of its client."""
         ...
 
     @property
     def bound_session(self) -> SessionId | None:
-        """The session of its host's conversation, of which its client knows nothing."""
+        """Return the session of its host's conversation. Its client does not know the session."""
         ...
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
@@ -158,7 +162,7 @@ class Call(Outbound, Protocol):
         ...
 
     async def report(self, params: Mapping[str, Any]) -> None:
-        """Report progress in these words, which name no token."""
+        """Report progress with these params, which have no token."""
         ...
 
 
@@ -168,7 +172,7 @@ class UpstreamPeer(Protocol):
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """Handle a request; its result.
+        """Handle a request, and return its result.
 
         Raises:
             UpstreamError: The server answered with an error.
@@ -176,24 +180,26 @@ class UpstreamPeer(Protocol):
         ...
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
-        """Handle a notification. Never raises for what the handler does."""
+        """Handle a notification. Never raises for an error of the handler."""
         ...
 
     async def close(self) -> None:
-        """The client is gone for good: run what the server wants cleaned up."""
+        """Run the server's clean-up: the client has left for good."""
         ...
 
 
 class NewPeer(UpstreamPeer, Protocol):
-    """A client that shakes hands just now."""
+    """A client whose handshake runs now."""
 
     def belongs_to(self, session_id: SessionId) -> None:
-        """It was accepted, and this is its transport-mode session."""
+        """Note the transport-mode session of the client, which was accepted."""
         ...
 
 
 class Wanted(NamedTuple):
-    """What a session's clients want to hear of a server: one that begins anew is told it again."""
+    """Subscriptions and log level of a session. A server outside of this process gets them again
+    when it restarts.
+    """
 
     subscriptions: Collection[str] = ()
     log_level: str | None = None
@@ -203,7 +209,7 @@ NOTHING_WANTED = Wanted()
 
 
 def wanted_by(record: SessionRecord) -> Wanted:
-    """What a session wants."""
+    """Return the subscriptions and the log level of a session."""
     return Wanted(record.subscriptions, record.log_level)
 
 
@@ -212,18 +218,19 @@ class Upstream(Protocol):
 
     @property
     def keeps_state_in_memory(self) -> bool:
-        """Whether what handlers keep with FastMCP's ``ctx.set_state`` is in this process only."""
+        """Whether FastMCP's ``ctx.set_state`` keeps state in this process only."""
         ...
 
     @property
     def is_outside(self) -> bool:
-        """Whether the server is outside of this process: it is told what sessions want to hear,
-        and told again when it begins anew. One in this process says by itself what changes.
+        """Whether the server is outside of this process. Such a server gets the subscriptions and
+        log levels of sessions, and again when it restarts. A server in this process publishes its
+        changes itself.
         """
         ...
 
     def lifespan(self) -> AbstractAsyncContextManager[None]:
-        """Everything runs inside; entered once."""
+        """Run everything inside; entered once."""
         ...
 
     def peer(
@@ -238,13 +245,13 @@ class Upstream(Protocol):
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
-        """A client that did its handshake, here or in another process.
+        """Make a client whose handshake ran here or in another process.
 
         Args:
-            ready: False: it did none yet, and has to.
+            ready: False: the client has not done its handshake yet, and has to.
             is_alone: It came on no connection.
             beside: The same client outside of its session, on the connection that started it.
-            wanted: By the session, as it is stored.
+            wanted: The session's subscriptions and log level, as stored.
             was_served: Another process may have served the session.
         """
         ...
@@ -252,8 +259,8 @@ class Upstream(Protocol):
     async def initialize(
         self, call: Call, params: dict[str, Any] | None, outbound: Outbound
     ) -> tuple[dict[str, Any], Peer, NewPeer]:
-        """Shake hands: the result (with what this layer serves for every server), what was
-        agreed, and the client.
+        """Do the handshake. Return the result (with what this layer serves for every server), the
+        agreed values, and the client.
 
         Raises:
             UpstreamError: The params are malformed, or the server refuses.
@@ -269,11 +276,11 @@ class Upstream(Protocol):
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
-        """A modern-era client, for one request.
+        """Make a modern-era client, for one request.
 
         Args:
-            route: What the upstream's rules made of the request's envelope.
-            outbound: To the session the request belongs to; None: to none.
+            route: The request's envelope, as the upstream's rules read it.
+            outbound: The way to the session of the request. None: it has no session.
             session_id: That session.
             wanted: See :meth:`peer`.
             was_served: See :meth:`peer`.
@@ -281,14 +288,14 @@ class Upstream(Protocol):
         ...
 
     async def listen(self, peer: UpstreamPeer, call: Call, uris: Collection[str]) -> None:
-        """Have it tell a session of these resources' changes, and of no others. What it refuses to
-        tell of is not heard.
+        """Subscribe a session's server to these resources, and to no others. If the server refuses
+        one, its changes do not arrive.
 
         Args:
             peer: The session's client, of the modern era.
 
         Raises:
-            StoreUnavailable: Unknown who serves the session.
+            StoreUnavailable: It is unknown which process serves the session.
         """
         ...
 
@@ -296,7 +303,7 @@ class Upstream(Protocol):
         """Check the params of a method that is served here, as the server would.
 
         Raises:
-            UpstreamError: They are malformed.
+            UpstreamError: The params are malformed.
         """
         ...
 
@@ -305,52 +312,52 @@ class Upstream(Protocol):
         ...
 
     def listed(self) -> frozenset[str]:
-        """Of ``tools``, ``prompts`` and ``resources``: the lists that it has."""
+        """Return the lists that it has: some of ``tools``, ``prompts`` and ``resources``."""
         ...
 
     async def listed_tools(self) -> Sequence[Mapping[str, Any]] | None:
-        """The tools that it has before anybody asks; None: its list is made for each request."""
+        """Return the tools that it has before any request. None: its list is made for each
+        request.
+        """
         ...
 
     def on_change(
         self, listener: Callable[[str, Mapping[str, Any] | None], None]
     ) -> Callable[[], None]:
-        """Hear the server's own change notifications (method, params), until the returned
-        function is called.
+        """Call ``listener`` with the server's own change notifications (method, params), until the
+        returned function is called.
         """
         ...
 
     async def publish(self, method: str, params: Mapping[str, Any] | None) -> bool:
-        """Publish a change on the server's own bus; False if it has none."""
+        """Publish a change on the server's own bus. False: it has none."""
         ...
 
     async def leave(self, grace: float) -> None:
-        """The layer drains: what begins now has so many seconds to begin, and nothing does after
-        that.
-        """
+        """Drain: a start that begins now has so many seconds, and later none begins."""
         ...
 
     async def session_over(self, session_id: SessionId, *, sleeps: bool = False) -> None:
-        """A session of any mode is over: what runs for it ends.
+        """End what runs for a session of any mode that has ended.
 
         Args:
-            sleeps: It goes on with its next request, and has then what it kept in files.
+            sleeps: Whether the session continues with its next request, with its files.
         """
         ...
 
     async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """Put a change that another process announced on the server's own bus, for those who
-        listen there; :meth:`on_change` does not hear it.
+        """Publish a change of another process on the server's own bus, for the listeners there.
+        :meth:`on_change` does not report it.
         """
         ...
 
 
 CALL: ContextVar[Call | None] = ContextVar("mcp_sessions_call", default=None)
-"""What is handled."""
+"""The call that is being handled."""
 
 
 def told_handler(failed: StoreUnavailable) -> None:
-    """A call of the layer's, which a handler may have made, raises ``failed``."""
+    """Note that a call of the layer, which a handler may have made, raises ``failed``."""
     call = CALL.get()
     if call is not None:
         call.store_failed(failed)

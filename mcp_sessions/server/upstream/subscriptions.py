@@ -1,4 +1,4 @@
-"""What the layer adds to what the wrapped server serves, around its own handlers."""
+"""Add the layer's own methods around the wrapped server's handlers."""
 
 from __future__ import annotations
 
@@ -22,28 +22,26 @@ SUBSCRIPTION_METHODS = frozenset({SUBSCRIBE, "resources/unsubscribe"})
 
 @dataclass(slots=True, eq=False, repr=False)
 class Around:
-    """What stands around the peer of a request, and changes nothing by itself."""
+    """Wrap the peer of a request, and change nothing by itself."""
 
     _peer: UpstreamPeer
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
-        """See :class:`UpstreamPeer`."""
         await self._peer.notify(call, method, params)
 
     async def close(self) -> None:
-        """See :class:`UpstreamPeer`."""
         await self._peer.close()
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Subscriptions(Around):
-    """``resources/subscribe`` and ``unsubscribe``, served for every wrapped server.
+    """Serve ``resources/subscribe`` and ``unsubscribe`` for every wrapped server.
 
-    A server with handlers of its own is asked first; what it refuses is not subscribed.
+    A server with handlers of its own is asked first. If it refuses, nothing is subscribed.
 
     Args:
-        remember: Adds (True) or removes a subscription to a URI; False: there is no
-            session, and no connection, that it could belong to.
+        remember: Adds (True) or removes a subscription to a URI. False: there is no session, and no
+            connection, that it could belong to.
     """
 
     _upstream: Upstream
@@ -52,10 +50,10 @@ class Subscriptions(Around):
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """See :class:`UpstreamPeer`.
+        """Handle a subscription, and keep it.
 
         Raises:
-            StoreUnavailable: Unknown whether it is subscribed. To ask again changes nothing.
+            StoreUnavailable: It is unknown whether the change took effect. A repeat is harmless.
         """
         uri = (params or {}).get("uri")
         if not isinstance(uri, str):
@@ -74,8 +72,8 @@ class Subscriptions(Around):
 
 @dataclass(slots=True, eq=False, repr=False)
 class LogLevel(Around):
-    """``logging/setLevel``, which a server outside of this process is told again when it begins
-    anew.
+    """Serve ``logging/setLevel``, and keep the level: a server outside of this process gets it
+    again when it restarts.
 
     Args:
         remember: Keeps the level with the session.
@@ -86,10 +84,10 @@ class LogLevel(Around):
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """See :class:`UpstreamPeer`.
+        """Set the level, and keep it.
 
         Raises:
-            StoreUnavailable: Unknown whether it is kept. To ask again changes nothing.
+            StoreUnavailable: It is unknown whether the level was kept. A repeat is harmless.
         """
         result = await self._peer.request(call, method, params)
         level = level_of(params)
@@ -100,14 +98,13 @@ class LogLevel(Around):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Discovery(Around):
-    """``server/discover``: the server's own answer, with our capabilities."""
+    """Serve ``server/discover``: the server's own answer, with our capabilities."""
 
     _advertise: Callable[[dict[str, Any]], None]
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """See :class:`UpstreamPeer`."""
         result = await self._peer.request(call, method, params)
         self._advertise(result)
         return result

@@ -1,4 +1,4 @@
-"""A wrapped server outside of this process: whose its children are, and what passes.
+"""Run wrapped servers outside of this process: assign children to clients, and pass messages.
 
-A child is one of its own to the server: a process that runs it (``stdio/``).
+A child is a client's own instance of the server, such as a process that runs it (``stdio/``).
 """

@@ -1,4 +1,4 @@
-"""What a client can be asked by a server: of its capabilities those that matter here."""
+"""List the requests that a client accepts from a server: the part of its capabilities used here."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _MODES: Final[Mapping[str, tuple[str, ...]]] = {
     "sampling": ("context", "tools"),
     "roots": (),
 }
-"""What a client can be asked → in which ways."""
+"""Kind of request to a client → its modes."""
 
 Asks = Mapping[str, Mapping[str, Any]]
-"""Of a client's capabilities those that let a server ask. A process is started for each that
-differs: they hold names of the protocol only, and nothing else that a client wrote.
+"""Part of a client's capabilities that lets a server ask. Each different value has a process of its
+own, so values hold only names of the protocol, and no other text of a client.
 """
 
 
 def asks_of(capabilities: object) -> Asks:
-    """Of what a client declared."""
+    """Take this part from the capabilities that a client declared."""
     declared = members_of(capabilities)
     return {
         name: {mode: {} for mode in modes if members_of(declared[name]).get(mode) is not None}
@@ -31,8 +31,8 @@ def asks_of(capabilities: object) -> Asks:
 
 
 def kind_of(asks: Asks) -> frozenset[str]:
-    """The same for clients that can be asked the same: to name no way of elicitation is to name
-    forms.
+    """Return a key, equal for clients that accept the same requests. Elicitation without a mode
+    means forms.
     """
     return frozenset(
         f"{name}/{mode}" for name, modes in asks.items() for mode in modes or ("form",)

@@ -1,4 +1,4 @@
-"""How a child begins: it is made, shakes hands, and is told what the one before it was told."""
+"""Begin with a child: make it, do the handshake, and repeat the settings of the child before it."""
 
 from __future__ import annotations
 
@@ -23,61 +23,61 @@ logger = logging.getLogger(__name__)
 NOT_STARTED_TEXT: Final = "the server did not start: "
 
 NO_MEANS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS})
-"""How the operating system says that the machine has not enough of something."""
+"""Errors of the operating system that mean: the machine lacks a resource."""
 
 _REASON: Final = 300
-"""Characters of a server's own error that are in that of its start."""
+"""Characters of a server's own error that the error of its start quotes."""
 
 
 class Ended(UpstreamError):
-    """One that was being started is over."""
+    """A child that was being started has ended."""
 
 
 class NoMeans(UpstreamError):
-    """The machine has not enough to start one, or to connect to one."""
+    """The machine lacks the resources to start a child, or to connect to one."""
 
 
 class Starter(Protocol):
-    """Knows what a child is."""
+    """Start children of one kind."""
 
     async def start(self, place: Place, principal: Principal) -> Child:
-        """A child that was told nothing yet.
+        """Make a child that has not got any message yet.
 
         Raises:
-            OSError: It cannot be started.
-            UpstreamError: See there.
+            OSError: The child cannot be started.
+            UpstreamError: There is no credential for the server.
         """
         ...
 
     def run(self, room: Callable[[], int]) -> None:
-        """Start some before they are needed, if that is wanted, until it is closed.
+        """Start some children before they are needed, if that is wanted, until it is closed.
 
         Args:
-            room: How many there may be beside those that are somebody's.
+            room: Returns how many unused children there may be.
         """
         ...
 
     def session_over(self, session_id: SessionId) -> None:
-        """Nobody comes back for a session: what was kept for its children is not needed."""
+        """Delete data that was kept for a session's children: the session cannot resume."""
         ...
 
     async def close(self) -> None:
-        """All of them are over."""
+        """Stop all of them."""
         ...
 
 
 def not_started(why: str) -> UpstreamError:
-    """What whoever needs a child is told."""
+    """Return the error for a client whose child did not start."""
     data = {"reason": "not_started", "started": False}
     return UpstreamError(error_body(INTERNAL_ERROR, f"{NOT_STARTED_TEXT}{why}", data))
 
 
 async def made(starter: Starter, place: Place, principal: Principal) -> Child:
-    """A child that was told nothing yet.
+    """Make a child that has not got any message yet.
 
     Raises:
-        NoMeans: The machine has not enough for it.
-        UpstreamError: It cannot be started.
+        NoMeans: The machine lacks the resources for it.
+        UpstreamError: The child cannot be started.
     """
     try:
         return await starter.start(place, principal)
@@ -93,16 +93,18 @@ async def begin(
     client: Mapping[str, Any],
     versions: Collection[str],
 ) -> None:
-    """Shake hands with a child, and tell it what was told. Who asked for it stops it if that fails.
+    """Do the handshake with a child, and repeat the earlier settings. If that fails, the caller
+    stops it.
 
     Args:
         client: The params of ``initialize``.
-        versions: Of the protocol, those with a handshake.
+        versions: The protocol versions with a handshake.
 
     Raises:
-        Ended: It is over.
-        NoMeans: The machine has not enough to reach it.
-        UpstreamError: It did not begin. :class:`Refused`: it lives, and has told its client why.
+        Ended: The child has ended.
+        NoMeans: The machine lacks the resources to reach it.
+        UpstreamError: The child did not begin. :class:`Refused`: it lives, and answered with an
+            error.
     """
     try:
         async with asyncio.timeout(server.start_timeout):
@@ -126,10 +128,10 @@ async def _cause(child: Child, why: str) -> str:
 
 
 async def tell_what_was_told(place: Place, child: Child) -> None:
-    """Tell it what the child before it was told, or would have been.
+    """Send a child the log level and the subscriptions that the child before it had, or would have.
 
     Raises:
-        UpstreamError: It is over.
+        UpstreamError: The child has ended.
     """
     again: list[tuple[str, Mapping[str, Any]]] = []
     if place.level is not None:
@@ -141,7 +143,7 @@ async def tell_what_was_told(place: Place, child: Child) -> None:
             async with asyncio.timeout(ANSWERING):
                 await child.request(None, method, params)
         except TimeoutError:
-            # Nor would it the others.
+            # It would not answer the other requests either.
             logger.warning("%s: a new one does not answer %s", place.label(), method)
             return
         except UpstreamError as refused:

@@ -1,4 +1,4 @@
-"""One call of a modern-era client, over the requests that bring what its server asks for."""
+"""Join the requests of one modern-era call, which bring the input that its server asks for."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _NEEDS: Final = {
     "sampling/createMessage": "sampling",
     "roots/list": "roots",
 }
-"""What a client can be asked in a result → what it has to declare for that."""
+"""Request to a client → the capability that it has to declare for it."""
 
 
 @dataclass(eq=False)
 class CallInRounds:
     """A :class:`~mcp_sessions.server.upstream.port.Call` that several requests belong to, one after
-    the other: its way back is the newest one's.
+    the other. It answers by the newest one.
     """
 
     _call: Call
@@ -46,17 +46,15 @@ class CallInRounds:
 
     def __post_init__(self) -> None:
         self.request_id: RequestId | None = self._call.request_id
-        """See :class:`Call`."""
-
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    # --- for those who serve its rounds -------------------------------------------------------
+    # --- for the code that serves its rounds ---------------------------------------------------
 
     def carry_on(self, call: Call, answers: Mapping[str, Any]) -> None:
-        """Another request brings answers, and has the way back from now on.
+        """Take over another request of the same call, with its answers.
 
         Raises:
-            UpstreamError: They are malformed. Nothing is answered.
+            UpstreamError: The answers are malformed. Nothing is answered.
         """
         for answer in answers.values():
             if not isinstance(answer, dict):
@@ -69,7 +67,7 @@ class CallInRounds:
                 future.set_result(answer)
 
     async def turn(self) -> dict[str, Any] | None:
-        """Wait until it is over, or its server asks; what it asks."""
+        """Wait until the call completes or its server asks, and return the questions."""
         if not self._is_over and not self._questions:
             await self._turn
         if self._is_over:
@@ -81,7 +79,7 @@ class CallInRounds:
         }
 
     def end(self) -> None:
-        """Nothing is asked on its behalf any more."""
+        """Refuse all questions of the call from now on."""
         self._is_over = True
         for _, future in self._questions.values():
             if not future.done():
@@ -96,7 +94,7 @@ class CallInRounds:
     # --- for its server -----------------------------------------------------------------------
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        """See :class:`Outbound`. Of its progress a client does not report in a result."""
+        """Ask the client in a result. A client reports no progress of a question in a result."""
         if self._is_over:
             raise _over()
         if _NEEDS.get(asked.method) not in self._asks:
@@ -118,71 +116,58 @@ class CallInRounds:
 
     @property
     def can_send_request(self) -> bool:
-        """See :class:`Call`."""
         return not self._is_over
 
     @property
     def context(self) -> Any:
-        """See :class:`Call`."""
         return self._call.context
 
     @property
     def transport(self) -> str:
-        """See :class:`Call`."""
         return self._call.transport
 
     @property
     def close_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """See :class:`Call`."""
         return self._call.close_stream
 
     @property
     def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """See :class:`Call`."""
         return self._call.close_standalone_stream
 
     @property
     def session(self) -> str | None:
-        """See :class:`Call`."""
         return self._call.session
 
     @property
     def conversation(self) -> str | None:
-        """See :class:`Call`."""
         return self._call.conversation
 
     @property
     def principal(self) -> Principal:
-        """See :class:`Call`."""
         return self._call.principal
 
     @property
     def bound_session(self) -> SessionId | None:
-        """See :class:`Call`."""
         return self._call.bound_session
 
     @property
     def store_failure(self) -> StoreUnavailable | None:
-        """See :class:`~mcp_sessions.server.upstream.port.Call`: no handler of it is here."""
+        """Return None: no handler of this call runs in this process."""
         return None
 
     def store_failed(self, failed: StoreUnavailable) -> None:
-        """See :class:`~mcp_sessions.server.upstream.port.Call`."""
+        """Do nothing: no handler of this call runs in this process."""
 
     def is_traced(self, span: Span) -> None:
-        """See :class:`Call`."""
         self._call.is_traced(span)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Call`."""
         await self._call.notify(method, params)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """See :class:`Call`."""
         await self._call.progress(progress, total, message)
 
     async def report(self, params: Mapping[str, Any]) -> None:
-        """See :class:`Call`."""
         await self._call.report(params)
 
 

@@ -1,38 +1,38 @@
-"""Which request caused what a child says: the rule that keeps clients apart.
+"""Find the request that caused a message of a child: the rule that keeps clients apart.
 
 Several clients may share a child: those of one principal outside of sessions, or all with ``per``
 ``principal`` and ``shared``. Without authentication all clients are one principal, and strangers.
 
-1. A change of the server (a list, a resource) is no request's. Its listeners hear it. Everything
-   else that a child says is caused by one request: a question, a log message, progress, any other
-   notification. It goes to the client of that request, and to nobody else.
-2. The child may say which request: it says so on the response of that request, or by its progress
+1. A change of the server (a list, a resource) belongs to no request. Its listeners get it. One
+   request causes any other message of a child: a question, a log message, progress, any other
+   notification. It goes to the client of that request, and to no other.
+2. The child may name the request. It does so on the response of that request, or by its progress
    token, its task or its elicitation.
-3. If it does not say, exactly one request can be the cause: the only one that the child has not
-   answered. Every method counts, and so does what the layer asks by itself. A request that was
+3. If the child names none, exactly one request can be the cause: the only one that the child has
+   not answered. Every method counts, and so do the layer's own requests. A request that was
    cancelled, or given up, counts until the child answers it. Two of the layer's own do not count,
    since nothing in them is a client's work: a ``subscriptions/listen``, and a ``logging/setLevel``
    that is given up.
-4. If several can be the cause, nobody hears of it. A question is refused with an error that says
-   why.
-5. A child may say something about a request that it has answered: a task of its own runs on. So a
-   request counts for :data:`LATE` seconds more against each that was open beside it, and for
-   notifications against each that was sent meanwhile. These are dropped. A question is dropped so
-   only if the child is known to ask late, since it asked while nothing was open. Else calls that
-   follow each other closely would all be refused their questions. A request of the same client
-   does not count: of the same session, or outside of sessions on the same connection.
-   On a stream of its own, beside the responses, a URL may be behind its answers. There a
-   notification is lost if any request was answered shortly before (:data:`BEHIND`).
-6. If all who ask a child are one client (a session, or a connection outside of sessions), that
-   client hears everything. A child that a session took over was others' before: for :data:`LATE`
-   seconds after its last answer to them, only what says its request is passed on, and questions.
-   All is passed on if the client's connection is still the same.
-7. Only such a child is told the notifications of its client. A child of several clients is told
-   none: what it says because of one would be taken for the work of another client's request.
+4. If several requests can be the cause, no client gets the message. A question is refused with an
+   error that says why.
+5. A child may send a message about a request that it has answered, since a task of its own runs on.
+   So an answered request counts for :data:`LATE` seconds more. It counts against each request that
+   was open at the same time, and for notifications against each that was sent meanwhile. These
+   messages are dropped. A question is dropped for this reason only if the child is known to ask
+   late, since it asked while no request was open. Otherwise all calls that follow each other
+   closely would be refused their questions. A request of the same client does not count: of the
+   same session, or outside of sessions on the same connection. If notifications have a stream of
+   their own, apart from the responses, a URL may send them after its answers. Such a notification
+   is lost if any request was answered shortly before (:data:`BEHIND`).
+6. If only one client (a session, or a connection outside of sessions) asks a child, that client
+   gets every message. A child that a session took over served others before. For :data:`LATE`
+   seconds after its last answer to them, only questions and messages that name their request are
+   passed on. All messages are passed on if the client's connection is still the same.
+7. Only such a child gets the notifications of its client. A child of several clients gets none: a
+   message caused by a notification would be taken for the work of another client's request.
 
-``sharing.py`` has clients that can be asked share no child, so that rule 4 is rare. ``place.py``
-does what this says. The property is tested by
-``tests/server/upstream/external/test_cause.py``.
+``sharing.py`` gives clients that can be asked no common child, so that rule 4 is rare. ``place.py``
+applies these rules. ``tests/server/upstream/external/test_cause.py`` tests the property.
 """
 
 from __future__ import annotations
@@ -48,21 +48,23 @@ from mcp_sessions.core.nearness import own_connection
 from mcp_sessions.server.upstream.port import Call
 
 LATE: Final = 3.0
-"""Seconds after an answer in which a child may say something about what it answered."""
+"""Seconds after an answer in which a child may still send messages about the request."""
 
 BEHIND: Final = 1.0
-"""Seconds in which a URL's own stream may be behind its responses."""
+"""Seconds by which a URL's own stream may be behind its responses."""
 
 _ABOUT_NO_REQUEST: Final = ("/list_changed", "resources/updated", "roots/list")
-"""How the methods end that a server calls at any time. It asks for roots when a client begins."""
+"""Endings of the methods that a server calls at any time. It asks for roots when a client
+begins.
+"""
 
 _GIVEN_UP: Final = 1_024
-"""Of one child: those that are given up and may still be answered. With more of them no request is
-ever the only one again.
+"""Requests of a child, at most, that were given up and may still be answered. With more of them no
+request is ever the only one again.
 """
 
 _NAMES: Final = 64
-"""Of one request: the elicitations of which its client is told that they are complete."""
+"""Elicitations of one request, at most, whose completion is reported to its client."""
 
 TOKEN: Final = "progressToken"
 _RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
@@ -71,12 +73,12 @@ _ELICITED: Final = "notifications/elicitation/complete"
 
 
 def with_own_token(request_id: int, params: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """No token that a client wrote reaches a child. The child gives its token back, and several
-    clients may share the child: the token could be that of another client's request.
+    """Replace a client's progress token. The child gives its token back, and several clients may
+    share the child. So the client's token could be that of another client's request.
 
     Returns:
-        The params with the layer's token in place of the client's. A token that is no string and
-        no integer is left out.
+        The params with the layer's token in place of the client's. A token that is no string and no
+        integer is left out.
     """
     meta = meta_of(params)
     if meta is None or TOKEN not in meta:
@@ -88,20 +90,20 @@ def with_own_token(request_id: int, params: Mapping[str, Any] | None) -> Mapping
 
 
 class Cause(NamedTuple):
-    """What is known of the request that caused something."""
+    """Knowledge of the request that caused a message."""
 
     said: Call | None = None
-    """The child said that it is this one; None: it did not say."""
+    """Request that the child named. None: it named none."""
 
     only: Call | None = None
-    """It can be no other than this one; None: it can."""
+    """Request that is the only possible one. None: others are possible."""
 
     may_be_others: bool = False
-    """It may be one of before the child was the session's (``takeover.py``)."""
+    """Whether it may be a request from before the session got the child (``takeover.py``)."""
 
     @property
     def known(self) -> Call | None:
-        """The request; None: unknown."""
+        """Return the request. None: unknown."""
         return self.said if self.said is not None else self.only
 
 
@@ -109,34 +111,36 @@ UNKNOWN: Final = Cause()
 
 
 class Asked(Protocol):
-    """A request, on whose response something is said."""
+    """A request, on whose response a message comes."""
 
     @property
     def call(self) -> Call | None:
-        """None: it is the layer's own."""
+        """Return the call. None: the request is the layer's own."""
         ...
 
 
 @dataclass(slots=True)
 class _Request:
     call: Call | None
-    """None: it is the layer's own."""
+    """None: the request is the layer's own."""
 
     names: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """By which the child may say that something is about it: its task, its elicitations."""
+    """Names by which the child may refer to it: its task, its elicitations."""
 
     follows: float = -math.inf
-    """When the last one was answered before it was sent."""
+    """Time of the last answer before this request was sent."""
 
     follows_others: float = -math.inf
-    """When the last one of another session or connection was."""
+    """Time of the last answer to another session or connection before this request was sent."""
 
     doubted_until: float = -math.inf
-    """Until then the child may still say something about one that was open beside it."""
+    """Until then the child may still send messages about a request that was open at the same
+    time.
+    """
 
 
 def _source_of(call: Call | None) -> Hashable:
-    """The session that a request is in, else the connection that it came on; None: unknown."""
+    """Return the session that a request is in, else its connection. None: unknown."""
     if call is None or call.bound_session is not None:
         return call and call.bound_session
     scope = getattr(call.context, "scope", None)
@@ -144,7 +148,7 @@ def _source_of(call: Call | None) -> Hashable:
 
 
 def _has_own_source(call: Call | None) -> bool:
-    """Whether that session or connection is one client's."""
+    """Whether that session or connection belongs to one client only."""
     if call is None or call.bound_session is not None:
         return call is not None
     scope = getattr(call.context, "scope", None)
@@ -152,35 +156,35 @@ def _has_own_source(call: Call | None) -> bool:
 
 
 class Unanswered:
-    """The requests that one child was sent and has not answered."""
+    """Track the requests that one child got and has not answered."""
 
     def __init__(self) -> None:
         self._awaited: dict[RequestId, _Request] = {}
         self._given_up: set[RequestId] = set()
         self._is_lost = False
         self._answered_at = -math.inf
-        """When the last one of a client was."""
+        """Time of the last answer to a client."""
 
         self._answered_to: Hashable = None
-        """The session or connection of that one; None: unknown."""
+        """Session or connection of the last answer. None: unknown."""
 
         self._answered_to_others_at = -math.inf
-        """When the last one was that was not of that session or connection."""
+        """Time of the last answer to any other session or connection."""
 
         self._asked_late: set[str] = set()
-        """What the child asks after it answered: methods."""
+        """Methods that the child asks after it answered."""
 
         self._has_asked = False
-        """The child asked its client for something, and knows the answer."""
+        """Whether the child asked its client for something, and knows the answer."""
 
         self._others_until = -math.inf
-        """Until then the child may still say something because of requests of before it moved."""
+        """Until then the child may still send messages because of requests from before it moved."""
 
         self._moved_from: Hashable = None
-        """The connection of all those requests; None: there were several, or it is unknown."""
+        """Connection of all those requests. None: there were several, or it is unknown."""
 
     def sent(self, request_id: RequestId, call: Call | None, params: object) -> None:
-        """The child has it from now on."""
+        """Note that the child gets a request now."""
         request = self._awaited[request_id] = _Request(call)
         task: object = members_of(params).get("taskId")
         if isinstance(task, str):
@@ -191,7 +195,9 @@ class Unanswered:
         request.follows_others = self._answered_to_others_at if is_same else self._answered_at
 
     def answered(self, request_id: RequestId) -> None:
-        """The child answered it, or never had it; also again, or long after it was given up."""
+        """Note that the child answered a request, or never got it. This may come again, or long
+        after it was given up.
+        """
         was_given_up = request_id in self._given_up
         self._given_up.discard(request_id)
         request = self._awaited.pop(request_id, None)
@@ -207,7 +213,9 @@ class Unanswered:
                 other.doubted_until = self._answered_at + LATE
 
     def given_up(self, request_id: RequestId) -> None:
-        """Nobody waits for its answer any more. If it was answered this changes nothing."""
+        """Note that no client waits for the answer any more. After the answer this changes
+        nothing.
+        """
         if self._awaited.pop(request_id, None) is None:
             return
         if len(self._given_up) < _GIVEN_UP:
@@ -217,18 +225,18 @@ class Unanswered:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether the child may work on what nobody waits for."""
+        """Whether the child may still work on a request that no client waits for."""
         return self._is_lost or bool(self._given_up)
 
     def moved(self) -> None:
-        """The child serves a session from now on, whose client may be another one."""
+        """Note that the child serves a session from now on. Its client may be another one."""
         now = asyncio.get_running_loop().time()
         self._others_until = self._answered_at + LATE
         self._moved_from = self._answered_to if now - self._answered_to_others_at >= LATE else None
 
     def is_settled(self, *, is_late: bool) -> bool:
-        """Whether the child said all that it says about its requests so far, and asked nothing
-        because of them.
+        """Whether the child sent all messages about its requests so far, and asked nothing because
+        of them.
 
         Args:
             is_late: See :meth:`cause`.
@@ -245,11 +253,11 @@ class Unanswered:
         *,
         is_late: bool = False,
     ) -> Cause:
-        """The request that caused what the child says now.
+        """Find the request that caused a message that comes now.
 
         Args:
-            about: The request on whose response it says so; None: on none.
-            is_late: It may be said after the answer.
+            about: The request on whose response the message comes. None: on none.
+            is_late: Whether the message may come after the answer.
         """
         if about is not None:
             cause = Cause(said=about.call)
@@ -268,15 +276,15 @@ class Unanswered:
         return cause
 
     def _is_as_before(self) -> bool:
-        """Whether all that is open is of the client that the child served before it moved."""
+        """Whether all open requests belong to the client that the child served before it moved."""
         return self._moved_from is not None and all(
             _source_of(each.call) == self._moved_from and _has_own_source(each.call)
             for each in self._awaited.values()
         )
 
     def _named(self, name: tuple[str, str]) -> Cause:
-        # A task goes on after the answer of the request that began it, an elicitation as well: it
-        # is not the only request's because that is the only one.
+        # A task continues after the answer of the request that began it, and so does an
+        # elicitation. So the only open request is not the cause for that reason alone.
         found = [each.call for each in self._awaited.values() if name in each.names]
         return Cause(only=found[0]) if len(found) == 1 else UNKNOWN
 
@@ -301,7 +309,7 @@ class Unanswered:
 
 
 def _name_of(method: str, params: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """By which name a message of a child says what it is about; None: by none."""
+    """Return the name by which a message refers to its request. None: it has no name."""
     if method == _ELICITED:
         return _name("elicitation", (params or {}).get("elicitationId"))
     if method == _TASK_STATUS:
@@ -311,5 +319,6 @@ def _name_of(method: str, params: Mapping[str, Any] | None) -> tuple[str, str] |
 
 
 def _name(kind: str, value: object) -> tuple[str, str]:
-    # A client may name anything in its request. It cannot name what is no text.
+    # A client may give anything as a name. A value that is not text gets a name that no request
+    # has.
     return (kind, value) if isinstance(value, str) else ("", "")

@@ -1,8 +1,8 @@
-"""JSON-RPC with one child: whose each answer, report and question is.
+"""Speak JSON-RPC with one child, and match its answers, progress and questions to requests.
 
-What it says passes as it is, but for ids and progress tokens. When it ends, each of its requests
-has a definite answer: nobody waits for what cannot come. How messages come and go is for those who
-know what it is (``stdio/child.py``).
+Its messages pass unchanged, but for ids and progress tokens. When it ends, each of its requests
+gets a definite answer, so that no client waits for ever. Subclasses know how messages come and go
+(``stdio/child.py``).
 """
 
 from __future__ import annotations
@@ -57,15 +57,16 @@ from mcp_sessions.server.upstream.port import Call, PeerError, UpstreamError
 logger = logging.getLogger(__name__)
 
 _QUESTIONS = 64
-"""Open requests of one child to its client."""
+"""Open requests of one child to its client, at most."""
 
 CANCELLED = "notifications/cancelled"
 NOT_STARTED = "not_started"
-"""The reason of what was not asked."""
+"""Reason in the error of a request that was not sent."""
 
 ANSWERING = 10.0
-"""Seconds that a child has to answer what the layer asks it on its way to a client's request, which
-goes on without that then."""
+"""Seconds that a child has to answer a request of the layer that precedes a client's request. After
+that the client's request continues without it.
+"""
 
 _UNCANCELLED = frozenset({"initialize", "server/discover"})
 
@@ -75,18 +76,18 @@ class Sender:
     """A client of the modern era, as it describes itself with a request."""
 
     client: Mapping[str, Any]
-    """What would be the params of its ``initialize``."""
+    """Params that its ``initialize`` would have."""
 
     level: str | None
-    """The least of a log message that it wants to hear meanwhile; None: none."""
+    """Lowest log level that it wants meanwhile. None: no log messages."""
 
 
 Later = Callable[[], Coroutine[Any, Any, None]]
-"""What has to be done, and may wait."""
+"""Work that has to be done, and may wait."""
 
 
 class Forgotten(UpstreamError):
-    """The child is over, and did not run what it was asked."""
+    """The child has ended, and did not run the request."""
 
     def __init__(self) -> None:
         data = {"reason": NOT_STARTED, "started": False}
@@ -94,7 +95,7 @@ class Forgotten(UpstreamError):
 
 
 class NotStarted(UpstreamError):
-    """There is no child that could be asked."""
+    """There is no child to send the request to."""
 
 
 class Refused(UpstreamError):
@@ -102,11 +103,11 @@ class Refused(UpstreamError):
 
 
 def raised_anew(failed: UpstreamError, error: dict[str, Any] | None = None) -> UpstreamError:
-    """For one of several who are told the same. An exception keeps what each who was raised it
-    had in hand.
+    """Copy an error for one of several callers. A raised exception keeps the frames of its caller
+    alive.
 
     Args:
-        error: Told instead of its own.
+        error: Replaces its error.
     """
     kind = Refused if isinstance(failed, Refused) else UpstreamError
     return kind(error if error is not None else failed.error)
@@ -119,28 +120,28 @@ class Waiting:
     request_id: RequestId
     future: asyncio.Future[Answer]
     call: Call | None
-    """None: the layer's own."""
+    """None: the request is the layer's own."""
 
 
 class Child(ABC):
-    """One that speaks MCP, with the layer as its only client."""
+    """A server that speaks MCP, with the layer as its only client."""
 
     def __init__(self, client: Client) -> None:
         self.result: dict[str, Any] = {}
-        """Its answer to ``initialize``; empty: it gave none yet."""
+        """Result of ``initialize``. Empty: there is none yet."""
 
         self.level: str | None = None
-        """The least of a log message that it was told to say; None: it decides itself."""
+        """Lowest log level that it was set to. None: it decides itself."""
 
         self.subscribed: set[str] = set()
-        """The resources of whose changes it was asked to tell."""
+        """Resources that the layer subscribed to."""
 
         self.failure = ""
-        """What it did wrong, if that ended it."""
+        """Fault of the child that ended it, if there was one."""
 
         self._client = client
         self.unanswered = Unanswered()
-        """What it was asked, and by whom."""
+        """Requests that it has not answered, and their clients."""
 
         self._open: dict[RequestId, Waiting] = {}
         self._asked: dict[RequestId, asyncio.Task[None]] = {}
@@ -149,31 +150,31 @@ class Child(ABC):
         self._background = Background()
 
     def belongs_to(self, client: Client) -> None:
-        """It is another one's from now on, who hears what it says."""
+        """Send its messages to another client from now on."""
         self._client = client
         self.unanswered.moved()
 
     is_in_order = True
-    """It says everything on one stream, and nothing about a request after the answer of that."""
+    """Whether it sends everything on one stream, and nothing about a request after its answer."""
 
     @property
     def is_modern(self) -> bool:
-        """Whether it is spoken to in the modern era."""
+        """Whether the layer speaks the modern era with it."""
         return False
 
     @property
     def always_says_cause(self) -> bool:
-        """Whether it says of everything which request caused it."""
+        """Whether each of its messages names the request that caused it."""
         return False
 
     @property
     @abstractmethod
     def is_over(self) -> bool:
-        """Whether nothing can be asked of it any more."""
+        """Whether it accepts no requests any more."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """End it, and what it was asked."""
+        """End it, and fail its open requests."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -181,29 +182,27 @@ class Child(ABC):
 
     @abstractmethod
     async def last_words(self) -> str:
-        """How it ended, in words for a client."""
+        """Return how it ended, in words for a client."""
 
     @abstractmethod
     def _write(self, message: bytes) -> None:
-        """Hand over what is no request. Never waits."""
+        """Send a message that is no request. Never waits."""
 
     @abstractmethod
     def _room(self) -> Coroutine[Any, Any, None] | None:
-        """What has to be waited for until it can be handed more, which raises nothing; None:
-        nothing.
-        """
+        """Return a wait for space to send more, which raises nothing. None: there is space."""
 
     @abstractmethod
     def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
-        """Hand over a request."""
+        """Send a request."""
 
     @abstractmethod
     def _noise(self, size: int, why: str) -> None:
-        """It said so many bytes that are no message, and answer nothing."""
+        """Handle bytes that are no message and answer nothing."""
 
     @property
     def capabilities(self) -> Mapping[str, Any]:
-        """What it declared."""
+        """Return the capabilities that it declared."""
         given = self.result.get("capabilities")
         return cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
 
@@ -215,15 +214,16 @@ class Child(ABC):
     async def shake_hands(
         self, client: Mapping[str, Any], versions: Collection[str], uris: Collection[str]
     ) -> None:
-        """Begin.
+        """Do the handshake.
 
         Args:
             client: The params of ``initialize``.
-            versions: Of the protocol, those with a handshake.
-            uris: The resources whose changes are wanted; not all can be asked for that at once.
+            versions: The protocol versions with a handshake.
+            uris: The resources whose changes are wanted. Not every child can subscribe to them at
+                once.
 
         Raises:
-            UpstreamError: It refuses, or ended, or speaks no such version.
+            UpstreamError: The child refuses, ended, or speaks no such version.
         """
         result = await self.request(None, "initialize", client)
         version = result.get("protocolVersion")
@@ -240,14 +240,14 @@ class Child(ABC):
         params: Mapping[str, Any] | None,
         sender: Sender | None = None,
     ) -> dict[str, Any]:
-        """Its result of a request.
+        """Send a request, and return its result.
 
         Args:
-            sender: Who asks; None: whom it was told of when it began.
+            sender: The client that asks. None: the one of the handshake.
 
         Raises:
-            Forgotten: It was over before.
-            UpstreamError: It answered with an error; or -31012: it ended before it answered.
+            Forgotten: The child had ended before.
+            UpstreamError: The child answered with an error. -31012: it ended before it answered.
         """
         return await self._exchange(self._next_id(), call, method, params)
 
@@ -258,7 +258,7 @@ class Child(ABC):
     async def _exchange(
         self, request_id: int, call: Call | None, method: str, params: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        # Who leaves meanwhile has asked nothing.
+        # A caller that leaves during this wait has sent no request.
         room = self._room()
         if room is not None:
             await room
@@ -276,7 +276,7 @@ class Child(ABC):
             self._submit(request_id, message)
             answer = await future
             if answer.id is not None or (answer.error or {}).get("code") != OUTCOME_UNKNOWN:
-                # Else that is the layer's word, and the child may still work on it.
+                # Otherwise the layer made the answer, and the child may still work on it.
                 self.unanswered.answered(request_id)
         except asyncio.CancelledError:
             if (future.cancelled() or not future.done()) and method not in _UNCANCELLED:
@@ -286,16 +286,16 @@ class Child(ABC):
         finally:
             self._open.pop(request_id, None)
             if call is None and method == SET_LEVEL:
-                # Nothing in it is a client's.
+                # Nothing in it is a client's work.
                 self.unanswered.answered(request_id)
             self.unanswered.given_up(request_id)
         if answer.error is not None:
-            # Under no id it is the layer's word.
+            # An answer without an id is the layer's.
             raise Refused(answer.error) if answer.id is not None else UpstreamError(answer.error)
         return answer.result or {}
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """Notify it."""
+        """Send a notification."""
         await self._hand_over(notification_message(method, params))
 
     async def _hand_over(self, message: bytes) -> None:
@@ -304,10 +304,10 @@ class Child(ABC):
             await room
         self._write(message)
 
-    # --- what it says ------------------------------------------------------------------------
+    # --- its messages ------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        """It is over: nothing that it was asked is answered any more."""
+        """Fail all open requests: it has ended."""
         for waiting in self._open.values():
             if not waiting.future.done():
                 waiting.future.set_result(Answer(None, None, wire_error(OutcomeUnknown())))
@@ -315,13 +315,13 @@ class Child(ABC):
             task.cancel()
 
     def _take(self, line: bytes, about: Waiting | None = None) -> Later | None:
-        """It said something.
+        """Handle a message of the child.
 
         Args:
-            about: The request on whose response; None: on none.
+            about: The request on whose response the message comes. None: on none.
 
         Returns:
-            What has to be done before the next thing that it said is taken.
+            Work that has to be done before the next message is handled.
         """
         try:
             value = decode(line)
@@ -358,7 +358,7 @@ class Child(ABC):
         for each in said:
             later = self._take_one(each, size, about)
             if isinstance(each, Unreadable):
-                # Its line is as long once.
+                # The line counts only once.
                 size = 0
             if later is not None:
                 await later()
@@ -374,7 +374,7 @@ class Child(ABC):
         return None
 
     def _cannot_read(self, said: Unreadable, size: int) -> None:
-        """It said that, which is no message: whoever waits for its answer is answered."""
+        """Handle a text that is no message. If it answers a request, the request fails."""
         waiting = self._open.get(own_id(said.id) or 0) if said.is_answer else None
         if waiting is not None:
             self._fail(waiting, f"the server's answer {said.why}")
@@ -384,16 +384,16 @@ class Child(ABC):
                 self.unanswered.answered(asked)
             self._not_asked(asked)
         elif said.has_method and said.id is not None:
-            # Else the server would wait for ever.
+            # Otherwise the server would wait for ever.
             self._refuse(said.id, INVALID_REQUEST, f"Invalid request: it {said.why}")
         else:
             self._noise(size, said.why)
 
     def _dropped(self, said: Unreadable, longest: int) -> bool:
-        """It said that, which is too large to be read; False: nobody knows what it was.
+        """Handle a message that is too large to be read. False: its kind is unknown.
 
         Args:
-            longest: Bytes of a message.
+            longest: Bytes of a message, at most.
         """
         if not (said.is_answer or said.has_method):
             return False
@@ -415,7 +415,7 @@ class Child(ABC):
         asked = answer.id if isinstance(answer.id, int) else own_id(answer.id)
         waiting = self._open.get(asked) if asked is not None else None
         if asked is not None:
-            # Now, and not when whoever waits has its turn: the next thing that it says may be read
+            # This comes now, and not in the waiting task's turn: the next message may be read
             # before that.
             self.unanswered.answered(asked)
         if waiting is None:
@@ -425,15 +425,15 @@ class Child(ABC):
             waiting.future.set_result(answer)
 
     def _not_asked(self, request_id: int | None) -> None:
-        """It answers what nobody waits for. Many servers answer notifications, and their other
-        clients pay no attention. No id is used twice, so that it can be nobody else's answer.
+        """Ignore an answer that no request waits for. Many servers answer notifications, and other
+        clients ignore that. No id is used twice, so it cannot answer another request.
         """
         if request_id is None or not 0 < request_id <= self._last:
             self._warn("not asked", "it answers what it was not asked, which is ignored")
-        # Else it was cancelled, or is answered twice.
+        # Otherwise the request was cancelled, or is answered twice.
 
     def _warn(self, kind: str, text: str) -> None:
-        """Say the first of a kind: a server may do so as often as it likes."""
+        """Log the first message of a kind. A server may repeat its fault without a bound."""
         if kind not in self._warned:
             self._warned.add(kind)
             logger.warning("%s: %s", self._client.label(), text)
@@ -448,7 +448,7 @@ class Child(ABC):
                 if waiting is not None and waiting.call is not None:
                     await self._client.reported(waiting.call, members)
             case "notifications/cancelled":
-                # True is none, and would be found as 1.
+                # True is no id, but would be found as 1.
                 asked = id_of({"id": (params or {}).get("requestId")})
                 task = self._asked.get(asked) if asked is not None else None
                 if task is not None:
@@ -467,7 +467,7 @@ class Child(ABC):
         elif len(self._asked) >= _QUESTIONS or request.id in self._asked:
             self._refuse(request.id, LIMIT_REACHED, "too many open requests, or one with this id")
         else:
-            # Now, and not when the task has its turn: what it says next may be the answer.
+            # This comes now, and not in the task's turn: the next message may be the answer.
             cause = self.unanswered.cause(request.method, request.params, about)
             task = self._background.run("a question of a child", self._ask(request, cause))
             self._asked[request.id] = task

@@ -1,22 +1,23 @@
-"""Whose the children are: one place for each who has one, in which they follow each other.
+"""Give each session, connection or principal a place for its children, which follow each other
+there.
 
 Rules:
 
-1. A child is started by the request that needs it, once, whoever else waits for it or leaves.
-2. What a child was asked when it ended is not asked again. The next one is told the log level and
-   the subscriptions; its clients are told to read again.
-3. A child that nobody asks anything ends after a while. One that runs a request never makes room.
-4. Nothing that a client can write without a bound names a child: several are named by whose they
-   are, and outside of sessions by what their clients can be asked, in the protocol's words. Of
-   the clients outside of sessions one at a time has a child that is told its name.
-5. A start that hangs makes room for whoever needs it. It hangs if it takes several times as long as
-   the longest one that was served, or half of the time that it has. Of those of one principal the
-   oldest goes first. One line in the log says so, and it counts as a start that failed.
-6. What the machine has not enough of (files, processes, memory) is no failure of the server, be it
-   a command or a URL: the next one who asks is tried at once.
-7. A start that finds no room waits for it, if some gets free by itself within :data:`WAITS`
-   seconds: of a child that is idle for long by then, or of a client that was asked and is away. It
-   does not wait if it can share a child instead.
+1. The request that needs a child starts it, once, even if others wait for it or leave.
+2. Requests that were open when a child ended are not sent again. The next child gets the log level
+   and the subscriptions. Its clients are asked to read again.
+3. A child without requests ends after a while. A child that runs a request never makes room.
+4. Text that a client can write without a bound never names a child. The session or the principal
+   names it, and outside of sessions the requests that its clients accept, in the protocol's words.
+   Outside of sessions, one client at a time has a child that gets its name.
+5. A start that hangs makes room for a request that needs it. A start hangs if it takes several
+   times as long as the longest one that succeeded, or half of its time limit. Within one principal
+   the oldest start goes first. One line in the log says so, and it counts as a failed start.
+6. If the machine lacks a resource (files, processes, memory), that is no failure of the server, be
+   it a command or a URL. The next request tries again at once.
+7. A start without room waits for it, if room gets free by itself within :data:`WAITS` seconds. A
+   child will have been idle for long by then, or a client that was asked is away. It does not wait
+   if it can share a child instead.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ _EVICTABLE = 60.0
 """Seconds after its last request in which a child is not ended to make room for another."""
 
 _SAID_AGAIN = 60.0
-"""Seconds between two lines in the log that there is no room."""
+"""Seconds between two log lines about missing room."""
 
 _CLOSING = 10.0
-"""Seconds that what is done for children has when the layer stops."""
+"""Seconds that background work for children has when the layer stops."""
 
 _LEAVING = "the layer stops"
 _OVER = "whose it is asks nothing more"
@@ -69,11 +70,11 @@ _HUNG = "it took long to start, and others needed its room"
 
 @dataclass(eq=False)
 class Children:
-    """All of one layer.
+    """Manage all children of one layer.
 
     Args:
-        versions: Of the protocol, those with a handshake.
-        ours: The params of an ``initialize`` of the layer's own.
+        versions: The protocol versions with a handshake.
+        ours: The params of the layer's own ``initialize``.
         give_up: See :meth:`~mcp_sessions.server.upstream.external.rounds.Rounds.give_up_oldest`.
         gives_up_at: See :meth:`~mcp_sessions.server.upstream.external.rounds.Rounds.gives_up_at`.
     """
@@ -87,13 +88,13 @@ class Children:
 
     def __post_init__(self) -> None:
         self.capabilities: Mapping[str, Any] | None = None
-        """What the last child declared; None: there was none."""
+        """Capabilities of the last child. None: there was none."""
 
         self.telling = Telling()
         self._places: dict[Hashable, Place] = {}
         self._living: dict[Child, Principal] = {}
         self._ending: set[Child] = set()
-        """Of those: whoever needs their room waits for it."""
+        """Living children that are ending. A start that needs their room waits for it."""
 
         self._starts = Counter[Principal]()
         self._hanging = Starts(self.server.start_timeout)
@@ -102,33 +103,33 @@ class Children:
         self._is_closed = False
         self._is_leaving = False
         self._is_of_the_era_before = False
-        """A client of the modern era came, and the server does not speak that."""
+        """Whether a client of the modern era came, and the server speaks only the handshake era."""
 
         self._failures = Failures(self.ours)
         self._said_at = -math.inf
 
     def run(self) -> None:
-        """End those that are idle, until it is closed."""
+        """End idle children in the background, until it is closed."""
         self.starter.run(lambda: self.server.max_children - self._count())
         self._rounds.loop("the rounds over idle children", self._round)
 
     def place(self, key: Hashable, make: Callable[[], Place]) -> Place:
-        """The place of that key."""
+        """Return the place of that key, and make it if there is none."""
         place = self._places.get(key)
         if place is None:
             place = self._places[key] = make()
         return place
 
     def known(self, key: Hashable) -> Place | None:
-        """The place of that key, if there is one."""
+        """Return the place of that key, if there is one."""
         return self._places.get(key)
 
     def places(self, are: Callable[[Hashable], bool]) -> list[Place]:
-        """Those with such keys."""
+        """Return the places with such keys."""
         return [place for key, place in self._places.items() if are(key)]
 
     def rename(self, key: Hashable, new: Hashable) -> None:
-        """Whoever has it is known by another key from now on."""
+        """Change the key of a place, and the name of a client in all places."""
         place = self._places.pop(key, None)
         if place is not None:
             self._places[new] = place
@@ -137,15 +138,15 @@ class Children:
             each.rename(key, new)
 
     def renew(self, place: Place) -> None:
-        """The next request at a place has another child."""
+        """Give the next request at a place another child."""
         child = place.vacate()
         if child in self._living and not self._is_closed:
             self._ending.add(child)
             self._background.run("the end of a child", self._stop(child))
 
     def move(self, place: Place, new: Place) -> None:
-        """Another place has that one's child from now on. A request that has the old place already
-        begins that anew, so that it cannot meet the child.
+        """Move a child from one place to another. A request at the old place starts a new child
+        there, so that it cannot use the moved one.
         """
         child = place.vacate()
         if child is None:
@@ -156,24 +157,26 @@ class Children:
         new.serves()
 
     def forget(self, place: Place) -> None:
-        """A place that is nobody's is not needed. A request that has it already begins it anew."""
+        """Remove a place that no client needs. A request that is there already starts a new
+        child.
+        """
         del self._places[place.key]
         self.renew(place)
 
     def alike(self, client: Mapping[str, Any], principal: Principal) -> Child | None:
-        """One that lives, was started for that principal, and shook hands with a client that
-        describes itself so.
+        """Return a living child of that principal whose handshake had a client with the same
+        description.
         """
         for place in self._places.values():
             child = place.living
-            # What a server says in a handshake may be for its user alone.
+            # A server's handshake may hold text for its user alone.
             if child is not None and self._living.get(child) == principal:
                 if place.client == client:
                     return child
         return None
 
     def over(self, key: Hashable) -> None:
-        """Whoever that is asks nothing more: a place of its own ends, with its child."""
+        """Forget a session or client: its own place ends, with its child."""
         place = self._places.pop(key, None)
         if place is not None:
             place.end()
@@ -186,8 +189,8 @@ class Children:
             self.unheard(other, key)
 
     def unheard(self, place: Place, who: Hashable) -> None:
-        """A client hears nothing more of a place: of what nobody else wants to hear its child need
-        not tell.
+        """Send a client nothing more from a place. The child is unsubscribed from resources that no
+        other client there wants.
         """
         before = list(place.subscribers)
         place.leave(who)
@@ -198,7 +201,6 @@ class Children:
             self._background.run("the end of a listen", place.settle(left, principal))
 
     async def leave(self, grace: float) -> None:
-        """See :class:`~mcp_sessions.server.upstream.port.Upstream`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 while starting := self._starting():
@@ -229,7 +231,7 @@ class Children:
             await self.starter.close()
 
     async def start(self, place: Place, principal: Principal) -> Child:
-        """A child for a place that has none.
+        """Start a child for a place that has none.
 
         Raises:
             UpstreamError: It cannot be started.
@@ -241,7 +243,7 @@ class Children:
         if self._is_leaving:
             raise not_started(_LEAVING)
         if place.is_over:
-            # Nobody would end that child: its place is no longer known.
+            # No code would end that child: its place is no longer known.
             raise not_started(_OVER)
         await self._make_room(place, principal)
         try:
@@ -249,7 +251,7 @@ class Children:
                 child = await self._start_in_an_era(place, principal)
         except asyncio.CancelledError:
             if not self._hanging.made_room(place):
-                # Who waits for it was not cancelled, and is answered.
+                # The clients that wait for it were not cancelled, and get an answer.
                 raise not_started(_LEAVING if self._is_leaving else _OVER) from None
             hangs = not_started(_HUNG)
             logger.warning("%s: %s", place.label(), hangs.error["message"])
@@ -262,7 +264,7 @@ class Children:
                 self._say_now_and_then(failed.error["message"])
                 raise
             if isinstance(failed, Refused):
-                # What it says is its client's: it may be long, or quote what it was given.
+                # Its error is for its client: it may be long, or quote its input.
                 code = failed.error.get("code")
                 logger.warning("%s: it refuses a client in its handshake (%s)", place.label(), code)
             else:
@@ -279,8 +281,8 @@ class Children:
     async def _try(
         self, place: Place, principal: Principal, tries: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Whether the server fails whoever asks. While there is little room it is not tried: a
-        client may need that.
+        """Try whether the server fails for every client. If there is little room there is no try: a
+        client may need the room.
         """
         failed: UpstreamError | None = None
         try:
@@ -308,7 +310,7 @@ class Children:
             self._failures.was_tried(principal, failed, now)
 
     async def _start_in_an_era(self, place: Place, principal: Principal) -> Child:
-        """In that of the client for whom it is, if the server speaks it."""
+        """Start it in the era of its client, if the server speaks it."""
         client = place.client
         if client.get("protocolVersion") in self.versions:
             return await self._start(place, principal, client)
@@ -318,7 +320,7 @@ class Children:
         try:
             child = await self._start(place, principal, client)
         except Ended:
-            # Some end at what comes before a handshake.
+            # Some servers exit at a message before the handshake.
             child = await self._start(place, principal, older)
         self._is_of_the_era_before = not child.is_modern
         return child
@@ -349,7 +351,7 @@ class Children:
         """Give a place a child that began already, if it has none and there is room for it."""
         if place.living or place.starting or place.is_over or self._is_leaving:
             return False
-        # A place that was idle for long is known no more.
+        # A place that was idle for long is no longer known.
         is_known = self.place(place.key, lambda: place) is place
         if not is_known or self._limit(ANONYMOUS) is not None:
             return False
@@ -401,22 +403,22 @@ class Children:
                 if place.is_spare:
                     patience = min(patience, _EVICTABLE)
                 if is_idle and loop.time() - place.used_at >= patience:
-                    # Another one may have it since: the end of each child takes a while.
+                    # Another place may have the key by now: the end of each child takes a while.
                     if not place.outbounds and self._places.get(key) is place:
                         del self._places[key]
                     await self._vacate(place)
 
     def _count(self, of: Principal | None = None) -> int:
-        """How many there are, or begin; of one principal, or of all."""
+        """Return how many children there are or begin: of one principal, or of all."""
         if of is None:
             return len(self._living) + self._starts.total()
         return sum(whose == of for whose in self._living.values()) + self._starts[of]
 
     def has_room(self, principal: Principal, *, by_ending: bool = False) -> bool:
-        """Whether one more may be, and none has to end for it.
+        """Whether there is room for one more without ending a child.
 
         Args:
-            by_ending: One may have to that nobody misses.
+            by_ending: Whether a child that no client misses may end for it.
         """
         limit = self._limit(principal)
         if limit is None or not by_ending:
@@ -435,7 +437,7 @@ class Children:
         loop = asyncio.get_running_loop()
         shares = can_share(place, principal, self._places.values(), self._living)
         until = loop.time() + (0 if shares else WAITS)
-        # Looked at again after each wait: others wait for the same room.
+        # Check again after each wait: others wait for the same room.
         while (limit := self._limit(principal)) is not None:
             whose = principal if limit == "max_children_per_principal" else None
             made = await self._end_one(whose) or await self.give_up(whose)
@@ -458,15 +460,15 @@ class Children:
             logger.warning("%s: %s", self.server.title, what)
 
     async def _end_a_start(self, of: Principal | None) -> bool:
-        """End one that hangs; False: none does."""
+        """End a start that hangs. False: none hangs."""
         hanging = self._hanging.oldest(of)
         if hanging is not None:
             await stopped(hanging)
         return hanging is not None
 
     async def _end_one(self, of: Principal | None) -> bool:
-        """End a child of one principal, or of anybody: one that is over or ends already, else one
-        that is nobody's, else that which was idle for longest. False: none may.
+        """End a child of one principal, or of any. A child that has ended or is ending goes first,
+        then one that no client needs, then the one that is idle for longest. False: none may end.
         """
         for child, whose in self._living.items():
             if (child.is_over or child in self._ending) and of in (None, whose):
@@ -482,13 +484,13 @@ class Children:
         if idle:
             place = min(idle, key=lambda it: (not it.is_nobodys, it not in older, it.used_at))
             if place.is_nobodys:
-                # Nobody has anything of it to read again.
+                # No client has anything of it to read again.
                 del self._places[place.key]
             await self._vacate(place)
         return bool(idle)
 
     def _idle(self, of: Principal | None) -> list[Place]:
-        """The places of one principal, or of all, with a child that runs nothing."""
+        """Return the places of one principal, or of all, with a child that runs nothing."""
         return [
             place
             for place in self._places.values()

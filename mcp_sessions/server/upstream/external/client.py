@@ -1,4 +1,4 @@
-"""What a child is to those who hear it: ``child.py`` speaks to this, ``place.py`` is one."""
+"""Define the receiver of a child's messages: ``child.py`` calls it, ``place.py`` implements it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from mcp_sessions.server.upstream.port import Call, OnProgress
 
 
 class Client(Protocol):
-    """Who hears what a child says by itself."""
+    """Receiver of the messages that a child sends by itself."""
 
     def label(self) -> str:
-        """Whose child it is, for the log."""
+        """Return the name of the child's owner, for the log."""
         ...
 
     async def notified(
         self, method: str, params: dict[str, Any] | None, cause: Cause = UNKNOWN
     ) -> None:
-        """It notifies its client. Raises nothing: what is wrong there does not end the child.
+        """Take a notification of the child. Raises nothing: a fault of a receiver does not end the
+        child.
 
         Args:
             cause: The request that it is about.
@@ -26,10 +27,10 @@ class Client(Protocol):
         ...
 
     async def reported(self, call: Call, params: dict[str, Any]) -> None:
-        """It reports progress of a request.
+        """Take progress of a request.
 
         Args:
-            params: But for the token.
+            params: Those of the notification, without the token.
         """
         ...
 
@@ -40,7 +41,7 @@ class Client(Protocol):
         on_progress: OnProgress | None,
         cause: Cause = UNKNOWN,
     ) -> dict[str, Any]:
-        """It asks its client.
+        """Take a question of the child to its client, and return the answer.
 
         Args:
             cause: See :meth:`notified`.

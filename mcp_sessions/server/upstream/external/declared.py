@@ -1,7 +1,7 @@
-"""Which arguments a wrapped server wants repeated in headers, as its lists of tools say.
+"""Remember the arguments that a wrapped server wants repeated in headers, from its lists of tools.
 
-An intermediary may look at such a header only because whoever serves the request has refused one
-that says something else than the request's body does.
+An intermediary may trust such a header only because the server refuses a request in which the
+header and the body differ.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from mcp_sessions.core.messages import encode
 _KEY: Final = b'"x-mcp-header"'
 _TOOLS: Final = 1_000
 _BYTES: Final = 65_536
-"""Of the input schema of one tool."""
+"""Bytes of the input schema of one tool, at most."""
 
 
 class DeclaredHeaders:
-    """Those of one server, of the tools that were listed last."""
+    """Hold the headers of one server, for the tools that were listed last."""
 
     def __init__(self) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}
 
     def of(self, tool: str) -> Mapping[str, Any] | None:
-        """The input schema of a tool, if it declares headers."""
+        """Return the input schema of a tool, if it declares headers."""
         return self._schemas.get(tool)
 
     def learn(self, result: Mapping[str, Any]) -> None:

@@ -1,12 +1,12 @@
-"""A child of either era: one that refuses a handshake may speak 2026-07-28, which has none.
+"""Speak with a child of either era: one that refuses a handshake may speak 2026-07-28.
 
 Rules:
 
-1. A server of both eras is spoken to in the older one, in which it can ask and tell by itself,
-   and knows its session. Outside of any session a client of the modern era has it in its own.
-2. Whoever asks here need not know. What the modern era has no request for (a log level,
-   subscriptions, a ping) is kept here, and goes with each request or with what is listened to. A
-   log level that comes with a request is told before it to a server of the other era.
+1. A server of both eras is spoken to in the handshake era. There it can ask and notify by itself,
+   and knows its session. Outside of sessions a client of the modern era gets the modern era.
+2. Callers here need not know the era. Some requests do not exist in the modern era (a log level,
+   subscriptions, a ping). Their values are kept here, and go with each request or each listen. If a
+   request has a log level of its own, a server of the handshake era gets it before the request.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ from mcp_sessions.server.upstream.port import Call, UpstreamError
 logger = logging.getLogger(__name__)
 
 _DISCOVERING = 5.0
-"""Seconds that one has to say that it speaks the modern era."""
+"""Seconds in which a server has to say that it speaks the modern era."""
 
 _RETRY = 1.0
-"""Seconds before a stream is opened again, if the server does not say."""
+"""Seconds before a stream is opened again, if the server names none."""
 
 
 class EitherEraChild(Child):
-    """One that is spoken to in the era that it speaks."""
+    """A child that is spoken to in its own era."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self._modern: Modern | None = None
-        """What it is told with each request; None: it speaks the era before."""
+        """Values that go with each request. None: it speaks the handshake era."""
 
         self._listens: dict[int, Heard] = {}
-        """Those that were not acknowledged yet."""
+        """Listens that were not acknowledged yet."""
 
         self._listening = Listening(
             self._background, lambda: self._client.label(), _RETRY, self._missed
@@ -78,22 +78,21 @@ class EitherEraChild(Child):
 
     @property
     def is_modern(self) -> bool:
-        """See :class:`Child`."""
         return self._modern is not None
 
     @abstractmethod
     def _stream(self) -> Hear | None:
-        """What it says by itself, not opened yet; None: that needs no stream.
+        """Return the stream of the child's own messages, not opened yet. None: it needs no stream.
 
         In the modern era it is :meth:`_listen`.
         """
 
     @abstractmethod
     async def _hear(self, request_id: int, params: dict[str, Any], heard: Heard) -> float | None:
-        """A listen, from its request to its end, which is acknowledged; see :data:`Hear`."""
+        """Send a listen, and read its stream until it ends; see :data:`Hear`."""
 
     async def _listen(self, heard: Heard) -> float | None:
-        """A :data:`Hear` of the modern era."""
+        """Open a stream in the modern era: a :data:`Hear`."""
         if self._modern is None:
             raise AssertionError("only that era listens")
         params = self._modern.params(wanted_changes(self.capabilities, self.subscribed))
@@ -114,19 +113,18 @@ class EitherEraChild(Child):
     async def shake_hands(
         self, client: Mapping[str, Any], versions: Collection[str], uris: Collection[str]
     ) -> None:
-        """See :class:`Child`."""
         known = frozenset(versions)
         speaks_modern = False
         if client.get("protocolVersion") == VERSION:
             client = {**client, "protocolVersion": max(versions)}
-            # Some of the era before answer nothing that comes before a handshake.
+            # Some servers of the handshake era do not answer messages before a handshake.
             speaks_modern = await self._discovers(client, known, _DISCOVERING)
         if not speaks_modern:
             try:
                 await super().shake_hands(client, versions, uris)
             except UpstreamError as refused:
-                # Else it was not asked, or nobody knows what it said. One that was asked before
-                # may have taken longer to say so.
+                # Otherwise the request was not sent, or its outcome is unknown. A server that was
+                # tried before may have been too slow to answer.
                 is_its_own = isinstance(refused, Refused) or (
                     members_of(refused.error.get("data")).get("reason") != NOT_STARTED
                     and refused.error.get("code") != OUTCOME_UNKNOWN
@@ -149,7 +147,7 @@ class EitherEraChild(Child):
         """Whether it speaks the modern era, which has no handshake.
 
         Args:
-            within: Seconds that it has to say so; None: as long as the start may take.
+            within: Seconds in which it has to answer. None: as long as the start may take.
         """
         self._modern = modern = Modern(client)
         with suppress(UpstreamError, TimeoutError):
@@ -169,7 +167,6 @@ class EitherEraChild(Child):
         params: Mapping[str, Any] | None,
         sender: Sender | None = None,
     ) -> dict[str, Any]:
-        """See :class:`Child`."""
         modern = self._modern
         is_subscription = method in ("resources/subscribe", "resources/unsubscribe")
         if modern is None:
@@ -197,10 +194,10 @@ class EitherEraChild(Child):
         return result
 
     async def _have_said(self, level: str) -> None:
-        """Have it say what a request wants to hear, of the era in which that is told before."""
+        """Set the log level that a request wants, in the handshake era, where it is set before."""
         if "logging" not in self.capabilities:
             return
-        # Whoever told it nothing hears what it says by default, which may be less than that.
+        # A client that set no level gets the server's default, which may be less than that.
         wanted = min(level, "info", key=LEVELS.index) if self.level is None else level
         if self.level in LEVELS and LEVELS.index(self.level) <= LEVELS.index(wanted):
             return
@@ -209,13 +206,13 @@ class EitherEraChild(Child):
             async with asyncio.timeout(ANSWERING):
                 await super().request(None, SET_LEVEL, {"level": wanted})
         except TimeoutError:
-            # Once is enough: it is not asked that again.
+            # Once is enough: the layer does not try that level again.
             logger.warning("%s: it does not answer %s", self._client.label(), SET_LEVEL)
         except UpstreamError as refused:
-            # If it is over, so is the request for which it was told.
+            # If it has ended, the request behind this one fails as well.
             logger.warning("%s: it refuses %s: %s", self._client.label(), SET_LEVEL, refused)
         except BaseException:
-            # Nobody knows whether it was told.
+            # It is unknown whether the level was set.
             self.level = None
             raise
 
@@ -227,8 +224,8 @@ class EitherEraChild(Child):
         params: dict[str, Any],
         sender: Sender | None,
     ) -> dict[str, Any]:
-        """Its result of a request: what the server asks meanwhile is asked of a client that can be
-        asked, and else is the result.
+        """Send a request and return its result. Questions of the server go to a client that can be
+        asked; for any other client they are the result.
         """
 
         async def ask(asked: str, about: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -239,12 +236,12 @@ class EitherEraChild(Child):
             sent = modern.params(params, sender)
             return await super(EitherEraChild, self).request(call, method, sent)
 
-        # One that is asked in results has the server's own.
+        # A client that is asked in results gets the server's questions as they are.
         can_ask = call is not None and call.can_send_request and not isinstance(call, CallInRounds)
         return await with_inputs(params, send, ask if can_ask else None)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Child`. The modern era has nothing to tell a server."""
+        """Send a notification. The modern era has none for a server."""
         if self._modern is None:
             await super().notify(method, params)
 
@@ -269,7 +266,7 @@ class EitherEraChild(Child):
     def _end_listen(self, request_id: object) -> None:
         asked = own_id(request_id)
         waiting = self._open.get(asked) if asked is not None else None
-        # Of the layer's own requests it is the only one that lasts.
+        # It is the only request of the layer that lasts.
         if waiting is not None and waiting.call is None and not waiting.future.done():
             waiting.future.set_result(Answer(None, {}, None))
 
@@ -277,11 +274,13 @@ class EitherEraChild(Child):
         if self._modern is None:
             super()._question(request, about)
         else:
-            # Which that era does in results only.
+            # In that era a server asks in results only.
             self._refuse(request.id, METHOD_NOT_FOUND, "Method not found", request.method)
 
     async def _missed(self) -> None:
-        """What changed while nobody listened is not known: it is read again."""
+        """Have all lists and subscribed resources read again: changes during the gap are
+        unknown.
+        """
         for name in LISTS:
             if members_of(self.capabilities.get(name)).get("listChanged"):
                 await self._client.notified(f"notifications/{name}/list_changed", None)

@@ -1,7 +1,7 @@
-"""The children of sessions that other replicas have: what ``external/`` asks of them.
+"""Reach the children of sessions in other replicas: the port that ``external/`` uses.
 
-A session's child is in one process. Who has it is written down where all of them look, and is
-looked at before each request; what takes longer than a lease lasts is looked at again.
+A session's child is in one process. A shared record says which process has it. The record is read
+before each request, and again if the request waits longer than a lease lasts.
 """
 
 from __future__ import annotations
@@ -16,46 +16,48 @@ from mcp_sessions.server.upstream.external.child import Sender
 from mcp_sessions.server.upstream.port import Call, Wanted
 
 Served = tuple[dict[str, Any], Mapping[str, Any]]
-"""A result, and what the child that gave it answered to ``initialize``."""
+"""Result of a request, and the child's answer to ``initialize``."""
 
 
 class Moved(Exception):
-    """The child is another process's by now. It was asked nothing."""
+    """The child is in another process by now. The request was not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who has a session's child."""
+    """Record of the process that has a session's child."""
 
     session_id: SessionId
     holder: str
     is_here: bool
     until: float
-    """Seconds of the event loop's clock until which nobody else can have it."""
+    """Seconds of the event loop's clock until which no other process can have it."""
 
     inherited: Wanted | None
-    """Another process had it, which is dead: what the session wants. None: none had."""
+    """Subscriptions and log level of the session, if the process that had the child died. None: no
+    other process had it.
+    """
 
 
 class Asked(NamedTuple):
-    """What a child is asked, but for the call that it is."""
+    """A request to a child, without its call."""
 
     client: Mapping[str, Any]
-    """The params of ``initialize`` of one that is started for it."""
+    """Params of ``initialize``, if a child is started for it."""
 
     method: str | None
-    """None: it is started, if there is none, and asked nothing."""
+    """None: a child is started if there is none, and gets no request."""
 
     params: dict[str, Any] | None
     level: str | None
-    """The least of a log message that goes there; None: none does."""
+    """Lowest log level that is sent to the client. None: no log messages."""
 
     asks: Asks | None = None
-    """What a client of the modern era can be asked in results; None: it is of the era before."""
+    """Requests that a modern-era client accepts in results. None: a client of the handshake era."""
 
     @property
     def sender(self) -> Sender | None:
-        """Who asks, of the modern era; None: the client, of the era before."""
+        """Return the modern-era client that asks. None: the client of the handshake era."""
         return Sender(self.client, self.level) if self.asks is not None else None
 
 
@@ -64,42 +66,42 @@ class Elsewhere(Protocol):
 
     @property
     def process(self) -> str:
-        """This one."""
+        """Name of this process."""
         ...
 
     async def lease(self, session_id: SessionId) -> Lease:
-        """Who has that session's child: this process, if nobody who lives has it.
+        """Find the process that has that session's child, and claim it if no living process has.
 
         Raises:
-            UpstreamError: The session is over.
-            StoreUnavailable: Unknown.
+            UpstreamError: The session has ended.
+            StoreUnavailable: It is unknown.
         """
         ...
 
     async def check(self, lease: Lease) -> None:
-        """This process has it still.
+        """Check that this process still has the child.
 
         Raises:
-            Moved: It has not.
-            StoreUnavailable: Unknown.
+            Moved: Another process has it.
+            StoreUnavailable: It is unknown.
         """
         ...
 
     async def ask(self, lease: Lease, call: Call, asked: Asked) -> Served:
-        """Ask a child that another process has.
+        """Send a request to a child that another process has.
 
         Raises:
-            Moved: See there.
-            UpstreamError: The child's error; or -31012: nobody knows what became of it.
+            Moved: The child is in another process by now.
+            UpstreamError: The child's error. -31012: the outcome is unknown.
         """
         ...
 
     async def go_on(self, waiting: str, call: Call, asked: Asked) -> Served | None:
-        """Go on with a call outside of sessions that waits for answers in another process; None:
-        it waits in none.
+        """Continue a call outside of sessions that waits for answers in another process. None: it
+        waits in no other process.
 
         Args:
-            waiting: Names it.
+            waiting: The name of the call.
 
         Raises:
             UpstreamError: See :meth:`ask`.
@@ -109,13 +111,13 @@ class Elsewhere(Protocol):
     async def notify(
         self, session_id: SessionId, method: str, params: dict[str, Any] | None
     ) -> bool:
-        """Notify a child that another process has; False: none has it.
+        """Notify a child that another process has. False: no other process has it.
 
         Raises:
-            StoreUnavailable: Unknown whether it was told.
+            StoreUnavailable: It is unknown whether the child was notified.
         """
         ...
 
     def over(self, session_id: SessionId) -> None:
-        """The session is over: its child is nobody's."""
+        """Release the child of a session that has ended."""
         ...

@@ -1,15 +1,15 @@
-"""Who is refused a start without another try, after others failed.
+"""Refuse a start without another try, after earlier ones failed.
 
 Rules, owned by ``tests/server/upstream/external/test_failures.py``:
 
-1. Whoever describes itself as a client whose start failed is refused for 1, 2, 4 … 30 seconds. Each
+1. If a start fails, clients with the same description are refused for 1, 2, 4 … 30 seconds. Each
    description counts by itself, whether the server refused that client or died of it.
-2. The others are refused only if the server fails whoever asks. Several descriptions that fail
+2. The others are refused only if the server fails for every client. Several descriptions that fail
    prove nothing: one client may make up as many as it likes. So the layer itself tries the server,
-   with the description that was served last and with its own. Only if both fail, all of this
+   with the last description that succeeded and with its own. Only if both fail, all clients of this
    principal are refused.
-3. A principal's failures are nobody else's.
-4. What is kept is bounded.
+3. The failures of one principal do not affect another.
+4. The kept data is bounded.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from mcp_sessions.server.upstream.port import UpstreamError
 Client = Mapping[str, Any]
 
 _COUNTED: Final = 1_000
-"""Whose failures are counted: that many principals, and that many descriptions."""
+"""Principals, and descriptions, with counted failures, at most."""
 
 _REMEMBERED: Final = 65_536
-"""Bytes of a description with which a server is tried."""
+"""Bytes of a description that the layer uses to try a server, at most."""
 
 _KEPT: Final = 8_192
-"""Bytes of an error that is told to others as well; of a longer one they are told the beginning."""
+"""Bytes of an error that other clients get as well, at most. Longer ones are cut."""
 
 _BEGINNING: Final = 300
-"""Characters of that."""
+"""Characters of a cut error."""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 _Refusals = dict[_K, tuple[Backoff, float, UpstreamError]]
-"""Until when nothing is started, and what is said instead."""
+"""Key → its back-off, the time of the next try, and the error until then."""
 
 
 class Failures:
-    """Those of one layer. Times are seconds of any clock that does not go back.
+    """Count the failures of one layer. Times are seconds of any clock that does not go back.
 
     Args:
-        ours: How the layer describes itself.
+        ours: The layer's own description.
     """
 
     def __init__(self, ours: Client) -> None:
@@ -57,16 +57,16 @@ class Failures:
         self._by_description: _Refusals[tuple[Principal, bytes]] = {}
         self._of_all: _Refusals[Principal] = {}
         self._doubted: dict[Principal, bytes] = {}
-        """The description that failed since another one was served."""
+        """Description that failed since another one succeeded."""
 
         self._served: dict[Principal, Client] = {}
-        """The one that was served last."""
+        """Last description that succeeded."""
 
         self._tried: set[Principal] = set()
-        """For whom the layer tries at the moment."""
+        """Principals for which the layer tries at the moment."""
 
     def refusal(self, principal: Principal, client: Client, now: float) -> UpstreamError | None:
-        """What such a client is told without another try; None: try."""
+        """Return the error for such a client without another try. None: try."""
         for known in (
             self._of_all.get(principal),
             self._by_description.get((principal, description_of(client))),
@@ -76,7 +76,7 @@ class Failures:
         return None
 
     def started(self, principal: Principal, client: Client) -> None:
-        """Such a client is served."""
+        """Note that such a client is served."""
         self._of_all.pop(principal, None)
         self._by_description.pop((principal, description_of(client)), None)
         self._doubted.pop(principal, None)
@@ -86,8 +86,9 @@ class Failures:
     def failed(
         self, principal: Principal, client: Client, failed: UpstreamError, now: float
     ) -> Sequence[Client]:
-        """Such a client cannot be served: with which descriptions the server is to be tried, one
-        after the other until one is served. If there are any, :meth:`was_tried` takes the outcome.
+        """Note a failed start, and return the descriptions for a try of the server. They are tried
+        one after the other until one succeeds. If there are any, :meth:`was_tried` takes the
+        outcome.
         """
         described = description_of(client)
         _count(self._by_description, (principal, described), failed, now)
@@ -100,11 +101,11 @@ class Failures:
         return (served,) if served == self._ours else (served, self._ours)
 
     def hung(self, principal: Principal, client: Client, failed: UpstreamError, now: float) -> None:
-        """Such a client's start hung. The server is not tried: it may serve others."""
+        """Note that such a client's start hung. The server is not tried: it may serve others."""
         _count(self._by_description, (principal, description_of(client)), failed, now)
 
     def was_tried(self, principal: Principal, failed: UpstreamError | None, now: float) -> None:
-        """How it ended; None: it is served."""
+        """Note the outcome of a try. None: the server can be used."""
         self._tried.discard(principal)
         if failed is None:
             self._of_all.pop(principal, None)
@@ -114,11 +115,11 @@ class Failures:
 
 
 def description_of(client: object) -> bytes:
-    """The same for those who say the same of themselves, and would hear the same; in 32 bytes."""
+    """Return a key of 32 bytes, equal for clients with equal descriptions."""
     try:
         return sha256(encode(client)).digest()
     except TypeError:
-        # It has too many levels to be told to anybody.
+        # It is nested too deeply to be sent to any server.
         return bytes(32)
 
 

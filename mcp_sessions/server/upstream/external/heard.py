@@ -1,11 +1,12 @@
-"""What a child is heard to say outside of sessions: by a listen of the modern era.
+"""Deliver a child's changes outside of sessions, to the listens of the modern era.
 
 Rules, owned by ``tests/server/upstream/test_port.py`` and ``tests/server/upstream/external``:
 
-1. A change is told after the acknowledgement, to who listens for it, and carries the listen's id.
-2. A resource is subscribed at the child as long as anybody listens for it there; a child that was
-   ended, idle or dead, tells again when the next request has started another.
-3. What the child refuses to tell of is not heard, as of a server that has no such resource.
+1. A listener gets changes after its acknowledgement. Each carries the id of the listen.
+2. A resource is subscribed at the child as long as a client listens for it there. If the child
+   ended, idle or dead, the next request starts another, which sends changes again.
+3. If the child refuses a subscription, its changes are not delivered, as from a server without such
+   a resource.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ class Listen:
 
     @property
     def uris(self) -> frozenset[str]:
-        """The resources of whose changes it wants to hear."""
+        """Return the resources of the listen."""
         return self._wanted.uris
 
     @property
     def call(self) -> Call:
-        """For whom acknowledges it."""
+        """Return the call to use for the acknowledgement."""
         return cast(Call, _Acknowledging(self._call, self._is_acknowledged))
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Outbound`."""
+        """Deliver a change that the listen wants, once it is acknowledged."""
         if method != UPDATED and method.split("/")[1] not in self._wanted.lists:
             return
         await self._is_acknowledged.wait()
@@ -50,12 +51,12 @@ class Listen:
         await self._call.notify(method, {**(params or {}), "_meta": meta})
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        """See :class:`Outbound`. Nothing is asked there."""
+        """Refuse a question: a listen carries none."""
         raise PeerError(METHOD_NOT_FOUND, "Method not found", asked.method)
 
 
 class _Acknowledging:
-    """A call, until its listen is acknowledged and from then on."""
+    """A call that notes when its listen is acknowledged."""
 
     def __init__(self, call: Call, acknowledged: asyncio.Event) -> None:
         self._call = call
@@ -65,7 +66,6 @@ class _Acknowledging:
         return getattr(self._call, name)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Call`."""
         await self._call.notify(method, params)
         if method == _ACKNOWLEDGED:
             self._acknowledged.set()

@@ -1,4 +1,4 @@
-"""What a server says by itself: on one stream at a time, which is opened again when it ends."""
+"""Read the messages that a server sends by itself, on one stream at a time that is opened again."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from mcp_sessions.server.upstream.port import UpstreamError
 logger = logging.getLogger(__name__)
 
 _STREAM: Final = 1.0
-"""Seconds that are waited for it. Not all servers say at once that they will tell."""
+"""Seconds that a caller waits for the stream. Some servers do not confirm it at once."""
 
 
 class Heard(Protocol):
-    """Who has a stream opened."""
+    """Receiver of the events of a stream."""
 
     async def begun(self, *, goes_on: bool) -> None:
-        """It is there.
+        """Note that the stream is open.
 
         Args:
-            goes_on: Where it ended before: nothing was missed.
+            goes_on: Whether it continues where it ended before, without a gap.
         """
         ...
 
     def progressed(self) -> None:
-        """It said something."""
+        """Note that a message came."""
         ...
 
 
 Hear = Callable[[Heard], Awaitable[float | None]]
-"""Opens a stream of all that is wanted now, and hears it until it ends or breaks off; the seconds
-before it may be opened again, if the server says.
+"""Function that opens a stream for all wanted changes, and reads it until it ends. It returns the
+seconds before the stream may be opened again, if the server names them.
 
 Raises:
-    Forgotten: There is no such session any more.
-    UpstreamError: It is refused.
+    Forgotten: The session has ended.
+    UpstreamError: The stream is refused.
 """
 
 
 class Listening:
-    """Of one child.
+    """Keep the stream of one child open.
 
     Args:
         background: Runs it, and ends it.
-        label: Whose that is, for the log.
-        retry: Seconds before the first time that it is opened again.
-        missed: What was said meanwhile is not known.
+        label: Returns the child's name for the log.
+        retry: Seconds before the stream is first opened again.
+        missed: Called after a gap, in which changes are unknown.
     """
 
     def __init__(
@@ -73,23 +73,23 @@ class Listening:
         self._stream: _Stream | None = None
 
     def answered(self) -> None:
-        """It answers what it is asked: what was not heard since it could not be reached may be."""
+        """Note that the server answers requests, so that a broken stream may work again."""
         if self._stream is not None:
             self._stream.sooner()
 
     async def begin_anew(self, hear: Hear) -> None:
-        """Hear it; the stream on which it was heard so far ends afterwards."""
+        """Open a new stream. The one before it ends afterwards."""
         again = Reopening(self._retry)
         stream = _Stream(hear, self._missed, again, self._label, self._retry, self._task)
         self._stream = stream
         self._task = self._background.run("what a server says by itself", stream.run())
-        # Else what changes meanwhile would be told to nobody.
+        # Otherwise changes until then would reach no client.
         await asyncio.wait({stream.tried}, timeout=_STREAM)
 
 
 @dataclass(eq=False)
 class _Stream:
-    """One that is heard, until it is closed or never can be."""
+    """A stream that is read until it is closed or proves impossible."""
 
     _hear: Hear
     _missed: Callable[[], Awaitable[None]]
@@ -97,25 +97,25 @@ class _Stream:
     _label: Callable[[], str]
     _retry: float
     _before: asyncio.Task[None] | None
-    """On which it was heard so far."""
+    """Task of the stream before it."""
 
     def __post_init__(self) -> None:
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._has_gap = False
         self._is_needed = False
-        """It was heard before: who refuses it now is asked again."""
+        """Whether it was open before: after a refusal it is then tried again."""
 
         self._was_begun = False
-        """When it was opened last."""
+        """Whether the last try opened it."""
 
         self._answers = asyncio.Event()
-        """Set when its server answered something else since it was opened last."""
+        """Set once the server answered another request since the stream was last opened."""
 
         self._sooner = Backoff(base=self._retry, cap=LONGEST)
-        """How long is waited after that."""
+        """Delay after such an answer."""
 
     async def run(self) -> None:
-        """Hear it."""
+        """Open the stream again and again."""
         try:
             while True:
                 self._reopening.opened()
@@ -129,7 +129,7 @@ class _Stream:
                     if await self._made_room():
                         continue
                     if not self._is_needed:
-                        # It has no such stream.
+                        # The server has no such stream.
                         return
                     logger.warning(
                         "%s: it does not tell of changes now: %s", self._label(), refused
@@ -138,7 +138,7 @@ class _Stream:
                 self._has_gap = True
                 self._set_tried()
                 delay = self._reopening.delay(retry)
-                # Who was heard may say when it can be again.
+                # A server whose stream was open may name the time of the next try.
                 await (asyncio.sleep(delay) if self._was_begun else self._pause(delay))
         finally:
             self._set_tried()
@@ -146,7 +146,6 @@ class _Stream:
                 self._before.cancel()
 
     async def begun(self, *, goes_on: bool) -> None:
-        """See :class:`Heard`."""
         if self._before is not None:
             self._before.cancel()
             self._before = None
@@ -158,7 +157,6 @@ class _Stream:
             await self._missed()
 
     def progressed(self) -> None:
-        """See :class:`Heard`."""
         self._reopening.progressed()
 
     def sooner(self) -> None:
@@ -169,11 +167,11 @@ class _Stream:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._answers.wait()
-                # Later and later: there may be nothing to hear, whatever else it answers.
+                # The delay grows: the server may have no stream, even if it answers other requests.
                 await asyncio.sleep(LEAST + self._sooner.failed(random.random()))
 
     async def _made_room(self) -> bool:
-        """End the stream before, if there is one: some servers allow no second one beside it."""
+        """End the stream before, if there is one: some servers allow only one at a time."""
         before, self._before = self._before, None
         if before is None or before.done():
             return False

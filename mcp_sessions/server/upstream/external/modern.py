@@ -1,7 +1,7 @@
-"""What a server of the modern era (2026-07-28) is told, and what it answers, as that era has it.
+"""Write requests to a server of the modern era (2026-07-28), and read its answers.
 
-Each request says who asks; a log level is a part of that, and so is what one wants to hear of
-changes. What the server asks its client is a result, which is answered by asking again.
+Each request names its client. The log level is part of that. A listen names the wanted changes. A
+question of the server to its client is a result, and the answer is a new request.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _PREFIX: Final = PROTOCOL_VERSION_META.rpartition("/")[0]
 _LEVEL: Final = f"{_PREFIX}/logLevel"
 
 _ROUNDS: Final = 10
-"""How often one request may need input."""
+"""Times that one request may need input, at most."""
 
 _STATE_ONLY: Final = 0.1
-"""Seconds after which one is sent again that needs none."""
+"""Seconds after which a request is sent again that needs no input."""
 
 _OF_INPUT: Final = frozenset({"inputResponses", "requestState"})
 
 NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""Which requests may need input; the member of ``params`` that says what of."""
+"""Methods that may need input → the member of ``params`` that names their object."""
 
 Send = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[dict[str, Any]]]
 
 
 class Modern:
-    """What one child says with each request.
+    """Hold the values that one child gets with each request.
 
     Args:
         client: The params of an ``initialize``.
@@ -55,13 +55,13 @@ class Modern:
         self._envelope = _envelope(client, None)
 
     def set_level(self, level: object) -> None:
-        """The least of a log message that is wanted."""
+        """Set the lowest log level that is wanted."""
         self._envelope[_LEVEL] = level
 
     def params(
         self, params: Mapping[str, Any] | None, sender: Sender | None = None
     ) -> dict[str, Any]:
-        """The params of a request, with who asks.
+        """Return the params of a request, with its client.
 
         Args:
             sender: See :meth:`Child.request`.
@@ -72,7 +72,8 @@ class Modern:
     def handshake(
         self, found: Mapping[str, Any], wanted: object, versions: frozenset[str]
     ) -> dict[str, Any] | None:
-        """What an ``initialize`` would have answered; None: it does not speak this version.
+        """Return the answer that ``initialize`` would have given. None: the server does not speak
+        this version.
 
         Args:
             found: The result of ``server/discover``.
@@ -85,7 +86,8 @@ class Modern:
         info: object = (meta_of(found) or {}).get(f"{_PREFIX}/serverInfo")
         capabilities = members_of(found.get("capabilities"))
         if isinstance(capabilities.get("resources"), dict):
-            # That is no word of this era: a listen names the resources, and hears of which it may.
+            # The modern era has no such member. A listen names resources, and the answer says which
+            # are accepted.
             resources = {**members_of(capabilities["resources"]), "subscribe": True}
             capabilities = {**capabilities, "resources": resources}
         result = {
@@ -106,13 +108,13 @@ def _envelope(client: Mapping[str, Any], level: str | None) -> dict[str, Any]:
 
 
 async def with_inputs(params: dict[str, Any], send: Send, ask: Ask | None) -> dict[str, Any]:
-    """The result of a request, which is sent again with what it needs of a client.
+    """Send a request until it needs no more input, and return its result.
 
     Args:
-        ask: Asks its client; None: it cannot be asked, and what is needed is the result.
+        ask: Asks the client. None: the client cannot be asked, and the question is the result.
 
     Raises:
-        UpstreamError: The server's error, or the client's; or it needs more and more.
+        UpstreamError: The server's error, or the client's. Or the server needs input without end.
     """
     for sent in range(_ROUNDS + 1):
         result = await send(params)
@@ -152,14 +154,16 @@ async def _inputs(result: Mapping[str, Any], ask: Ask) -> dict[str, Any]:
 
 
 def _of_the_era_before(method: str, params: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A question as that era asks it, in which what is answered at a URL has a name."""
+    """Return a question as the handshake era asks it, in which an elicitation at a URL has an
+    id.
+    """
     if method != "elicitation/create" or params is None or params.get("mode") != "url":
         return params
     return {"elicitationId": str(uuid4()), **params}
 
 
 def wanted_changes(capabilities: Mapping[str, Any], uris: set[str]) -> dict[str, Any]:
-    """The params of a listen, for all that the server can tell."""
+    """Return the params of a listen for all changes that the server can send."""
     wanted: dict[str, Any] = {
         f"{name}ListChanged": True
         for name in ("tools", "prompts", "resources")
@@ -171,7 +175,7 @@ def wanted_changes(capabilities: Mapping[str, Any], uris: set[str]) -> dict[str,
 
 
 def without_subscription(notification: Notification) -> Notification:
-    """A change, without the id of the listen on which it came."""
+    """Return a change without the id of its listen."""
     meta = {k: v for k, v in (meta_of(notification.params) or {}).items() if k != SUBSCRIPTION_ID}
     params = {name: value for name, value in (notification.params or {}).items() if name != "_meta"}
     if meta:

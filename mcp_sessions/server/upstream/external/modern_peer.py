@@ -1,4 +1,4 @@
-"""A client of the modern era whose server speaks the era before."""
+"""Serve a client of the modern era with a server of the handshake era."""
 
 from __future__ import annotations
 
@@ -25,39 +25,38 @@ _LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
 _REMOVED: Final = frozenset(
     {"initialize", "ping", SET_LEVEL, "resources/subscribe", "resources/unsubscribe"}
 )
-"""What the era before has, and its servers serve."""
+"""Methods of the handshake era that the modern era removed."""
 
 _CACHED: Final = frozenset(
     {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"}
 )
-"""Whose modern-era results say for how long they are good."""
+"""Methods whose modern-era results say how long they are valid."""
 
 
 @dataclass(eq=False)
 class ModernPeer:
-    """A client of the modern era, for one request: its child speaks the era before."""
+    """A client of the modern era, for one request. Its child speaks the handshake era."""
 
     _served: Served
-    """Has its child serve a request; the result, and what the child answered to ``initialize``."""
+    """Sends a request to its child; returns the result and the child's answer to ``initialize``."""
 
     _hears: Callable[[Call, Mapping[str, Any] | None], AbstractAsyncContextManager[Call]]
-    """Has its child tell what a listen wants to hear."""
+    """Sends the changes of its child that a listen wants."""
 
     _listen: Callable[[Call, Collection[str]], Awaitable[None]]
-    """Has the child of its session tell of these resources, and of no others."""
+    """Subscribes the child of its session to these resources, and to no others."""
 
     _make_shell: Callable[[], UpstreamPeer]
-    """Makes what serves what no child does: most requests need none."""
+    """Makes the object that serves methods without a child. Most requests need none."""
 
     _adds_subscriptions: bool
-    """Whether the layer tells changes, whatever the server does."""
+    """Whether the layer sends changes, whatever the server does."""
 
     _shell: UpstreamPeer | None = None
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """See :class:`UpstreamPeer`."""
         if method == LISTEN:
             async with self._hears(call, params) as heard:
                 return await self._stand_in().request(heard, method, params)
@@ -89,14 +88,12 @@ class ModernPeer:
         return _stamped(result, handshake, True)
 
     async def listen(self, call: Call, uris: Collection[str]) -> None:
-        """See :meth:`Upstream.listen`."""
         await self._listen(call, uris)
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
-        """See :class:`UpstreamPeer`. The modern era has nothing to tell a server."""
+        """Do nothing: the modern era has no notifications to a server."""
 
     async def close(self) -> None:
-        """See :class:`UpstreamPeer`."""
         if self._shell is not None:
             await self._shell.close()
 
@@ -109,7 +106,7 @@ class ModernPeer:
 def _stamped(
     result: dict[str, Any], handshake: Mapping[str, Any], is_cached: bool
 ) -> dict[str, Any]:
-    """With what each result of the modern era says."""
+    """Add the members that each result of the modern era has."""
     info = handshake.get("serverInfo")
     if info is not None:
         result = {**result, "_meta": {**(meta_of(result) or {}), _SERVER_INFO: info}}

@@ -1,4 +1,4 @@
-"""One client, as the server outside of this process sees it: which child is its own."""
+"""Represent one client to a server outside of this process, and find its child."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ OURS: Final[Mapping[str, Any]] = {
     "capabilities": {},
     "clientInfo": {"name": "mcp-sessions", "version": version("mcp-sessions")},
 }
-"""What a child is told that serves several clients."""
+"""Params of ``initialize`` for a child that serves several clients."""
 
 _ENDED_HERE: Final = frozenset(
     {"notifications/initialized", "notifications/cancelled", "notifications/progress"}
 )
-"""What a client says to the layer; each child is told of its own."""
+"""Notifications of a client to the layer. The layer sends each child its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """A wrapped server, and what its clients share."""
+    """A wrapped server, and the objects that its clients share."""
 
     server: ExternalServer
     shell: SdkUpstream
-    """Stands in for it where it has no part."""
+    """Serves methods that the server has no part in."""
 
     children: Children
     sharing: Sharing
@@ -66,14 +66,15 @@ class Wrapped:
     declared: DeclaredHeaders
     spans: Spans
     elsewhere: Elsewhere | None
-    """The processes that serve the same sessions; None: there are none, or no child is a
-    session's."""
+    """The processes that serve the same sessions. None: there are none, or no child belongs to a
+    session.
+    """
 
     remembers: bool
     """Whether there is a store."""
 
     max_subscriptions: int
-    """Of one listen."""
+    """Resources of one listen, at most."""
 
 
 @dataclass(eq=False)
@@ -89,31 +90,31 @@ class ExternalPeer:
     _wanted: Wanted
     _was_served: bool
     _beside: ExternalPeer | None = None
-    """Itself outside of its session."""
+    """The same client outside of its session."""
 
     _asks: Asks | None = None
-    """See :attr:`Asked.asks`."""
+    """Requests that the client accepts in results, as in :attr:`Asked.asks`."""
 
     _came_back: bool = field(init=False, default=False)
-    """Whether it was looked at what its connection needs no more."""
+    """Whether an unused child of its connection was already released."""
 
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None, level: str | None = "debug"
     ) -> dict[str, Any]:
-        """See :class:`UpstreamPeer`.
+        """Send a request to the client's child, and return its result.
 
         Args:
-            level: The least of a log message that this request's client wants; None: none.
+            level: Lowest log level that this request's client wants. None: no log messages.
         """
         return (await self.served(call, method, params, level))[0]
 
     async def served(
         self, call: Call, method: str | None, params: dict[str, Any] | None, level: str | None
     ) -> Served:
-        """Ask its child, wherever that is; see :meth:`request`.
+        """Send a request to its child, in this process or another; see :meth:`request`.
 
         Args:
-            method: None: nothing; it is there then.
+            method: None: no request, but a child is started if there is none.
         """
         work = self._served(call, method, params, level)
         if method is None:
@@ -142,21 +143,21 @@ class ExternalPeer:
             try:
                 if lease.is_here:
                     return await self.here(call, asked, lease)
-                # What this process had of it is another's now.
+                # Another process has the session now. The child here is of no use.
                 self._wrapped.children.over(session_id)
                 return await elsewhere.ask(lease, call, asked)
             except Moved:
-                # It was asked nothing.
+                # The request was not sent.
                 continue
 
     async def here(self, call: Call, asked: Asked, lease: Lease | None) -> Served:
-        """Ask its child in this process.
+        """Send a request to its child in this process.
 
         Args:
-            lease: By which it is here; None: there is no other.
+            lease: This process's right to the child. None: no other process can have it.
 
         Raises:
-            Moved: It is not here any more.
+            Moved: Another process has it now.
         """
         check = None
         if lease is None or self._wrapped.elsewhere is None:
@@ -196,8 +197,8 @@ class ExternalPeer:
         return result, child.result if child is not None else {}
 
     async def _discovered(self, place: Place, call: Call) -> Child:
-        """A child that says what the server is. Where there is no room for one of its own, another
-        one that serves its principal outside of sessions says the same.
+        """Return a child that describes the server. If there is no room for its own, another child
+        of its principal outside of sessions gives the same description.
         """
         key, children, other = place.key, self._wrapped.children, None
         if place.living is None and isinstance(key, Sessionless):
@@ -206,7 +207,7 @@ class ExternalPeer:
         return place.living or other or await place.started(call.principal)
 
     def _leave_old(self, lease: Lease) -> None:
-        """What this process had of the session is of the time before another one had it."""
+        """End a child of this process from before another process had the session."""
         known = self._wrapped.children.known(lease.session_id)
         if known is None or known.holder == lease.holder:
             return
@@ -221,7 +222,9 @@ class ExternalPeer:
         params: dict[str, Any],
         check: Callable[[], Awaitable[None]] | None,
     ) -> dict[str, Any]:
-        """A child is subscribed as long as anybody here is, if it has that."""
+        """Subscribe or unsubscribe a client. The child is subscribed as long as any client here is,
+        if it can be.
+        """
         who, uri = self._who(call), params["uri"]
         child = place.living or await place.started(call.principal)
         result: dict[str, Any] = {}
@@ -249,17 +252,17 @@ class ExternalPeer:
         changed = place.listens_for(self._who(call), wanted.uris)
         if check is not None:
             await check()
-        # Those it was told of before are asked for as well: it may be another child.
+        # Resources of earlier listens are asked for as well: it may be another child.
         await place.settle(changed | wanted.uris, call.principal)
         return {}
 
     async def listen(self, call: Call, uris: Collection[str]) -> None:
-        """Have its session's child tell of these resources' changes, and of no others.
+        """Subscribe its session's child to these resources, and to no others.
 
         Raises:
-            UpstreamError: It cannot be started, or nobody knows what became of it.
-            TimeoutError: It was not told in the time that its start has.
-            StoreUnavailable: Unknown who has it.
+            UpstreamError: It cannot be started, or the outcome is unknown.
+            TimeoutError: It did not answer in the time that its start has.
+            StoreUnavailable: It is unknown which process has it.
         """
         wanted = {"notifications": {"resourceSubscriptions": sorted(uris)}}
         async with asyncio.timeout(self._wrapped.server.start_timeout + ANSWERING):
@@ -267,14 +270,14 @@ class ExternalPeer:
 
     @asynccontextmanager
     async def hears(self, call: Call, params: Mapping[str, Any] | None) -> AsyncGenerator[Call]:
-        """Its child tells what a listen outside of sessions wants to hear, as long as that lasts.
+        """Deliver the changes that a listen outside of sessions wants, as long as it lasts.
 
         Yields:
-            The call for whom acknowledges it.
+            The call to use for the acknowledgement.
 
         Raises:
-            UpstreamError: Its params are malformed, or its child cannot be started; -31011,
-                ``max_subscriptions``: it names more resources.
+            UpstreamError: Its params are malformed, or its child cannot be started. -31011,
+                ``max_subscriptions``: it names too many resources.
         """
         self._wrapped.shell.validate(LISTEN, VERSION, params)
         listen = Listen(call, Filter(params or {}))
@@ -289,8 +292,8 @@ class ExternalPeer:
             self._wrapped.children.unheard(place, listen)
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
-        """See :class:`UpstreamPeer`. A child that is not there yet has nothing to be told. A child
-        of several clients is told nothing (rule 7 of ``cause.py``).
+        """Send a notification to a child that runs and serves this client only (rule 7 of
+        ``cause.py``).
         """
         if method in _ENDED_HERE:
             return
@@ -303,24 +306,25 @@ class ExternalPeer:
             await place.notify(place.living, method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:
-        """See :class:`NewPeer`."""
         self._session_id = session_id
         if self._wrapped.server.names_sessions:
-            # What this handshake was made with is in nobody's name.
+            # The child of this handshake was started without the session's name.
             self._wrapped.children.over(self)
         else:
             self._wrapped.children.rename(self, session_id)
 
     async def close(self) -> None:
-        """See :class:`UpstreamPeer`. What is a session's goes on."""
+        """End the connection's child. A session's child continues."""
         if self._session_id is None and self._outbound is not None:
             self._wrapped.children.over(self)
 
     async def shakes_hands(self, call: Call) -> Child:
-        """A child that answers its handshake: its own, which is started if there is none.
+        """Return a child for the answer to the handshake: its own, which is started if there is
+        none.
 
-        Where there is no room for it, another one of its principal that shook hands with a client
-        that describes itself alike: who was cut comes back for a session, which has its child.
+        If there is no room for it, it is another child of its principal, whose handshake had a
+        client with the same description. A client that reconnects for a session gets the session's
+        child later.
 
         Raises:
             UpstreamError: It cannot be started.
@@ -332,7 +336,7 @@ class ExternalPeer:
         return place.living or alike or await place.started(call.principal)
 
     def place(self, call: Call, inherited: Wanted | None = None) -> Place:
-        """Where its child is.
+        """Return the place of its child.
 
         Args:
             inherited: See :attr:`Lease.inherited`.
@@ -358,8 +362,8 @@ class ExternalPeer:
         return place
 
     def _begun(self, key: Hashable, call: Call, make: Callable[[], Place]) -> Place:
-        """A new place. A session that begins has the child that its client asked before, if that
-        was used for nothing else (``takeover.py``).
+        """Make a place. A new session takes the child that its client used before, if that was used
+        for nothing else (``takeover.py``).
         """
         children = self._wrapped.children
         own = self._own if self._beside is None else self._beside._own
@@ -378,8 +382,8 @@ class ExternalPeer:
         return place
 
     def _leave_unused(self, place: Place) -> None:
-        """A session that goes on here has its child: the one with which this connection shook
-        hands is of no use.
+        """Release the child of this connection's handshake: a session that continues here has its
+        own.
         """
         own = self._beside._own if self._beside is not None else None
         if own is not None and own != place.key:
@@ -387,18 +391,18 @@ class ExternalPeer:
 
     @property
     def _description(self) -> bytes:
-        """The same for clients that describe themselves alike."""
+        """Key that is equal for clients with equal descriptions."""
         return description_of(self._client.get("clientInfo"))
 
     @property
     def _own(self) -> Hashable:
-        """Of the place that is its connection's, or its session's; None: it has none."""
+        """Key of the place of its connection or session. None: it has none."""
         if self._session_id is not None:
             return self._session_id
         return self if self._outbound is not None else None
 
     def _key(self, call: Call, who: Hashable) -> Hashable:
-        """Of its place.
+        """Return the key of its place.
 
         Args:
             who: See :meth:`_who`.
@@ -428,7 +432,7 @@ class ExternalPeer:
         is_told = is_one_client or (isinstance(key, Sessionless) and key.of is not None)
         client = self._client if is_told else OURS
         if self._asks is not None:
-            # In the era before it is told what it can ask.
+            # A server of the handshake era learns from it which requests the client accepts.
             client = {**client, "capabilities": self._asks}
         if isinstance(key, Sessionless):
             client = {**client, "protocolVersion": VERSION}
@@ -449,7 +453,7 @@ class ExternalPeer:
 
 
 def shared_place(wrapped: Wrapped) -> Place:
-    """The one place of a server that all clients share."""
+    """Make the one place of a server that all clients share."""
     children = wrapped.children
     of = (children.start, wrapped.shell.publish, children.telling, None, OURS)
     return Place(*of, False, False, True, False, wrapped.server.title)

@@ -1,6 +1,6 @@
-"""Of whom one child is: what it was told, what runs there, and who hears what it says.
+"""Hold one child and its clients: its settings, its requests, and the receivers of its messages.
 
-One child follows the other there, each started by the request that needs it.
+Children follow each other at a place. The request that needs one starts it.
 """
 
 from __future__ import annotations
@@ -55,92 +55,94 @@ _READS = frozenset({"ping", *(f"{name}/list" for name in (*LISTS, "resources/tem
 
 @dataclass(eq=False)
 class Place:
-    """Of one session, one connection, one principal or all: its child, if there is one now."""
+    """The child of one session, one connection, one principal or all, if there is one now."""
 
     start: Callable[[Place, Principal], Awaitable[Child]]
-    """Starts a child for it; raises UpstreamError: it cannot be started."""
+    """Starts a child for it. Raises ``UpstreamError`` if it cannot be started."""
 
     announce: Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
-    """Takes a change of a server that everybody shares."""
+    """Takes a change of a server that all clients share."""
 
     telling: Telling
 
     key: Hashable
-    """A session's id, or whose else it is."""
+    """Id of a session, or another key of its owner."""
 
     client: Mapping[str, Any]
     """The params of ``initialize``."""
 
     is_one_client: bool
-    """All who ask here are one client, which hears what the child says by itself."""
+    """Whether only one client asks here. It gets every message of the child."""
 
     is_sessionless: bool
-    """Of whoever asks here outside of sessions: those listen for changes of its lists on a bus."""
+    """Whether it serves clients outside of sessions. They listen for changes of the lists on a
+    bus.
+    """
 
     is_shared: bool
-    """Anybody asks here: what the child says by itself is told as the server's own changes."""
+    """Whether any client may ask here. Changes are published as the server's own."""
 
     was_served: bool
-    """There was a child before: what its clients read of it may be gone."""
+    """Whether there was a child before. Data that its clients read from it may be outdated."""
 
     title: str
-    """What the server is called in the log."""
+    """Name of the server in the log."""
 
     is_spare: bool = False
-    """It is one of several for the same, and nobody would notice if it were not there."""
+    """Whether it is one of several for the same clients, so that none would miss it."""
 
     outbounds: dict[Hashable, Outbound] = field(default_factory=dict[Hashable, Outbound])
-    """By session, or by peer."""
+    """Ways to the clients, by session or by peer."""
 
     calls: dict[Call, Sender | None] = field(default_factory=dict[Call, "Sender | None"])
-    """What runs, and who asks it, if that is a client of the modern era."""
+    """Running calls, and the modern-era client of each."""
 
     unsure: Unsure = field(default_factory=Unsure)
-    """What is asked about one of several calls of one client."""
+    """Questions about one of several calls of one client."""
 
     subscribers: dict[str, set[Hashable]] = field(default_factory=dict[str, set[Hashable]])
-    """By URI."""
+    """Clients that subscribed, by URI."""
 
     turns: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary[str, asyncio.Lock]
     )
-    """By URI: one subscription after the other."""
+    """Locks by URI, for one subscription after the other."""
 
     level: str | None = None
-    """Of the last ``logging/setLevel``."""
+    """Level of the last ``logging/setLevel``."""
 
     holder: str | None = None
-    """By which name this process has it, if others could; None: it did not claim it yet."""
+    """Name by which this process claimed it, if others could. None: it is not claimed yet."""
 
     child: Child | None = None
     starting: asyncio.Task[Child | UpstreamError] | None = None
     used_at: float = 0.0
     is_over: bool = False
-    """Nobody asks here any more who was not here before: it starts no child."""
+    """Whether it has ended. Requests that are still here start no child."""
 
     asked_by: set[bytes] = field(default_factory=set[bytes])
-    """Outside of sessions: two of those who ask there, as they describe themselves."""
+    """Descriptions of clients that ask here outside of sessions, two at most."""
 
     keeps_nothing: bool = True
-    """Its children were asked nothing that one may remember."""
+    """Whether its children got only requests that leave no state behind."""
 
     @property
     def is_unused(self) -> bool:
-        """Its child, which runs nothing, is as one that was just started."""
+        """Whether its child runs nothing, and is like one that was just started."""
         is_quiet = self.starting is None and not self.calls and not self.subscribers
         return self.living is not None and self.keeps_nothing and is_quiet
 
     @property
     def is_nobodys(self) -> bool:
-        """Of all who ask outside of sessions nobody would notice another child."""
+        """Whether no client outside of sessions would notice if the child were replaced."""
         is_idle = self.living is not None and self.starting is None and not self.calls
-        # One that may work on what was given up is replaced by whoever asks next.
+        # A child that may work on a request that was given up is replaced for the next client.
         is_left = self.living is not None and self.living.unanswered.has_given_up
         is_as_new = self.is_unused or (is_idle and (self.is_spare or is_left))
         return self.is_sessionless and is_as_new and not self.outbounds
 
     def another(self, key: Hashable) -> Place:
-        """One for the same, with a child of its own."""
+        """Make a place for the same clients, with a child of its own."""
         return Place(
             self.start,
             self.announce,
@@ -156,12 +158,11 @@ class Place:
         )
 
     def label(self) -> str:
-        """Whose it is, for the log."""
         return f"{self.title} of {digest(self.key) if isinstance(self.key, str) else 'a client'}"
 
     @property
     def living(self) -> Child | None:
-        """Its child, if that can be asked."""
+        """Return its child, if it accepts requests."""
         return self.child if self.child is not None and not self.child.is_over else None
 
     async def request(
@@ -172,14 +173,14 @@ class Place:
         params: dict[str, Any] | None,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> dict[str, Any]:
-        """Ask its child, which is started if there is none.
+        """Send a request to its child, which is started if there is none.
 
         Args:
             sender: See :meth:`Child.request`.
-            check: Asked last, before the child is: what it raises, this does.
+            check: Called last, before the request is sent. Its errors are raised.
 
         Raises:
-            UpstreamError: The child's error, or -31012; or it cannot be started.
+            UpstreamError: The child's error, or -31012, or the child cannot be started.
         """
         self.calls[call] = sender
         if sender is not None:
@@ -193,7 +194,7 @@ class Place:
             try:
                 result = await child.request(call, method, params, sender)
             except Forgotten:
-                # The request did not run. Where it is forgotten again, that is its answer.
+                # The request did not run. If that happens again, it is the answer.
                 child = self.living or await self.started(call.principal)
                 if check is not None:
                     await check()
@@ -210,12 +211,12 @@ class Place:
         return result
 
     async def notify(self, child: Child, method: str, params: Mapping[str, Any] | None) -> None:
-        """Notify its child."""
+        """Send a notification to its child."""
         self.keeps_nothing = False
         await child.notify(method, params)
 
     async def started(self, principal: Principal) -> Child:
-        """Its child, which is started: once, whoever else waits for that or leaves.
+        """Start its child, once, even if other requests wait for it or leave.
 
         Raises:
             UpstreamError: It cannot be started.
@@ -228,7 +229,7 @@ class Place:
         await asyncio.wait({task})
         self.used_at = asyncio.get_running_loop().time()
         if task.cancelled():
-            # Before it began to start one; and whoever waits for it was not.
+            # It was cancelled before it began; the request that waits here was not.
             raise Forgotten
         started = task.result()
         if isinstance(started, UpstreamError):
@@ -243,39 +244,39 @@ class Place:
             return failed
 
     def _is_started(self, task: asyncio.Task[Child | UpstreamError]) -> None:
-        # Also of one that was cancelled before its first step.
+        # This also runs if it was cancelled before its first step.
         if self.starting is task:
             self.starting = None
 
     def end(self) -> None:
-        """Whoever is still here has the child that it has, and no other."""
+        """End: requests that are still here keep the child they have, and get no other."""
         self.is_over = True
 
     def occupy(self, child: Child) -> None:
-        """That is its child from now on, for whoever waits for it."""
+        """Take a child, for all requests that wait for it."""
         self.child = child
         self.used_at = asyncio.get_running_loop().time()
 
     def vacate(self) -> Child | None:
-        """It has no child any more: who asks now has the next one. The one it had."""
+        """Give up its child, and return it. The next request gets another one."""
         child, self.child = self.child, None
         return child
 
     def serves(self) -> bool:
-        """Its child serves from now on; whether there was one before."""
+        """Note that its child serves from now on. Return whether there was one before."""
         was_served, self.was_served = self.was_served, True
         return was_served
 
     def held_by(self, holder: str) -> None:
-        """This process has it by that name."""
+        """Note the name by which this process claimed it."""
         self.holder = holder
 
     def belongs_to(self, key: Hashable) -> None:
-        """All of it is somebody's from now on."""
+        """Give it another key."""
         self.key = key
 
     def rename(self, who: Hashable, name: Hashable) -> None:
-        """A client is known by another name from now on."""
+        """Give a client another name."""
         way = self.outbounds.pop(who, None)
         if way is not None:
             self.outbounds[name] = way
@@ -285,18 +286,18 @@ class Place:
                 subscribed.add(name)
 
     def is_asked_by(self, client: Mapping[str, Any]) -> None:
-        """Outside of sessions somebody asks here, who describes itself so."""
+        """Note the description of a client that asks here outside of sessions."""
         if self.is_sessionless and self.keeps_nothing and len(self.asked_by) < 2:
             self.asked_by.add(description_of(client.get("clientInfo")))
 
     def is_heard_by(self, who: Outbound, uris: Collection[str]) -> None:
-        """A client of the modern era listens, for changes of these resources as well."""
+        """Add a listen of the modern era, for changes of these resources as well."""
         self.outbounds[who] = who
         for uri in uris:
             self.subscribers.setdefault(uri, set()).add(who)
 
     def listens_for(self, who: Hashable, uris: Collection[str]) -> set[str]:
-        """A client wants to hear of these resources and of no others; those where that is new."""
+        """Set the resources that a client listens for, and return those that changed."""
         before = {uri for uri, subscribed in self.subscribers.items() if who in subscribed}
         for uri in before.difference(uris):
             self._unsubscribe(who, uri)
@@ -305,16 +306,16 @@ class Place:
         return before.symmetric_difference(uris)
 
     async def settle(self, uris: Iterable[str], principal: Principal) -> None:
-        """Have its child, if it can, tell of these resources' changes where anybody here wants to
-        hear them, for whom it is started, and not where nobody does. What is not asked within
-        :data:`ANSWERING` seconds is not asked.
+        """Subscribe its child to those of these resources that a client here wants, and unsubscribe
+        it from the others. If a client wants one, a child is started. After :data:`ANSWERING`
+        seconds the rest is left out.
 
         Raises:
             UpstreamError: It cannot be started.
         """
         asked = sorted(uris)
         if self.living is None and any(uri in self.subscribers for uri in asked):
-            # Which subscribes to all.
+            # The new child gets all subscriptions.
             await self.started(principal)
         loop = asyncio.get_running_loop()
         until = loop.time() + ANSWERING
@@ -338,14 +339,14 @@ class Place:
                     await child.request(None, method, {"uri": uri})
             except TimeoutError:
                 logger.warning("%s: it does not answer %s", self.label(), method)
-                # It may have it all the same; and whoever wants to hear it next would wait, too.
+                # It may have taken effect all the same. And the next listener would wait, too.
                 change = child.subscribed.add if is_wanted else child.subscribed.discard
                 change(uri)
             except UpstreamError as refused:
                 logger.warning("%s: it refuses %s: %s", self.label(), method, refused)
 
     def leave(self, who: Hashable) -> None:
-        """Nothing is told to that client any more."""
+        """Send a client nothing more."""
         self.outbounds.pop(who, None)
         for uri in [uri for uri, subscribed in self.subscribers.items() if who in subscribed]:
             self._unsubscribe(who, uri)
@@ -355,12 +356,12 @@ class Place:
         if not self.subscribers[uri]:
             del self.subscribers[uri]
 
-    # --- what its child says by itself ---------------------------------------------------------
+    # --- messages that its child sends by itself -----------------------------------------------
 
     async def notified(
         self, method: str, params: dict[str, Any] | None, cause: Cause = UNKNOWN
     ) -> None:
-        """See :class:`~mcp_sessions.server.upstream.external.client.Client`."""
+        """Deliver a notification of the child to the clients that may have it."""
         if method in _CHANGED:
             for who, way in self._concerned(method, params):
                 await self._tell((self.key, who), way, method, params)
@@ -376,13 +377,13 @@ class Place:
                 await self._tell((self.key, who), outbound.notify, method, params)
 
     def _hearers(self, method: str, cause: Cause) -> Iterable[Call]:
-        """The calls that may hear what is no change, the best first."""
+        """Return the calls that may get a message that is no change, the best first."""
         if self.is_one_client:
-            # Where nothing says which: that is taken to be the newest.
+            # If the child names no call, the newest one counts.
             if cause.said is None:
                 return () if cause.may_be_others else reversed(self.calls)
             return (cause.said,) if cause.said in self.calls else ()
-        # Whoever shares with other users hears nothing that is only likely.
+        # Clients that share a child with other users get no message that is only likely theirs.
         call = cause.said if self.is_shared else cause.known
         if call not in self.calls:
             logger.debug("%s: %s is left out: whose it is is not known", self.label(), method)
@@ -390,21 +391,20 @@ class Place:
         return (call,)
 
     def _least(self, sender: Sender | None) -> str | None:
-        """The least of a log message that a client wants to hear; None: none."""
+        """Return the lowest log level that a client wants. None: no log messages."""
         if sender is not None:
             return sender.level
-        # A child says what it was told: less only for who wants less than another one.
+        # A child has one level. It is filtered only for a client that wants less than another one.
         says = self.child.level if self.child is not None else self.level
         return self.level if self.level is not None and self.level != says else LEVELS[0]
 
     async def reported(self, call: Call, params: dict[str, Any]) -> None:
-        """See :class:`~mcp_sessions.server.upstream.external.client.Client`."""
         await self._tell(call, lambda _, members: call.report(members or {}), PROGRESS, params)
 
     def _concerned(
         self, method: str, params: Mapping[str, Any] | None
     ) -> list[tuple[Hashable, Way]]:
-        """Who is told a change, and how."""
+        """Return the clients that get a change, and the ways to them."""
         if self.is_shared or (self.is_sessionless and method != UPDATED):
             return [(None, self.announce)]
         told = list(self.outbounds.items())
@@ -415,7 +415,9 @@ class Place:
         return [(who, outbound.notify) for who, outbound in told]
 
     def _subscribed(self, uri: str) -> Collection[Hashable]:
-        """Who subscribed to a resource; if nobody did, to one that it is below of."""
+        """Return the clients that subscribed to a resource. If none did, those that subscribed to
+        one above it.
+        """
         by_name = self.subscribers.get(uri)
         if by_name:
             return by_name
@@ -438,7 +440,7 @@ class Place:
         on_progress: OnProgress | None,
         cause: Cause = UNKNOWN,
     ) -> dict[str, Any]:
-        """See :class:`~mcp_sessions.server.upstream.external.client.Client`."""
+        """Ask the client whose request caused the question."""
         if not self.is_one_client:
             return await self._asked_there(method, params, cause.known)
         about = cause.known
@@ -462,7 +464,7 @@ class Place:
             except PeerError as refused:
                 if way is about or not open_calls or open_calls[-1].can_send_request:
                     raise
-                # The request that it was taken to be about is over. It may be another's.
+                # The request that was taken for the cause has completed. It may be another one's.
                 failed = refused
 
     async def _asked_there(

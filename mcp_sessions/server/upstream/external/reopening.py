@@ -1,4 +1,4 @@
-"""When a stream of a server's is opened again after it ended."""
+"""Decide when a server's stream is opened again after it ended."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ LEAST: Final = 0.1
 """Seconds, whatever the server says: zero would be a loop."""
 
 LONGEST: Final = 30.0
-"""Seconds at the most."""
+"""Seconds, at most."""
 
 _LASTED: Final = 5.0
-"""Seconds after which a stream that brought nothing was no failure, either."""
+"""Seconds after which a stream without messages was no failure either."""
 
 
 class Reopening:
-    """Of one stream: as soon as its server says, if it brought something or lasted; later and
-    later, as long as it ends at once.
+    """Time the next try of one stream. If it brought a message or lasted, the server's delay
+    counts. If it ends at once, each delay is longer.
 
     Args:
         base: Seconds before the first time, at the most, if the server does not say.
@@ -31,18 +31,18 @@ class Reopening:
         self._opened_at = 0.0
 
     def opened(self) -> None:
-        """It is opened now."""
+        """Note that the stream is opened now."""
         self._opened_at = asyncio.get_running_loop().time()
 
     def progressed(self) -> None:
-        """It brought something."""
+        """Note that a message came."""
         self._backoff.progressed()
 
     def delay(self, retry: float | None) -> float:
-        """It ended: the seconds before it is opened again.
+        """Return the seconds before an ended stream is opened again.
 
         Args:
-            retry: As the server says; None: it does not.
+            retry: Seconds that the server named. None: it named none.
         """
         if asyncio.get_running_loop().time() - self._opened_at >= _LASTED:
             self._backoff.progressed()

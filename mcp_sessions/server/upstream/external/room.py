@@ -1,4 +1,4 @@
-"""Which children end first if there is no room, and who waits for room."""
+"""Choose the children that end first if there is no room, and the starts that wait for room."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _LEAST: Final = 5.0
 """Seconds in which no start hangs."""
 
 WAITS: Final = 15.0
-"""Seconds in which a start waits for room. Most hosts wait longer for an answer."""
+"""Seconds that a start waits for room. Most hosts wait longer for an answer."""
 
 LOOKS: Final = 0.5
-"""Seconds between two looks whether there is room."""
+"""Seconds between two checks for room."""
 
 
 class Starts:
-    """Those that have not succeeded yet, and which of them hang.
+    """Track the starts that have not succeeded yet, and find those that hang.
 
     Args:
-        timeout: Seconds that one has.
+        timeout: Seconds that a start has.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._longest: float | None = None
-        """Seconds that the longest one took that succeeded."""
+        """Seconds of the longest start that succeeded."""
 
         self._began: dict[Place, tuple[float, Principal]] = {}
         self._made_room: set[Place] = set()
 
     @contextmanager
     def one(self, place: Place, principal: Principal) -> Generator[None]:
-        """One begins, and ends with this."""
+        """Track one start for the length of the block."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._began[place] = began, principal
@@ -50,10 +50,10 @@ class Starts:
             del self._began[place]
 
     def oldest(self, of: Principal | None) -> asyncio.Task[Any] | None:
-        """The oldest one that hangs, which makes room now; None: there is none.
+        """Return the oldest start that hangs, to make room now. None: none hangs.
 
         Args:
-            of: For whom it is; None: for anybody.
+            of: The principal of the start. None: any.
         """
         patience = self._timeout / 2
         if self._longest is not None:
@@ -69,7 +69,7 @@ class Starts:
         return None
 
     def made_room(self, place: Place) -> bool:
-        """Whether that one was ended for others."""
+        """Whether that start was ended for others."""
         try:
             self._made_room.remove(place)
         except KeyError:
@@ -78,11 +78,12 @@ class Starts:
 
 
 def spare(places: Iterable[Place], living: Mapping[Child, Principal]) -> set[Place]:
-    """Outside of sessions nothing lasts from one request to the next. A principal whose clients
-    can be asked different things has several children there, and keeps the one used last.
+    """Return the children outside of sessions that may end first. Nothing lasts there between
+    requests. A principal may have several there, for clients that accept different requests, and
+    keeps the one used last.
 
     Args:
-        living: For whom each child was started.
+        living: Child → the principal that it was started for.
     """
     last: dict[Principal, Place] = {}
     found: set[Place] = set()
@@ -99,7 +100,7 @@ def spare(places: Iterable[Place], living: Mapping[Child, Principal]) -> set[Pla
 def can_share(
     place: Place, principal: Principal, places: Iterable[Place], living: Mapping[Child, Principal]
 ) -> bool:
-    """Whether requests outside of sessions have another child than that of ``place``."""
+    """Whether requests outside of sessions can use another child than that of ``place``."""
     return place.is_sessionless and any(
         other.is_sessionless and other.child is not None and living.get(other.child) == principal
         for other in places

@@ -1,18 +1,18 @@
-"""Questions of a server with a handshake to clients of the modern era: results that need input.
+"""Turn the questions of a handshake-era server into results that need input, for modern clients.
 
 Rules:
 
-1. A call is made once. What the server asks meanwhile is the result of the client's request; the
-   call waits for the request that brings the answers, which goes on with it.
-2. What names it there is random, and used once. It opens nothing to another principal, in another
-   session, or for another request; who brings it too late hears -31012.
-3. A call whose client does not come back is cancelled: after a while, or where too many wait.
-4. A client that is away keeps neither room nor questions from others. Outside of sessions the calls
-   of one principal that wait are fewer than the children that it may keep busy (``sharing.py``).
-   The oldest is given up if somebody needs its room and it waited for :data:`AWAY` seconds, or
-   for :data:`AWAY_IN_SMALL` where there are fewer than four children.
-5. What waits is bounded in bytes, of one session or principal and in all. The oldest goes first,
-   and the newest stays.
+1. A call is made once. A question of the server is the result of the client's request. The call
+   waits for the request that brings the answers, and continues with it.
+2. The name of a waiting call is random, and used once. Another principal, another session or
+   another request cannot use it. If it comes too late, the answer is -31012.
+3. A call whose client does not come back is cancelled: after a while, or if too many wait.
+4. A client that is away does not keep room or questions from others. Outside of sessions, one
+   principal has fewer waiting calls than children that it may keep busy (``sharing.py``). The
+   oldest is given up if another client needs its room and it waited for :data:`AWAY` seconds, or
+   for :data:`AWAY_IN_SMALL` if there are fewer than four children.
+5. Waiting calls are bounded in bytes, for one session or principal and in all. The oldest goes
+   first, and the newest stays.
 """
 
 from __future__ import annotations
@@ -42,38 +42,41 @@ from mcp_sessions.server.upstream.port import Call, UpstreamError
 logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "mcp-sessions-call:"
-"""Of a ``requestState``: the rest names a call that waits here."""
+"""Prefix of a ``requestState``. The rest names a call that waits here."""
 
 _PASSED: Final = "mcp-sessions-passed:"
-"""Before a ``requestState`` of the server's own that begins as one of these: it is behind another
-layer."""
+"""Prefix of a server's own ``requestState`` that begins with one of these prefixes: the server is
+behind another layer.
+"""
 
 _KEPT: Final = 65_536
-"""Bytes of a result that is kept for a client that was asked, and may never come for it."""
+"""Bytes of a result, at most, that is kept for a client that was asked and may never fetch it."""
 
 AWAY: Final = 60.0
-"""Seconds in which a client that was asked comes back, whoever needs the room of its call."""
+"""Seconds that a client has to come back, even if others need the room of its call."""
 
 AWAY_IN_SMALL: Final = 15.0
-"""The same where it keeps most of the room, or all of it, from others."""
+"""The same if its call keeps most of the room, or all of it, from others."""
 
 _SMALL: Final = 4
 _SHARE: Final = 4
-"""One session or principal has that part of the bytes that may wait."""
+"""Part of the bytes that one session or principal may use: one fourth."""
 
 _CANCELLING: Final = 5.0
 """Seconds that the cancellation of a call has."""
 
 
 def waiting_call(params: Mapping[str, Any] | None) -> str | None:
-    """What names the call that a request goes on with; None: it begins one."""
+    """Return the name of the call that a request continues. None: it begins a call."""
     state: object = (params or {}).get("requestState")
     is_ours = isinstance(state, str) and state.startswith(_PREFIX)
     return state.removeprefix(_PREFIX) if isinstance(state, str) and is_ours else None
 
 
 def set_apart(result: dict[str, Any]) -> dict[str, Any]:
-    """A server's result, whose ``requestState`` nobody takes for one of this layer's."""
+    """Return a server's result with a ``requestState`` that cannot be taken for one of this
+    layer's.
+    """
     state: object = result.get("requestState")
     if not (isinstance(state, str) and state.startswith((_PREFIX, _PASSED))):
         return result
@@ -81,7 +84,9 @@ def set_apart(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def put_back(params: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A request's params, with the ``requestState`` that :func:`set_apart` was given."""
+    """Return a request's params with the original ``requestState`` from before
+    :func:`set_apart`.
+    """
     state: object = (params or {}).get("requestState")
     if not (isinstance(state, str) and state.startswith(_PASSED)):
         return params
@@ -90,28 +95,28 @@ def put_back(params: dict[str, Any] | None) -> dict[str, Any] | None:
 
 @dataclass(eq=False)
 class _Held:
-    """A call in rounds, and what becomes of it."""
+    """A call in rounds, and its outcome."""
 
     call: CallInRounds
     whose: Hashable
-    """Its session, or its principal."""
+    """Session or principal of the call."""
 
     what: Hashable
-    """Whose it is, and what is called."""
+    """Client and object of the call, which each round has to match."""
 
     task: asyncio.Task[None]
     outcome: asyncio.Future[dict[str, Any]]
     size: int = 0
-    """Bytes of its request and of what it asks."""
+    """Bytes of its request and its questions."""
 
 
 class Rounds:
-    """The calls of one layer whose clients are asked in results.
+    """Hold the calls of one layer whose clients are asked in results.
 
     Args:
-        policy: What may run on unheard: here, between two rounds.
+        policy: Bounds the calls that run without a client: here, between two rounds.
         room: Children that one principal may have.
-        process: This one, if an answer may come to others.
+        process: Name of this process, if an answer may reach others.
     """
 
     def __init__(self, policy: SessionPolicy, room: int, process: str | None) -> None:
@@ -119,7 +124,7 @@ class Rounds:
         self._patience = policy.detached_timeout
         self._is_small = room < _SMALL
         self._waiting: dict[str, tuple[_Held, asyncio.TimerHandle]] = {}
-        """Between two rounds, by what names them."""
+        """Calls between two rounds, by name."""
 
         self._most_bytes = policy.max_unread_bytes
         self._bound = Unheard[str](
@@ -137,15 +142,15 @@ class Rounds:
         params: dict[str, Any] | None,
         work: Callable[[Call], Awaitable[dict[str, Any]]],
     ) -> dict[str, Any]:
-        """Serve a request of a modern client: as a call of its own, or as another round of one.
+        """Serve a request of a modern client: as a new call, or as another round of one.
 
         Args:
             whose: Its session, or its principal.
-            asks: What its client can be asked; empty: nothing.
-            work: Makes the call; not asked where it was made before.
+            asks: Requests that its client accepts. Empty: none.
+            work: Makes the call; not called in a later round.
 
         Raises:
-            UpstreamError: The call's error; -31012: it was one, and is none any more.
+            UpstreamError: The call's error. -31012: the call is no longer there.
         """
         named: object = (params or {}).get(NAMED.get(method, ""))
         what = (call.principal, whose, method, named if isinstance(named, str) else None)
@@ -178,13 +183,13 @@ class Rounds:
         }
 
     async def give_up_oldest(self, of: Principal | None) -> bool:
-        """Somebody needs the room of the oldest call outside of sessions whose client is away.
+        """Give up the oldest call outside of sessions whose client is away, to make room.
 
         Args:
-            of: Whose; None: anybody's.
+            of: Its principal. None: any.
 
         Returns:
-            Whether there was one, and is none any more.
+            Whether a call was given up.
         """
         name = self._oldest(of)
         if name is None or asyncio.get_running_loop().time() < self._may_go_at(name):
@@ -195,8 +200,8 @@ class Rounds:
         return True
 
     def gives_up_at(self, of: Principal | None) -> float:
-        """When :meth:`give_up_oldest` gives up the next one, if its client stays away; infinite:
-        there is none.
+        """Return when :meth:`give_up_oldest` gives up the next call, if its client stays away.
+        Infinite: there is none.
         """
         name = self._oldest(of)
         return self._may_go_at(name) if name is not None else math.inf
@@ -211,7 +216,7 @@ class Rounds:
         return timer.when() - self._patience + (AWAY_IN_SMALL if self._is_small else AWAY)
 
     async def close(self) -> None:
-        """None of them goes on."""
+        """Cancel all of them."""
         for _, timer in self._waiting.values():
             timer.cancel()
         await self._background.close()
@@ -224,7 +229,7 @@ class Rounds:
         work: Callable[[Call], Awaitable[dict[str, Any]]],
     ) -> _Held:
         outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        # Nobody may come for it.
+        # It may be that no request fetches it.
         outcome.add_done_callback(lambda it: it.cancelled() or it.exception())
         task = self._background.run("a call in rounds", _make(call, work, outcome))
         return _Held(call, whose, what, task, outcome)
@@ -240,7 +245,7 @@ class Rounds:
         return held
 
     def _wait(self, held: _Held, name: str) -> None:
-        """Its client has what it needs to go on."""
+        """Wait for the answers: the client has the questions."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._patience, self._give_up, name)
         self._waiting[name] = held, timer
@@ -252,7 +257,7 @@ class Rounds:
         held.outcome.add_done_callback(lambda outcome: self._ended(name, outcome))
 
     def _has_too_many_bytes(self, newest: Hashable) -> str | None:
-        """What has to go; None: nothing."""
+        """Return the name of the call to give up. None: none."""
         sizes = Counter[Hashable]()
         for held, _ in self._waiting.values():
             sizes[held.whose] += held.size
@@ -266,7 +271,7 @@ class Rounds:
         return next((name for name, (held, _) in older if held.whose == whose), None)
 
     def _ended(self, name: str, outcome: asyncio.Future[dict[str, Any]]) -> None:
-        """Its server did not wait for the answers."""
+        """Give up a large result: its server did not wait for the answers."""
         if name not in self._waiting or outcome.exception() is not None:
             return
         if len(encode(outcome.result())) > _KEPT:
@@ -288,7 +293,7 @@ async def _make(
     try:
         outcome.set_result(await work(call))
     except Exception as failed:
-        # The boundary to whoever asks for it: that is where it is raised.
+        # This is the boundary to the request that fetches the result, which raises it.
         outcome.set_exception(failed)
     finally:
         if not outcome.done():

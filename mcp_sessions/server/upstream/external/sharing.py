@@ -1,26 +1,27 @@
-"""Which child serves a request outside of sessions.
+"""Choose the child that serves a request outside of sessions.
 
-All clients of one principal that can be asked the same are served by the same few children. Which
-of them it is makes no difference: nothing lasts there from one request to the next.
+The same few children serve all clients of one principal that accept the same requests. The choice
+among them makes no difference: nothing lasts there from one request to the next.
 
-1. A request whose client can be asked, or wants to hear log messages, has a child for itself: one
-   that is idle, else one that is started for it within the limits. So what the child says has one
-   cause (``cause.py``), and a client that was asked and is away keeps nobody else from being asked.
-2. Other requests share a child, and none with a request of rule 1.
-3. If there is no room for one more, a request shares the child that has the fewest. Their
-   questions are refused then. It prefers a child of its own kind, then one whose clients can be
-   asked less.
-4. An idle child that may still work on what was given up is replaced: of what it asks then, nobody
-   would know whose it is.
-5. A child that says of everything which request caused it may be shared by all.
-6. Requests of one principal keep half of the room busy at most, and three quarters where a kind of
-   client has no child yet. The rest is for others. Of two or three children they may have two: one
-   whose client is away, and one for whoever asks next.
-7. Before a request has to share, the oldest call of its principal whose client was asked and is
-   away for long is given up (``rounds.py``).
-8. A client's session takes over the child that it asked what there is (``takeover.py``), if that
-   was told its name. One client at a time has such a child, of those that can be asked the same.
-   The others are served by children that are told the layer's name.
+1. A request whose client can be asked, or wants log messages, has a child for itself: one that is
+   idle, else one that is started for it within the limits. So each message of the child has one
+   cause (``cause.py``), and a client that was asked and is away does not block the questions to
+   others.
+2. Other requests share a child, but not with a request of rule 1.
+3. If there is no room for one more, a request shares the child with the fewest requests. Their
+   questions are refused then. It prefers a child of its own kind, then one whose clients accept
+   fewer requests.
+4. An idle child that may still work on a request that was given up is replaced. Otherwise the cause
+   of its next question would be unknown.
+5. A child that names the request behind each message may be shared by all.
+6. Requests of one principal keep half of the room busy at most, and three quarters if a kind of
+   client has no child yet. The rest is for others. They may have two of two or three children: one
+   whose client is away, and one for the next request.
+7. Before a request has to share, the oldest call of its principal whose client was asked and has
+   long been away is given up (``rounds.py``).
+8. A client's session takes over the child that the client listed from (``takeover.py``), if that
+   child got its name. One at a time of the clients that accept the same requests has such a child.
+   The others use children that get the layer's name.
 """
 
 from __future__ import annotations
@@ -42,36 +43,38 @@ from mcp_sessions.server.upstream.port import Call
 
 @dataclass(frozen=True, slots=True)
 class Sessionless:
-    """Whose a child is that serves the modern-era requests of one principal outside of sessions:
-    those whose clients can be asked the same, which is what it is told of them. It is spoken to as
-    its client would.
+    """Key of a child for the modern-era requests of one principal outside of sessions. Its clients
+    accept the same requests, and the child gets a list of these. It is spoken to as its clients
+    would speak.
     """
 
     principal: Principal
     kind: frozenset[str]
-    """See :func:`~mcp_sessions.server.upstream.external.asks.kind_of`."""
+    """Requests that its clients accept, as
+    :func:`~mcp_sessions.server.upstream.external.asks.kind_of` names them.
+    """
 
     of: bytes | None = None
-    """How the only client describes itself that asks here, and whose name the child is told; None:
-    any may ask, and it is told the layer's.
+    """Description of the only client that asks here, whose name the child gets. None: any may ask,
+    and the child gets the layer's name.
     """
 
     number: int = 0
-    """Of several: the first one is there as long as anybody listens for changes."""
+    """Number among several. The first one stays as long as a client listens for changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Chooses among the children of one layer."""
+    """Choose among the children of one layer."""
 
     _children: Children
     _rounds: Rounds
 
     def key(self, principal: Principal, asks: Asks, description: bytes) -> Sessionless:
-        """Whose child serves a client: one that is told its name (rule 8), or everybody's.
+        """Return the key of a client's child: one that gets its name (rule 8), or a common one.
 
         Args:
-            description: The same for clients that describe themselves alike.
+            description: A key that is equal for clients with equal descriptions.
         """
         anybodys = Sessionless(principal, kind_of(asks))
         own = replace(anybodys, of=description)
@@ -79,12 +82,14 @@ class Sharing:
             return own
         if self._children.places(lambda it: _is_anothers(it, own)):
             return anybodys
-        # Who can be served as it is takes no room for that.
+        # A client that can use the common child takes no room for its own.
         is_known = self._children.known(anybodys) is not None
         return anybodys if is_known and not self._children.has_room(principal) else own
 
     def of_one(self, principal: Principal, asks: Asks, description: bytes) -> Place | None:
-        """Where a client asked, if it may be the only one there; None: nowhere."""
+        """Return the place that a client used, if it may be the only one there. None: there is
+        none.
+        """
         anybodys = Sessionless(principal, kind_of(asks))
         return self._children.known(replace(anybodys, of=description)) or self._children.known(
             anybodys
@@ -99,15 +104,12 @@ class Sharing:
         method: str,
         params: dict[str, Any] | None,
     ) -> dict[str, Any]:
-        """Ask a child; see :meth:`Place.request`.
+        """Send a request to a child; see :meth:`Place.request`.
 
         Args:
             first: The place of that key.
-
-        Raises:
-            UpstreamError: See there.
         """
-        # It may have ended since, or be a session's now.
+        # It may have ended since, or belong to a session now.
         first = self._children.place(key, lambda: first)
         place = self._own(first, key, call, sender)
         if place is None and await self._rounds.give_up_oldest(key.principal):
@@ -125,7 +127,7 @@ class Sharing:
         try:
             return await place.request(call, sender, method, params)
         except NotStarted as failed:
-            # It did not run. Who had its room was quicker; or the machine has none.
+            # The request did not run. Another one took the room, or the machine has none.
             is_full = failed.error.get("code") == LIMIT_REACHED
             other = self._shared(key) if is_full else _least_busy(self._places(key), key)
             if other is None:
@@ -133,7 +135,9 @@ class Sharing:
             return await other.request(call, sender, method, params)
 
     def child(self, key: Sessionless) -> Child | None:
-        """One that answered a handshake, if any: all say the same of the server."""
+        """Return a child that answered a handshake, if any: all describe the server in the same
+        way.
+        """
         places = (*self._places(key), *self._all(key.principal))
         living = (place.living for place in places)
         return next((child for child in living if child is not None), None)
@@ -141,7 +145,9 @@ class Sharing:
     def _own(
         self, first: Place, key: Sessionless, call: Call, sender: Sender | None
     ) -> Place | None:
-        """A place where the request meets none that it must not; None: it has to share."""
+        """Return a place without requests that must not share with this one. None: it has to
+        share.
+        """
         places = [first, *(each for each in self._places(key) if each is not first)]
         for place in places:
             if _fits(place, call, sender) and (
@@ -156,12 +162,12 @@ class Sharing:
         return self._children.place(free, lambda: first.another(free))
 
     def _may_start(self, key: Sessionless, is_first: bool) -> bool:
-        """Whether one more child may be for that principal outside of sessions."""
+        """Whether one more child may start for that principal outside of sessions."""
         room = self._children.server.room_of_one
         most = max(min(2, room), room // 2) + (room // 4 if is_first else 0)
         if sum(1 for place in self._all(key.principal) if place.calls) >= most:
             return False
-        # The first one may end what was idle for long.
+        # The first one may end a child that was idle for long.
         return is_first or self._children.has_room(key.principal, by_ending=True)
 
     def _shared(self, key: Sessionless) -> Place | None:
@@ -179,7 +185,9 @@ class Sharing:
 
 
 def _is_anothers(key: Hashable, own: Sessionless) -> bool:
-    """Whether that is the child of another client alone, who can be asked the same."""
+    """Whether that is the key of another client's own child, and the client accepts the same
+    requests.
+    """
     return (
         isinstance(key, Sessionless)
         and key.of not in (None, own.of)
@@ -194,7 +202,7 @@ def _fits(place: Place, call: Call, sender: Sender | None) -> bool:
 
 
 def _is_told(call: Call, sender: Sender | None) -> bool:
-    """Whether its client may be asked, or hear log messages."""
+    """Whether its client may be asked, or gets log messages."""
     wants_logs = sender is not None and sender.level is not None
     return isinstance(call, CallInRounds) or wants_logs
 
@@ -204,7 +212,7 @@ def _runs(place: Place) -> bool:
 
 
 def _least_busy(places: list[Place], key: Sessionless) -> Place | None:
-    """Of those that run the best one to share; None: none runs."""
+    """Return the best running place to share. None: none runs."""
 
     def rank(place: Place) -> tuple[bool, bool, int]:
         kind = place.key.kind if isinstance(place.key, Sessionless) else key.kind

@@ -1,4 +1,4 @@
-"""The span of a request that a child serves, as the SDK opens one for a request that it serves."""
+"""Open the span of a request that a child serves, as the SDK does for its own requests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TRACER: Final = "mcp_sessions"
 
 
 class Spans:
-    """Makes them, if the application has set a tracer provider."""
+    """Make spans, if the application has set a tracer provider."""
 
     def __init__(self) -> None:
         self._are_made = False
         self._known = KnownNames()
 
     def look(self) -> None:
-        """See whether it has."""
+        """Check whether the application has set one."""
         self._are_made = is_tracing()
 
     def around(
@@ -36,10 +36,10 @@ class Spans:
         version: object,
         work: Awaitable[Served],
     ) -> Awaitable[Served]:
-        """What ``work`` brings, in a span of its own.
+        """Await ``work`` in a span of its own.
 
         Args:
-            version: Of the protocol, as its client speaks it.
+            version: The protocol version of its client.
         """
         if not self._are_made:
             return work
@@ -54,7 +54,7 @@ async def _traced(
     work: Awaitable[Served],
     known: KnownNames,
 ) -> Served:
-    # What the server does not have may be an id: see `mcp_sessions.server.loggable`.
+    # An unknown name may be an id: see `mcp_sessions.server.loggable`.
     name = (params or {}).get("name")
     target = known.name(method, name) if isinstance(name, str) else None
     named = known.method(method) or "unknown"
@@ -76,7 +76,7 @@ async def _traced(
         f"{named} {target}" if target else named,
         kind=SpanKind.SERVER,
         attributes=attributes,
-        # What names no parent is a child of what is open here.
+        # A request without a parent becomes a child of the span that is open here.
         context=carried if get_current_span(carried).get_span_context().is_valid else None,
         record_exception=False,
         set_status_on_exception=False,
@@ -90,7 +90,7 @@ async def _traced(
             span.set_status(StatusCode.ERROR, str(failed.error.get("message")))
             raise
         except Exception as failed:
-            # Its text may hold anything.
+            # The text of the error may hold anything.
             span.set_attribute("error.type", type(failed).__qualname__)
             span.set_status(StatusCode.ERROR)
             raise

@@ -1,22 +1,23 @@
-"""Which child a session has when it begins: one that its client had before, or a new one.
+"""Choose the first child of a session: one that its client had before, or a new one.
 
 Rules, owned by ``tests/server/upstream/external/test_takeover.py``:
 
-1. A session takes over a child that was asked only what there is, and runs nothing. It is as one
-   that was just started.
-2. The child of the connection on which the session begins is its client's for certain.
+1. A session takes over a child that got only list requests, and runs nothing. Such a child is like
+   one that was just started.
+2. The child of the connection on which the session begins certainly served the same client.
 3. A client of the modern era has no connection. It asks outside of sessions, where others may ask
-   as well. Its session takes over the child that was told what a new one would be told, if nobody
-   else asked there. A child that may still say something because of a request is not taken over,
-   nor one that asked something: it would not ask its session.
-4. A server of both eras is spoken to in the modern one there, and in the other one in a session. So
-   a child that is spoken to in the modern era is not taken over.
-5. The child moves, and not its place. A request that was about to be asked there has another one.
-6. For a few seconds nobody knows whether a log message is about a request of before. It is
-   dropped then (rule 6 of ``cause.py``).
-7. Who describes itself alike, of the same principal, is taken for the same client. If it is another
+   as well. Its session takes over a child if no other client asked there, and if the child got the
+   same data as a new one would get. A child that may still send a message because of a request is
+   not taken over. A child that asked something is not either: it would not ask its session again.
+4. Outside of sessions a server of both eras is spoken to in the modern era, in a session in the
+   handshake era. So a child that is spoken to in the modern era is not taken over.
+5. The child moves, and not its place. A request that was about to use it there gets another one.
+6. For a few seconds a log message may be about an earlier request. It is dropped then (rule 6 of
+   ``cause.py``).
+7. Clients of one principal with the same description are taken for one client. If it is another
    one, it has lost nothing: the child kept nothing of it.
-8. Otherwise the session has a new child. One that nobody else asked outside of sessions ends then.
+8. Otherwise the session has a new child. A child that only this client used outside of sessions
+   ends then.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from mcp_sessions.server.upstream.external.place import Place
 
 
 def hand_over(children: Children, key: Hashable, new: Hashable) -> None:
-    """A session begins with the child of its connection, if that was used for nothing yet."""
+    """Give a new session the child of its connection, if that was used for nothing yet."""
     place = children.known(key)
     if place is not None and place.is_unused and not children.server.names_sessions:
         children.rename(key, new)
 
 
 def spare(children: Children, key: Hashable) -> None:
-    """The child of a connection is not needed any more, if it was used for nothing."""
+    """End the child of a connection that needs it no more, if it was used for nothing."""
     place = children.known(key)
     if place is not None and place.is_unused:
         children.over(key)
 
 
 def take_over(children: Children, outside: Place, new: Place, description: bytes) -> None:
-    """A session begins, whose client asked outside of sessions before.
+    """Give a new session the child that its client used outside of sessions, or end that child.
 
     Args:
-        outside: The place where it asked.
+        outside: The place that it used.
         description: See :attr:`Place.asked_by`.
     """
     if not outside.is_nobodys or outside.asked_by != {description}:
@@ -58,7 +59,7 @@ def take_over(children: Children, outside: Place, new: Place, description: bytes
 
 
 def _is_as_new(outside: Place, new: Place) -> bool:
-    """Whether the child there is as one that would be started for the new place."""
+    """Whether the child there is like one that would be started for the new place."""
     child = outside.living
     if child is None or not outside.is_unused or child.is_modern:
         return False
@@ -72,5 +73,5 @@ def _is_as_new(outside: Place, new: Place) -> bool:
 
 
 def _described(client: Mapping[str, Any]) -> dict[str, Any]:
-    """What a child is told of its client, whichever era it is spoken to in."""
+    """Return the description of a client that a child gets, in either era."""
     return {name: it for name, it in client.items() if name != "protocolVersion"}

@@ -1,15 +1,18 @@
-"""What children say by themselves, on its way to clients. Their readers wait for one client only.
+"""Carry to clients the messages that children send by themselves.
+
+The reading of a child waits for its client only if there is one client.
 
 Rules:
 
-1. A client of several that share a child is told beside the reading of it, in order: whoever takes
-   nothing keeps nobody else's answer. Its own answer comes after what was told before.
-2. What waits for one of them is bounded in bytes, and left out beyond, with one warning: what is
-   about one request soon, a resource's change where there are more of them than a client can have
-   subscribed to. In their place it is told that its resources changed, so that it reads again.
-3. A change that the store could not take is told again until it did: it is the same change however
-   often it is told. Anything else might be told twice, and is left out with a warning. Neither ends
-   the child.
+1. If several clients share a child, each gets its messages in order, apart from the reading of the
+   child. So a client that reads nothing delays no other answer. Its own answer comes after the
+   messages before it.
+2. The queue of each of them is bounded in bytes. Beyond that, messages are left out with one
+   warning. Messages about one request are left out soon. Changes of resources are left out only if
+   there are more than a client can subscribe to. Instead the client gets a notification that its
+   resources changed, so that it reads again.
+3. A change that the store could not take is sent again until the store takes it: a change may be
+   sent twice. Any other message may not, and is left out with a warning. Neither ends the child.
 """
 
 from __future__ import annotations
@@ -31,20 +34,21 @@ logger = logging.getLogger(__name__)
 Way = Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
 
 WAITING = 1_048_576
-"""Bytes of what waits for one client."""
+"""Bytes that wait for one client, at most."""
 
 CHANGES = 16_777_216
-"""Bytes, likewise, with changes: as many as one can be subscribed to (``max_subscriptions``,
-``max_subscription_bytes``)."""
+"""Bytes, likewise, with changes: as many as a client can subscribe to (``max_subscriptions``,
+``max_subscription_bytes``).
+"""
 
 OVERHEAD = 1_024
-"""Bytes that a notification counts for beside its own."""
+"""Bytes that a notification counts in addition to its own."""
 
 _READ_AGAIN = "notifications/resources/list_changed"
 _WHAT = "a notification of a child"
 _BASE = 0.5
 _CAP = 15.0
-"""Seconds after which a change is told again, at first and at last."""
+"""Seconds before a change is sent again: the first delay, and the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,10 @@ class _Notification:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """For one client."""
+    """Queue of one client."""
 
     told: dict[Hashable, _Notification] = field(default_factory=dict[Hashable, _Notification])
-    """In order; a change by what changed."""
+    """Notifications in order. A change has its object as key."""
 
     size: int = 0
     is_full: bool = False
@@ -69,13 +73,13 @@ class _Waiting:
 
 
 class Telling:
-    """All of one layer's."""
+    """Hold the queues of one layer."""
 
     def __init__(self, *, draw: Callable[[], float] = random.random) -> None:
-        """Tell nobody yet.
+        """Create it without any queue.
 
         Args:
-            draw: A random number from 0 to 1, for how soon a change is told again.
+            draw: Returns a random number from 0 to 1, which spreads the retries.
         """
         self._draw = draw
         self._waiting: dict[Hashable, _Waiting] = {}
@@ -90,7 +94,7 @@ class Telling:
         *,
         is_change: bool,
     ) -> None:
-        """Tell a client that nobody else waits for.
+        """Send a message to a client that shares its child with no other client.
 
         Args:
             who: See :meth:`later`.
@@ -106,7 +110,7 @@ class Telling:
                 if not is_change:
                     return
             except Exception as failed:
-                # The boundary to one client: what is wrong there does not end the child.
+                # This is the boundary to one client: its failure does not end the child.
                 report(_WHAT, failed)
                 return
         self.later(who, way, method, params, is_change=is_change)
@@ -120,16 +124,16 @@ class Telling:
         *,
         is_change: bool,
     ) -> None:
-        """Tell one of several clients after what was told to it before.
+        """Send one of several clients a message after the earlier ones.
 
         Args:
-            who: Names the client, and what it is told about.
-            is_change: It can be told twice, and what waits says it as well.
+            who: Key of the client, and of the subject.
+            is_change: Whether it may be sent twice, so that an equal one in the queue is enough.
         """
         try:
             said = encode(params)
         except TypeError as failed:
-            # It holds what JSON cannot say: whoever reads the child goes on.
+            # JSON cannot express it. The child is still read.
             report(_WHAT, failed)
             return
         waiting = self._waiting.get(who)
@@ -148,7 +152,7 @@ class Telling:
             waiting.is_full = True
             if not is_change:
                 return
-            # What it is about is left out, and not that there is something to read again.
+            # The message no longer names the object. It only asks the client to read again.
             method, params, size = _READ_AGAIN if is_resource else method, None, OVERHEAD
             name = (method, None)
             if name in waiting.told:
@@ -157,30 +161,30 @@ class Telling:
         waiting.size += size
 
     def is_telling(self, who: Hashable) -> bool:
-        """Whether something waits for that client."""
+        """Whether messages wait for that client."""
         return who in self._waiting
 
     async def told(self, who: Hashable) -> None:
-        """Wait until nothing waits for that client."""
+        """Wait until no message waits for that client."""
         waiting = self._waiting.get(who)
         if waiting is not None and waiting.task is not None:
             await asyncio.wait({waiting.task})
 
     def forget(self, who: Hashable) -> None:
-        """That client hears nothing more."""
+        """Drop the messages to that client."""
         waiting = self._waiting.pop(who, None)
         if waiting is not None and waiting.task is not None:
             waiting.task.cancel()
 
     async def close(self) -> None:
-        """Tell nobody any more."""
+        """Send nothing more."""
         await self._background.close()
         self._waiting.clear()
 
     async def _work(self, who: Hashable, waiting: _Waiting) -> None:
         try:
             while waiting.told:
-                # The same change is another one from now on: this one may be read already.
+                # From now on an equal change is a new one: the client may read this one already.
                 first = waiting.told.pop(next(iter(waiting.told)))
                 await self._tell(first)
                 waiting.size -= first.size
@@ -199,7 +203,7 @@ class Telling:
                 if not told.is_change:
                     return
             except Exception as failed:
-                # The boundary to one client: what is wrong there is nothing to others.
+                # This is the boundary to one client: its failure does not affect others.
                 report(_WHAT, failed)
                 return
             await asyncio.sleep(backoff.failed(self._draw()))

@@ -1,10 +1,10 @@
-"""One start of a server before a client needs it, which shows whether it can be served.
+"""Start a server once before a client needs it, which shows whether it works.
 
 Rules, owned by ``tests/server/upstream/external/test_trial.py``:
 
-1. No client notices it: it takes none of the room, and a failure refuses nobody.
-2. What was started is stopped. If all clients share one child and there is none yet, it stays.
-3. It is asked nothing but its handshake.
+1. No client notices it: it takes none of the room, and a failure refuses no client.
+2. The started child is stopped. If all clients share one child and there is none yet, it stays.
+3. It gets no request but its handshake.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ class _Nobodys(Place):
     """The place of a child that is tried."""
 
     def label(self) -> str:
-        """See :class:`Place`."""
         return f"{self.title}, first start"
 
 
 def place_of_nobody(children: Children) -> Place:
-    """A place for a child that is only tried."""
+    """Make a place for a child that is only tried."""
 
     async def announce(_: str, __: Mapping[str, Any] | None) -> None:
-        """Its changes are told nobody."""
+        """Do nothing: no client gets its changes."""
 
     of = (children.start, announce, children.telling, object(), children.ours)
     return _Nobodys(*of, True, False, False, False, children.server.title)
 
 
 async def tried(children: Children, place: Place) -> Mapping[str, Any]:
-    """Start a child once; what it answered to ``initialize``.
+    """Start a child once, and return its answer to ``initialize``.
 
     Raises:
         UpstreamError: It cannot be started.
@@ -75,5 +74,5 @@ async def warn_unless_it_starts(children: Children, place: Place) -> None:
 
 
 def why_not(failed: UpstreamError) -> str:
-    """Why a child did not start."""
+    """Return why a child did not start."""
     return str(failed.error.get("message")).removeprefix(NOT_STARTED_TEXT).rstrip(".")

@@ -1,15 +1,16 @@
-"""What a server said that is no JSON-RPC message: what it is about, by its structure.
+"""Find the request behind a server's text that is no JSON-RPC message, by its structure.
 
 Rules, owned by ``tests/server/upstream/external/test_unreadable.py``:
 
-1. Nothing that a server says raises anything but ``ValueError`` here.
-2. An answer has a result or an error. A word that stands inside of those means nothing.
-3. What is no JSON has a structure all the same: NaN and Infinity, as Python writes them, numbers
-   that are too large, bytes that are no UTF-8, half a surrogate pair, a byte order mark.
-4. What has too many levels to be written again is not read: whoever copies or writes it would fail.
-5. A server may write all members that it knows: one that is null is not there.
+1. No text of a server raises anything but ``ValueError`` here.
+2. An answer has a result or an error. A word inside of those means nothing.
+3. Text that is no JSON has a structure all the same: NaN and Infinity, as Python writes them,
+   numbers that are too large, bytes that are no UTF-8, half a surrogate pair, a byte order mark.
+4. A value with too many levels to be written again is not read: code that copies or writes it would
+   fail.
+5. A server may write all members that it knows: a member that is null counts as absent.
 6. A line may have several messages: in an array, or one behind the other. Each is read by itself.
-   One that cannot be read costs nothing but itself.
+   One that cannot be read does not affect the others.
 7. A line may have text before its message, as a ``print`` without a new line leaves it. No message
    is read behind a quote or a brace of such text, nor behind quotes of another language. A server
    may print what a client sent to it, as ``{'q': '{"id":7}'}``, and that is no answer.
@@ -43,7 +44,7 @@ from mcp_sessions.core.outline import Known, Outline
 NO_JSON: Final = "is no JSON"
 
 _LEVELS: Final = 250
-"""What has fewer can be copied and written, whatever it is put into."""
+"""Levels of a value that can be copied and written inside of any message."""
 
 _BOM: Final = b"\xef\xbb\xbf"
 _DIGITS: Final = 18
@@ -55,52 +56,54 @@ _STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
 _GAP: Final = re.compile(
     rb"[\s\[\],]*+(?:(?:[\w+\-.]++|%b)\s*+[,\]][\s\[\],]*+)*+" % _STRING, re.DOTALL
 )
-"""What may be between two objects of an array: its other elements."""
+"""Text that may stand between two objects of an array: its other elements."""
 
 _WITHIN: Final = re.compile(rb"""(?:[^"'`{}]++|%b)*+""" % _STRING, re.DOTALL)
 _BRACES: Final = 500_000
-"""Of a message that is no JSON and is followed by others on its line."""
+"""Braces of a message, at most, that is no JSON and is followed by others on its line."""
 
 _TRIES: Final = 8
-"""Places at which an answer may begin that stands behind other text."""
+"""Places, at most, at which an answer behind other text may begin."""
 
 _END: Final = 65_536
-"""Bytes of the beginning of a message that broke off in which its members are looked for."""
+"""Bytes at the beginning of a broken message that are searched for its members."""
 
 _ENDING: Final = 100
-"""Bytes of its end in which its id may stand."""
+"""Bytes at its end that are searched for its id."""
 
 _LAST_ID = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z')
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Said, and no message."""
+    """A text that is no message."""
 
     why: str
-    """In words that go on "the answer"."""
+    """Reason, in words that continue "the answer"."""
 
     id: RequestId | None
-    """Of the request that it answers or asks; None: it has none, or none that can be found."""
+    """Id of the request that it answers or asks. None: it has none, or none was found."""
 
     is_answer: bool
     has_method: bool
-    """It asks or tells. Neither this nor an answer: nobody knows what it is."""
+    """Whether it is a request or a notification. Neither this nor an answer: its kind is
+    unknown.
+    """
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known what it is."""
+        """Whether its kind is known."""
         return self.is_answer or self.has_method
 
 
 def more_than(longest: int) -> str:
-    """How a message is too large, and which option says so."""
+    """Return how a message is too large, with the option that limits it."""
     return f"more than {longest} bytes (max_answer)"
 
 
 def own_id(given: object) -> int | None:
-    """The number that a server gives back as the layer's own; None: that is none of them. Some
-    servers write each number as a text, or with a fraction.
+    """Return the number of the layer's own request that a server gives back. None: it is none of
+    them. Some servers write each number as a text, or with a fraction.
     """
     if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) <= _DIGITS:
         return int(given) if str(int(given)) == given else None
@@ -110,8 +113,9 @@ def own_id(given: object) -> int | None:
 
 
 def messages_of(line: bytes) -> Iterator[Message | Unreadable]:
-    """The messages in something that is not one: those of an array (which 2025-03-26 allows), one
-    behind a byte order mark, one with members that mean nothing; and what is none.
+    """Return the messages in a text that is not one. They may stand in an array (which 2025-03-26
+    allows), behind a byte order mark, or have members that mean nothing. A part that is no message
+    comes as `Unreadable`.
     """
     line = line.removeprefix(_BOM)
     try:
@@ -120,7 +124,7 @@ def messages_of(line: bytes) -> Iterator[Message | Unreadable]:
         if b"{" in line:
             yield from _each_of(line)
         else:
-            # As most of what a program prints: quickly.
+            # Most output of programs takes this way. It is quick.
             yield Unreadable(NO_JSON, None, False, False)
         return
     deep = is_deep(line, value)
@@ -132,7 +136,7 @@ def messages_of(line: bytes) -> Iterator[Message | Unreadable]:
 
 
 def _elements(value: object) -> Iterator[object]:
-    """Those of an array, and of arrays in it; else the value itself."""
+    """Return the elements of an array, and of arrays in it. Otherwise the value itself."""
     left = [value]
     while left:
         said = left.pop()
@@ -143,7 +147,7 @@ def _elements(value: object) -> Iterator[object]:
 
 
 def _each_of(line: bytes) -> Iterator[Message | Unreadable]:
-    """The messages of a line that is no JSON as a whole."""
+    """Return the messages of a line that is no JSON as a whole."""
     first = line.lstrip()[:1]
     at = 0
     while (start := _next(line, at, first)) is not None:
@@ -163,10 +167,10 @@ def _each_of(line: bytes) -> Iterator[Message | Unreadable]:
 
 
 def _next(line: bytes, at: int, first: bytes) -> int | None:
-    """Where the next message begins; None: nowhere, or nobody knows where.
+    """Return where the next message begins. None: nowhere, or it is unknown.
 
     Args:
-        first: The line begins with it.
+        first: The first byte of the line.
     """
     if first == b"[":
         gap = _GAP.match(line, at)
@@ -179,7 +183,7 @@ def _next(line: bytes, at: int, first: bytes) -> int | None:
 
 
 def _last_of(line: bytes, at: int) -> Unreadable | None:
-    """An answer behind other text, up to the end of the line."""
+    """Return an answer behind other text, up to the end of the line."""
     for found in islice(_ANSWER.finditer(line, at), _TRIES):
         try:
             value = _decoded(line[found.start() :])
@@ -191,8 +195,8 @@ def _last_of(line: bytes, at: int) -> Unreadable | None:
 
 
 def _end_of(line: bytes, start: int) -> tuple[int, bool]:
-    """The end of the object that begins there, and whether it is known: not if the object breaks
-    off, is long, or has quotes of another language.
+    """Return the end of the object that begins there, and whether that is known. It is unknown if
+    the object breaks off, is long, or has quotes of another language.
     """
     depth, at = 0, start
     for _ in range(_BRACES):
@@ -212,7 +216,7 @@ def _end_of(line: bytes, start: int) -> tuple[int, bool]:
 
 
 def _one_of(said: bytes) -> Message | Unreadable:
-    """What a line, or a part of it, says."""
+    """Read a line, or a part of it."""
     try:
         value = _decoded(said)
     except ValueError:
@@ -221,11 +225,11 @@ def _one_of(said: bytes) -> Message | Unreadable:
 
 
 def is_deep(line: bytes, value: object) -> bool:
-    """Whether what a line says has more levels than can be written again."""
+    """Whether a line has more levels than can be written again."""
     if len(line) < 2 * _LEVELS or line.count(b"[") + line.count(b"{") <= _LEVELS:
         return False
     try:
-        # Quicker than to look at it, and refuses what has more than 254.
+        # It is quicker than a look at the value, and refuses more than 254 levels.
         orjson.dumps(value)
         return False
     except TypeError:
@@ -246,12 +250,12 @@ def _within(value: object) -> list[object]:
 
 
 def outlined(outline: Outline | Known, why: str) -> Unreadable:
-    """What is known of a message that was not kept."""
+    """Describe a message that was not kept."""
     return Unreadable(why, outline.id, outline.is_answer, outline.has_method)
 
 
 def of_ends(head: bytes, tail: bytes, why: str) -> Unreadable:
-    """What is known of a message by its beginning and its end."""
+    """Describe a message by its beginning and its end."""
     outline = Outline()
     outline.feed(head[:_END])
     known = outlined(outline, why)
@@ -266,10 +270,11 @@ def is_reply(value: object) -> bool:
 
 
 def _decoded(line: bytes) -> object:
-    """As :func:`decode`. An answer may have half a surrogate pair, as a handler's may.
+    """Decode a line as :func:`decode`. An answer may have half a surrogate pair, as a handler's
+    may.
 
     Raises:
-        ValueError: See there.
+        ValueError: As :func:`decode` raises it.
     """
     try:
         return decode(line)
@@ -293,13 +298,13 @@ def _message_of(value: object) -> Message | Unreadable:
         return parse(members if isinstance(value, dict) else value)
     except Malformed as malformed:
         asks = not replies and "method" in members
-        # Of one that is neither, who waits for that id waits for an answer.
+        # If it is neither, the caller with that id waits for an answer.
         is_answer = replies or (not asks and id_of(members) is not None)
         return Unreadable(f"is malformed: {malformed}", id_of(members), is_answer, asks)
 
 
 def _outlined(line: bytes) -> Unreadable:
-    """What is known of what is no JSON."""
+    """Describe a text that is no JSON."""
     try:
         text = line.decode("utf-8", "replace")
         loose: object = json.loads(text, parse_constant=_constant, parse_int=_number)

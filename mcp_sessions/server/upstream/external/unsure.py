@@ -1,4 +1,4 @@
-"""Questions about one of several calls of one client: which of them it is, nobody knows."""
+"""Ask questions about one of several calls of one client, if it is unknown which one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, PeerReq
 
 
 class Unsure:
-    """Those of one child."""
+    """Hold the questions of one child."""
 
     def __init__(self) -> None:
         self._calls: dict[asyncio.Timeout, list[Call]] = {}
-        """By the limits of what is asked: the calls that it may be about."""
+        """Time limits of the questions → the calls that each may be about."""
 
     async def ask(self, asked: PeerRequest, way: Outbound) -> dict[str, Any]:
-        """Ask the client of several calls about one of them; it is over with the last of them.
+        """Ask the client of several calls about one of them. The question ends with the last of
+        them.
 
         Raises:
             PeerError: See :meth:`Outbound.send_request`.
@@ -33,7 +34,7 @@ class Unsure:
             raise PeerError(INVALID_REQUEST, "the request that asks is over") from None
 
     def is_over(self, call: Call) -> None:
-        """What may be about another call as well is asked on."""
+        """End the questions that were about this call only. Others continue."""
         for limit, calls in self._calls.items():
             if call in calls:
                 calls.remove(call)

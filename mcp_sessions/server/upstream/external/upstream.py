@@ -1,7 +1,8 @@
-"""The port to a wrapped server outside of this process.
+"""Implement the port to a wrapped server outside of this process.
 
-A bare server of the SDK stands in where that one has no part: it checks a client's handshake,
-and has the bus on which modern-era clients outside of any session listen for changes.
+A bare server of the SDK stands in if the wrapped server has no part. It checks a client's
+handshake. It also has the bus on which modern-era clients outside of any session listen for
+changes.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class ExternalUpstream:
 
         Args:
             shell: Stands in for it; see :func:`shell_of`.
-            declared: Learns what its tools want in headers.
-            elsewhere: The processes that serve the same sessions; None: there are none.
+            declared: Learns the headers that its tools declare.
+            elsewhere: The processes that serve the same sessions. None: there are none.
             remembers: Whether there is a store.
         """
         reachable = elsewhere if server.per == "session" else None
@@ -100,7 +101,7 @@ class ExternalUpstream:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
-        """See :class:`Upstream`. Afterwards there is no child."""
+        """Run the children inside. Afterwards there is no child."""
         async with self._wrapped.shell.lifespan():
             self._wrapped.spans.look()
             self.children.run()
@@ -116,7 +117,7 @@ class ExternalUpstream:
                 await self.children.close()
 
     async def try_once(self) -> Mapping[str, Any]:
-        """Start a child once, and stop it; what it answered to ``initialize``.
+        """Start a child once, stop it, and return its answer to ``initialize``.
 
         Raises:
             UpstreamError: It cannot be started.
@@ -124,7 +125,9 @@ class ExternalUpstream:
         return await tried(self.children, place_of_nobody(self.children))
 
     def _place_to_try(self) -> Place:
-        """If all clients share one place, they can have its child."""
+        """Return the place for the first start. If all clients share one place, they get its
+        child.
+        """
         if self._wrapped.server.per != "shared":
             return place_of_nobody(self.children)
         return self.children.place(None, lambda: shared_place(self._wrapped))
@@ -141,7 +144,6 @@ class ExternalUpstream:
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
-        """See :class:`Upstream`."""
         if not ready:
             return self._wrapped.shell.peer(peer, outbound, session_id, ready=False)
         client = {**OURS, **(peer.initialize_params or {})}
@@ -153,8 +155,7 @@ class ExternalUpstream:
     async def initialize(
         self, call: Call, params: dict[str, Any] | None, outbound: Outbound
     ) -> tuple[dict[str, Any], Peer, ExternalPeer]:
-        """See :class:`Upstream`."""
-        # Refuses what is no handshake.
+        # This refuses params that are no handshake.
         _, checked, stand_in = await self._wrapped.shell.initialize(call, params, outbound)
         await stand_in.close()
         peer = ExternalPeer(self._wrapped, described(params), outbound, None, NOTHING_WANTED, False)
@@ -180,7 +181,7 @@ class ExternalUpstream:
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
-        """See :class:`Upstream`. What its client can be asked it is asked in results."""
+        """Make a client of the modern era, which is asked in results."""
         info: Any = route.client_info
         asks: Asks = (
             asks_of(route.client_capabilities) if self._wrapped.server.per == "session" else {}
@@ -196,41 +197,34 @@ class ExternalUpstream:
         return ModernPeer(peer.served, peer.hears, peer.listen, make_shell, adds)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Upstream`."""
         self._wrapped.shell.validate(method, version, params)
 
     def serves(self, method: str) -> bool:
-        """See :class:`Upstream`. What a child does not serve it says itself."""
+        """Return True: a child itself answers for methods that it does not serve."""
         return True
 
     def listed(self) -> frozenset[str]:
-        """See :class:`Upstream`."""
         known = self.children.capabilities
         return frozenset(name for name in LISTS if known is None or name in known)
 
     async def listed_tools(self) -> None:
-        """See :class:`Upstream`. No process runs before somebody asks."""
+        """Return None: no process runs before a client asks."""
 
     def on_change(
         self, listener: Callable[[str, Mapping[str, Any] | None], None]
     ) -> Callable[[], None]:
-        """See :class:`Upstream`."""
         return self._wrapped.shell.on_change(listener)
 
     async def publish(self, method: str, params: Mapping[str, Any] | None) -> bool:
-        """See :class:`Upstream`."""
         return await self._wrapped.shell.publish(method, params)
 
     async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Upstream`."""
         await self._wrapped.shell.echo(method, params)
 
     async def leave(self, grace: float) -> None:
-        """See :class:`Upstream`."""
         await self.children.leave(grace)
 
     async def listen(self, peer: UpstreamPeer, call: Call, uris: Collection[str]) -> None:
-        """See :class:`Upstream`."""
         if not isinstance(peer, ModernPeer):
             raise AssertionError("only a client of the modern era listens")
         try:
@@ -242,7 +236,6 @@ class ExternalUpstream:
             logger.warning("a listen hears of no resource for now: %s", said)
 
     async def session_over(self, session_id: SessionId, *, sleeps: bool = False) -> None:
-        """See :class:`Upstream`."""
         if self._wrapped.elsewhere is not None:
             self._wrapped.elsewhere.over(session_id)
         self.children.over(session_id)
@@ -258,21 +251,21 @@ class ExternalUpstream:
         *,
         wanted: Wanted,
     ) -> ExternalPeer:
-        """A client that another process serves."""
+        """Make a client that another process serves."""
         asks = asks_of(asks) if asks is not None else None
         return ExternalPeer(self._wrapped, client, outbound, session_id, wanted, False, None, asks)
 
     async def notify_here(
         self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
     ) -> None:
-        """Tell a session's child what its client said elsewhere."""
+        """Send a session's child a notification that reached another process."""
         place = self.children.known(session_id)
         if place is not None and place.living is not None:
             await place.notify(place.living, method, params)
 
 
 def shell_of(server: ExternalServer, *, remembers: bool) -> SdkUpstream:
-    """What stands in for a server where it has no part.
+    """Make the server that stands in if the wrapped one has no part.
 
     Args:
         remembers: See :class:`ExternalUpstream`.

@@ -1,4 +1,4 @@
-"""What the server's own HTTP application has around its MCP endpoint, taken over whole."""
+"""Take over everything that the server's own HTTP application has around its MCP endpoint."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
 def security_settings(
     upstream: SdkUpstream, host: str, security: Any
 ) -> TransportSecuritySettings | None:
-    """Which Hosts and Origins may come in: the SDK's own defaults for a loopback host.
+    """Return the allowed Hosts and Origins. For a loopback host they are the SDK's own defaults.
 
     FastMCP has a guard of its own, which its application brings along.
 
     Args:
-        host: Where the server will listen.
-        security: The application's; None: by ``host``.
+        host: The address that the server will listen on.
+        security: The application's settings. None: ``host`` decides.
     """
     local = host in ("127.0.0.1", "localhost", "::1") and upstream.kind != "fastmcp"
     if security is not None or not local:
@@ -45,12 +45,12 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 def allowing(hosts: Sequence[str], origins: Sequence[str]) -> TransportSecuritySettings:
-    """Settings that allow these.
+    """Make settings that allow these.
 
     Args:
-        hosts: Names, each with any port and with none; or with a port, and then that one.
-            Loopback names are allowed as well.
-        origins: Such as ``https://app.example``. None: those of loopback pages.
+        hosts: Names. Without a port a name is allowed with any port and with none. With a port,
+            only that one. Loopback names are allowed as well.
+        origins: Such as ``https://app.example``. Empty: the origins of loopback pages.
     """
     allowed = [f"{host}:*" for host in LOCAL_HOSTS]
     for host in hosts:
@@ -65,7 +65,7 @@ def allowing(hosts: Sequence[str], origins: Sequence[str]) -> TransportSecurityS
 
 
 def principal_of(scope: Scope) -> Principal:
-    """Who sent a request, by what the SDK's authentication left in the scope."""
+    """Return the principal of a request, from the SDK's authentication in the scope."""
     user = scope.get("user")
     if not isinstance(user, AuthenticatedUser):
         return ANONYMOUS
@@ -82,25 +82,26 @@ def principal_of(scope: Scope) -> Principal:
 
 @dataclass(frozen=True, slots=True)
 class HttpShell:
-    """What the server's own HTTP application puts around its MCP endpoint."""
+    """Parts of the server's own HTTP application around its MCP endpoint."""
 
     routes: list[BaseRoute]
-    """The MCP endpoint's route, now leading to ours, and every other route."""
+    """The MCP endpoint's route, which now leads to ours, and every other route."""
 
     middleware: list[Middleware]
     is_bare: bool
-    """Nothing stands before the endpoint: no authentication, no middleware."""
+    """Whether nothing stands before the endpoint: no authentication, no middleware."""
 
     state: dict[str, Any]
-    """What the server's application keeps in ``app.state``."""
+    """Content of the application's ``app.state``."""
 
     still_valid: Callable[[Scope, Principal], Awaitable[bool]] | None
-    """Asks the server's authentication again whether a request's credential is good; None:
-    it has no authentication."""
+    """Asks the server's authentication again whether a request's credential is valid. None: it has
+    no authentication.
+    """
 
 
 class _Endpoint:
-    """Stands where the SDK's session manager stood."""
+    """Replace the SDK's session manager."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.asgi_app = app
@@ -115,14 +116,14 @@ def http_shell(
     host: str,
     security: TransportSecuritySettings | None,
 ) -> HttpShell:
-    """The server's own HTTP application with its MCP endpoint replaced by ours.
+    """Return the server's own HTTP application, with our endpoint in place of its MCP endpoint.
 
-    Authentication, scopes, OAuth and metadata routes, custom routes and middleware stay as
-    the server set them up, because they are its own.
+    Authentication, scopes, OAuth and metadata routes, custom routes and middleware stay as the
+    server set them up, because they are its own.
 
     Raises:
-        ConfigurationError: The endpoint cannot be found in it, so that nothing of what
-            stands before it could be kept.
+        ConfigurationError: The application has no such endpoint, so that nothing around it could be
+            kept.
     """
     server = upstream.server
     if isinstance(server, MCPServer):
@@ -144,7 +145,8 @@ def http_shell(
     route, holder = slot
     holder.session_manager = _Endpoint(endpoint)
     if route.methods is not None:
-        # FastMCP's own table of methods; a stateless server's leaves out what we do serve.
+        # This is FastMCP's own table of methods. That of a stateless server lacks methods that we
+        # serve.
         route.methods |= {"GET", "HEAD", "POST", "DELETE"}
     bare = route.endpoint is holder and not app.user_middleware
     state: dict[str, Any] = dict(app.state._state)  # pyright: ignore[reportPrivateUsage]
@@ -163,7 +165,7 @@ def _still_valid(
 
 
 class _Recheck:
-    """Authenticates a request again, by the backend that let it in."""
+    """Authenticate a request again, by the backend that accepted it."""
 
     def __init__(self, backend: AuthenticationBackend) -> None:
         self._backend = backend
@@ -184,7 +186,7 @@ def _find_slot(routes: list[BaseRoute], path: str) -> tuple[Route, Any] | None:
     for route in routes:
         if isinstance(route, Route) and route.path == path:
             app: Any = route.endpoint
-            # RequireAuthMiddleware and its like keep what they guard in ``app``.
+            # RequireAuthMiddleware and similar classes keep the guarded application in ``app``.
             while app is not None and not hasattr(app, "session_manager"):
                 app = getattr(app, "app", None)
             if app is not None:

@@ -1,8 +1,8 @@
-"""The SDK's handler kernel, called directly.
+"""Call the SDK's handler kernel directly.
 
 ``ServerRunner`` gets a ``Connection`` that can be rebuilt from a stored handshake and a
-``DispatchContext`` of ours, which is where notifications and server-to-client requests come
-out. No server loop runs and none of the SDK's own transports stands in between.
+``DispatchContext`` of ours, which takes notifications and server-to-client requests. No server loop
+runs, and none of the SDK's own transports stands in between.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Runner = ServerRunner[Any]
 _LISTS = ("tools", "prompts", "resources")
 
 _ECHOES: ContextVar[bool] = ContextVar("mcp_sessions_echoes", default=False)
-"""What is published just now was announced by another process already."""
+"""Whether another process has announced the change that is being published."""
 
 
 def is_server(candidate: object) -> bool:
@@ -73,12 +73,12 @@ def primes_streams(protocol_version: str) -> bool:
 
 
 def bare_server(name: str) -> object:
-    """A server that serves nothing."""
+    """Make a server that serves nothing."""
     return MCPServer(name)
 
 
 def advertise_subscriptions(capabilities: dict[str, Any]) -> None:
-    """Subscriptions and list changes are served by the layer, for every server."""
+    """Add subscriptions and list changes, which the layer serves for every server."""
     for name in _LISTS:
         if isinstance(capabilities.get(name), dict):
             capabilities[name]["listChanged"] = True
@@ -109,7 +109,7 @@ class SdkUpstream:
                 handshake era.
 
         Raises:
-            ConfigurationError: It is none of them.
+            ConfigurationError: The server is none of these.
         """
         self.server = server
         if isinstance(server, MCPServer):
@@ -139,19 +139,18 @@ class SdkUpstream:
 
     @property
     def keeps_state_in_memory(self) -> bool:
-        """Whether what handlers keep with FastMCP's ``ctx.set_state`` is in this process only."""
         if self.kind != "fastmcp":
             return False
         storage: object = getattr(self.server, "_state_storage", None)
-        # What FastMCP makes when it was given none, or what is the same.
+        # FastMCP makes this storage by default. An equal one counts as well.
         return storage is None or type(storage).__module__.startswith("key_value.aio.stores.memory")
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
-        """The wrapped server's own lifespan."""
+        """Enter the wrapped server's own lifespan."""
         async with self.lowlevel.lifespan(self.lowlevel) as state:
             self._lifespan_state = state
-            # Now: an application may set up its tracing in there.
+            # Only now, since an application may set up its tracing in its lifespan.
             self._is_tracing = is_tracing()
             yield
 
@@ -167,7 +166,9 @@ class SdkUpstream:
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> SdkPeer:
-        """A client that did its handshake, here or in another process; or a lone POST's."""
+        """Make a client whose handshake ran here or in another process, or the client of a lone
+        POST.
+        """
         connection = Connection(
             SdkOutbound(outbound),
             protocol_version=peer.protocol_version,
@@ -190,12 +191,12 @@ class SdkUpstream:
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> SdkPeer:
-        """A modern-era client, for one request: everything about it came with that.
+        """Make a modern-era client, for one request, which carries all data about it.
 
         Args:
-            route: What the SDK's rules made of the request's envelope.
-            outbound: To the session that the request belongs to; None: it belongs to none,
-                and nothing can be sent outside of its response.
+            route: The request's envelope, as the SDK's rules read it.
+            outbound: The way to the session of the request. None: it has no session, and nothing
+                can be sent outside of its response.
             session_id: That session.
         """
         connection = self._envelopes.connection(route)
@@ -209,7 +210,7 @@ class SdkUpstream:
         """Check a spec method's params as the kernel would.
 
         Raises:
-            UpstreamError: They are malformed.
+            UpstreamError: The params are malformed.
         """
         try:
             methods.validate_client_request(method, version, params)
@@ -219,7 +220,6 @@ class SdkUpstream:
     async def initialize(
         self, call: Call, params: dict[str, Any] | None, outbound: Outbound
     ) -> tuple[dict[str, Any], Peer, SdkPeer]:
-        """See :class:`Upstream`."""
         connection = Connection.for_loop(SdkOutbound(outbound))
         peer = SdkPeer(self.runner, connection)
         result = await peer.request(call, "initialize", params)
@@ -230,15 +230,15 @@ class SdkUpstream:
         return result, agreed, peer
 
     def serves(self, method: str) -> bool:
-        """See :class:`Upstream`."""
         return self.lowlevel.get_request_handler(method) is not None
 
     def listed(self) -> frozenset[str]:
-        """See :class:`Upstream`."""
         return frozenset(name for name in _LISTS if self.serves(f"{name}/list"))
 
     async def listed_tools(self) -> Sequence[Mapping[str, Any]] | None:
-        """See :class:`Upstream`. A lowlevel server's are what its handler answers."""
+        """Return the tools of an MCPServer or FastMCP. None: a lowlevel server's handler makes its
+        list.
+        """
         server = self.server
         if isinstance(server, MCPServer):
             known = cast("MCPServer[Any]", server)
@@ -247,19 +247,19 @@ class SdkUpstream:
             return None
         try:
             listed: Any = server
-            # Those too that some sessions see later: FastMCP leaves them out after its providers.
+            # This also finds tools that some sessions see later: FastMCP leaves them out after its
+            # providers.
             whole = cast("Any", super(cast("Any", _fastmcp_kind(server)), listed))
             tools: list[Any] = [*await listed.list_tools(), *await whole.list_tools()]
             return [tool.to_mcp_tool().model_dump(by_alias=True) for tool in tools]
         except Exception:
-            # The boundary to the server's code: what it lists may depend on who asks.
+            # This is the boundary to the server's code: its list may depend on the client.
             logger.info("the server lists no tools before anybody asks")
             return None
 
     def on_change(
         self, listener: Callable[[str, Mapping[str, Any] | None], None]
     ) -> Callable[[], None]:
-        """See :class:`Upstream`."""
         if self._bus is None:
             return lambda: None
 
@@ -275,7 +275,6 @@ class SdkUpstream:
         return self._bus.subscribe(heard)
 
     async def publish(self, method: str, params: Mapping[str, Any] | None) -> bool:
-        """See :class:`Upstream`."""
         event = event_from_wire(method, params)
         if self._bus is None or event is None:
             return False
@@ -283,8 +282,8 @@ class SdkUpstream:
         return True
 
     async def echo(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See :class:`Upstream`. A bus that is not the SDK's own may reach other processes by
-        itself: what came from there is not put on it again.
+        """Publish a change on the SDK's own bus. Another bus may reach other processes by itself,
+        so it does not get the change again.
         """
         event = event_from_wire(method, params)
         bus = self._bus
@@ -297,32 +296,31 @@ class SdkUpstream:
             _ECHOES.reset(token)
 
     async def leave(self, grace: float) -> None:
-        """See :class:`Upstream`. It runs already."""
+        """Do nothing: the server runs already."""
 
     async def listen(self, peer: UpstreamPeer, call: Call, uris: Collection[str]) -> None:
-        """See :class:`Upstream`. It says by itself what changes."""
+        """Do nothing: the server publishes its changes by itself."""
 
     async def session_over(self, session_id: SessionId, *, sleeps: bool = False) -> None:
-        """See :class:`Upstream`. What is kept for a session is kept by its peers."""
+        """Do nothing: the session's peers keep its data."""
 
     @property
     def name(self) -> str:
-        """The server's name."""
         return self.lowlevel.name
 
     @property
     def lifespan_state(self) -> Any:
-        """What the server's lifespan yielded."""
+        """Return the value that the server's lifespan yielded."""
         return self._lifespan_state
 
     def runner(
         self, connection: Connection, params: Mapping[str, Any] | None, known: Runner | None
     ) -> Runner:
-        """The SDK's runner for a request or notification of a connection.
+        """Return the SDK's runner for a request or notification of a connection.
 
         Args:
-            params: The message's.
-            known: The connection's last one; None: this is its first.
+            params: The params of the message.
+            known: The connection's last runner. None: this is its first.
         """
         if self._is_tracing:
             if known is not None:
@@ -347,7 +345,7 @@ class SdkPeer:
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """See :class:`UpstreamPeer`. The SDK's exceptions become its wire errors here."""
+        """Handle a request. The SDK's exceptions become its wire errors here."""
         CALL.set(call)
         try:
             self._runner = runner = self._runner_of(self._connection, params, self._runner)
@@ -359,30 +357,27 @@ class SdkPeer:
                 if lost is None:
                     return result
                 raise StoreFailedHandler(lost)
-            # What the server's own methods return is JSON only when the SDK's entries have
-            # dumped it; nothing of ours does that.
+            # Results of the server's own methods are JSON only once the SDK's entries have dumped
+            # them. Our code does not use those entries.
             return to_jsonable_python(result, by_alias=True, exclude_none=True, inf_nan_mode="null")
         except StoreFailedHandler:
             raise
         except Exception as failed:
-            # The boundary to handler code: whatever it raises is an answer on the wire.
+            # This is the boundary to handler code: each of its exceptions is an answer on the wire.
             lost = failed_with(failed)
             if lost is not None:
                 raise StoreFailedHandler(lost) from failed
             raise UpstreamError(_error_of(failed, modern=self.modern)) from failed
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
-        """See :class:`UpstreamPeer`."""
         CALL.set(call)
         self._runner = runner = self._runner_of(self._connection, params, self._runner)
         await runner.on_notify(CallContext(call, call.request_id), method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:
-        """See :class:`NewPeer`."""
         self._connection.session_id = name_for_handlers(session_id)
 
     async def close(self) -> None:
-        """See :class:`UpstreamPeer`."""
         connection = self._connection
         if isinstance(connection, RequestConnection):
             await connection.close()
@@ -391,7 +386,9 @@ class SdkPeer:
 
 
 def _error_of(failed: Exception, *, modern: bool) -> dict[str, Any]:
-    """What a handler raised, as the SDK's own entries for either era put it on the wire."""
+    """Return the wire error of a handler's exception, as the SDK's own entry for its era writes
+    it.
+    """
     error = modern_error_data(failed) if modern else handler_exception_to_error_data(failed)
     if error is None:
         logger.exception("a request handler raised")

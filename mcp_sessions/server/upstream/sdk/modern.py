@@ -1,7 +1,7 @@
-"""The SDK's rules for a 2026-07-28 request over HTTP, asked before anything is served.
+"""Apply the SDK's rules for a 2026-07-28 request over HTTP before it is served.
 
-The ladder of checks is the SDK's own, in its order, with its texts and statuses; the tests
-compare the two over a corpus of requests. What passes it is served by us.
+The ladder of checks is the SDK's own, in its order, with its texts and statuses. The tests compare
+the two over a corpus of requests. A request that passes is served by us.
 """
 
 from __future__ import annotations
@@ -47,35 +47,35 @@ _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
 
 def dumps(message: Any) -> bytes:
-    """JSON as the SDK's modern entry writes it, to the byte."""
+    """Write JSON as the SDK's modern entry does, to the byte."""
     return _ENCODER.encode(message).encode()
 
 
 def status_of(code: int | None) -> int:
-    """The HTTP status of an answer with that error code; None: a result."""
+    """Return the HTTP status of an answer with that error code. None: a result."""
     return 200 if code is None else ERROR_CODE_HTTP_STATUS.get(code, 200)
 
 
 class SdkModernRules:
-    """:class:`~mcp_sessions.server.upstream.modern_rules.ModernRules`, as the SDK has them."""
+    """:class:`~mcp_sessions.server.upstream.modern_rules.ModernRules` of the SDK."""
 
     def __init__(self, upstream: SdkUpstream, declared: SchemaOf | None = None) -> None:
-        """Take them.
+        """Create the rules.
 
         Args:
-            declared: The input schema of a tool that declares headers, where the server itself is
-                outside of this process; None: it is not.
+            declared: Returns the input schema of a tool that declares headers, for a server outside
+                of this process. None: the server is inside.
         """
         self._upstream = upstream
         self._declared = declared
-        # By tool: the input schema in which no header is declared.
+        # Tool → its input schema, if that declares no header.
         self._plain: dict[str, Any] = {}
 
     async def check(
         self, http_request: HttpRequest, body: bytes
     ) -> tuple[Request, InboundModernRoute] | Notification | Refused:
-        """See :class:`ModernRules`. A notification at a served version is returned for us
-        to look at; the SDK acknowledges and drops it.
+        """Check a body. A notification of a served version is returned for us to handle; the SDK
+        acknowledges and drops it.
         """
         try:
             decoded: Any = json.loads(body)
@@ -87,7 +87,7 @@ class SdkModernRules:
             request = JSONRPCRequest.model_validate(decoded)
         except ValidationError:
             return _refused(None, error_body(INVALID_REQUEST, _INVALID_BODY))
-        # The others decide nothing here, and there are more of them.
+        # Other headers decide nothing here, and there are more of them.
         raw = http_request.scope["headers"]
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
@@ -98,7 +98,7 @@ class SdkModernRules:
         if duplicated is not None:
             text = f"{duplicated} header appears more than once"
             return _refused(request.id, error_body(HEADER_MISMATCH, text))
-        # Of several with one name the first counts, as in a mapping of Starlette's.
+        # If several headers have one name, the first counts, as in a mapping of Starlette's.
         route = classify_inbound_request(cast(Any, decoded), headers=dict(reversed(headers)))
         if isinstance(route, InboundLadderRejection):
             return _rejected(request.id, route)
@@ -118,7 +118,7 @@ class SdkModernRules:
     def _mismatch(
         self, request: JSONRPCRequest, http_request: HttpRequest, declared: SchemaOf
     ) -> InboundLadderRejection | None:
-        """What is wrong with the headers that repeat the arguments of a tool."""
+        """Return the fault of the headers that repeat a tool's arguments. None: there is none."""
         params = members_of(request.params)
         name: object = params.get("name")
         if request.method != "tools/call" or not isinstance(name, str):
@@ -130,8 +130,8 @@ class SdkModernRules:
         return validate_mcp_param_headers(schema, arguments, http_request.headers)
 
     def _declares_nothing(self, request: JSONRPCRequest) -> bool:
-        """Whether this is a call of a tool whose input schema declares no header: then whatever
-        headers there are, the SDK's rules have nothing to compare, but walk through the schema.
+        """Whether this is a call of a tool whose input schema declares no header. The SDK's rules
+        then have nothing to compare, but would walk through the schema.
         """
         lookup = self._upstream.lowlevel.get_tool_input_schema
         name = (request.params or {}).get("name")
@@ -141,7 +141,7 @@ class SdkModernRules:
             schema = lookup(name)
             if schema is None:
                 return False
-            # A server that makes its schemas anew each time is looked at each time.
+            # A server that makes its schemas anew each time is checked each time.
             if self._plain.get(name) is not schema:
                 if X_MCP_HEADER_KEY in json.dumps(schema):
                     return False
@@ -149,28 +149,25 @@ class SdkModernRules:
                     self._plain.clear()
                 self._plain[name] = schema
         except Exception:
-            # The boundary to the server's code. The SDK asks again, logs it, and goes on.
+            # This is the boundary to the server's code. The SDK asks again, logs the error, and
+            # continues.
             return False
         return True
 
     def route(self, method: str, params: Any) -> InboundModernRoute | tuple[int, str, Any]:
-        """See :class:`ModernRules`."""
         route = classify_inbound_request({"method": method, "params": params})
         if isinstance(route, InboundLadderRejection):
             return route.code, route.message, route.data
         return route
 
     def header_mismatch(self, request_id: str | int) -> Refused:
-        """See :class:`ModernRules`."""
         text = "Mcp-Session-Id does not match the session in _meta"
         return _refused(request_id, error_body(HEADER_MISMATCH, text))
 
     def status_of(self, code: int | None) -> int:
-        """See :class:`ModernRules`."""
         return status_of(code)
 
     def dumps(self, message: Any) -> bytes:
-        """See :class:`ModernRules`."""
         return dumps(message)
 
 
@@ -192,7 +189,7 @@ def _rejected(request_id: str | int | None, rejection: InboundLadderRejection) -
 
 
 def _refused(request_id: str | int | None, error: dict[str, Any]) -> Refused:
-    """An error as the SDK's modern entry writes it: an unknown id comes last, as null."""
+    """Write an error as the SDK's modern entry does: an unknown id comes last, as null."""
     message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "error": error}
     if request_id is None:
         message = {"jsonrpc": "2.0", "error": error, "id": None}

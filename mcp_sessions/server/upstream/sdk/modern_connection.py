@@ -1,8 +1,8 @@
-"""The SDK's ``Connection`` of the modern era, which is one request.
+"""Make the SDK's ``Connection`` of the modern era, which is one request.
 
-Everything about the client comes with each request. Of one client it is the same each time, so
-what the SDK makes of it is made once; and what is torn down after each request is torn down
-where a handler has put something there.
+All data about the client comes with each request. It is the same for each request of one client, so
+the SDK's objects for it are made once. The clean-up after each request runs only if a handler has
+registered something.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from mcp.server.runner import aclose_shielded
 from mcp.shared.inbound import InboundModernRoute
 
 _KEPT: Final = 256
-"""Different clients whose envelopes are known."""
+"""Clients whose envelopes are kept, at most."""
 
 _LARGEST: Final = 4_096
-"""Characters of an envelope that is worth being known."""
+"""Characters of an envelope that is kept, at most."""
 
 
 class RequestConnection(Connection):
@@ -29,7 +29,7 @@ class RequestConnection(Connection):
 
     @property
     def exit_stack(self) -> AsyncExitStack:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """See :class:`Connection`. Whoever asks for it means to put something there."""
+        """Return the stack, and note the use: a caller wants to register something."""
         self.is_stack_used = True
         return self._stack
 
@@ -38,20 +38,20 @@ class RequestConnection(Connection):
         self._stack = stack
 
     async def close(self) -> None:
-        """Tear down what handlers have put on the exit stack; no error escapes."""
+        """Run the clean-up that handlers have registered on the exit stack. No error escapes."""
         if self.is_stack_used:
             await aclose_shielded(self)
 
 
 class Envelopes:
-    """What the SDK makes of the envelopes that clients send."""
+    """Keep the SDK's objects for the envelopes that clients send."""
 
     def __init__(self) -> None:
-        # The one that came last is at the end.
+        # The most recent one is at the end.
         self._known: OrderedDict[str, Connection] = OrderedDict()
 
     def connection(self, route: InboundModernRoute) -> RequestConnection:
-        """A connection for one request, as ``Connection.from_envelope`` makes it."""
+        """Make a connection for one request, as ``Connection.from_envelope`` does."""
         said = self._read(route)
         connection = RequestConnection(
             said.outbound,
@@ -63,7 +63,7 @@ class Envelopes:
         return connection
 
     def _read(self, route: InboundModernRoute) -> Connection:
-        # No two JSON values have one spelling here; in JSON itself NaN and null may.
+        # Two different JSON values never have the same text here. In JSON itself NaN and null may.
         spelled = repr((route.protocol_version, route.client_info, route.client_capabilities))
         known = self._known.get(spelled)
         if known is not None:

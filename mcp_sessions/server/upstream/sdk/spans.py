@@ -1,7 +1,7 @@
-"""The SDK's spans: which session one belongs to, and none where nobody reads them.
+"""Add the session to the SDK's spans, and leave out spans that no tracer reads.
 
-The SDK opens a span for each request, and looks its handler up inside it. That look-up is
-where the span is told of the session: nothing of the SDK's is replaced or registered.
+The SDK opens a span for each request, and looks its handler up inside it. At that look-up the
+session is added to the span. Nothing of the SDK's is replaced or registered.
 
 If no tracer is configured and the request carries no trace, the span has no effect. The request
 then goes past the SDK's tracing.
@@ -22,11 +22,13 @@ from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META
 from mcp_sessions.server.upstream.port import CALL
 
 SESSION_DIGEST = "mcp_sessions.session"
-"""The short digest of a session's id, as it stands in the logs; never the id."""
+"""Short digest of a session's id, as in the logs; never the id."""
 
 CONVERSATION = "gen_ai.conversation.id"
-"""OpenTelemetry's name for what ties requests together: the host's own id of its conversation,
-as it was sent, for by that the host's spans are found; in any other session the same digest."""
+"""OpenTelemetry's name for the conversation that ties requests together. It is the host's own id,
+as sent, since the host's spans have it too. In any other session it is the digest of
+:data:`SESSION_DIGEST`.
+"""
 
 
 def is_tracing() -> bool:
@@ -43,8 +45,8 @@ _GLOBALS = vars(trace)
 
 
 def is_in_no_trace(params: Mapping[str, Any] | None) -> bool:
-    """Whether no tracer is configured, and nothing in a request's ``_meta`` can be of a trace."""
-    # Not is_tracing(), which looks through the environment: this is asked for each request.
+    """Whether no tracer is configured, and a request's ``_meta`` has no trace."""
+    # This runs for each request, so not is_tracing(), which looks through the environment.
     if _GLOBALS.get("_TRACER_PROVIDER", trace) is not None:
         return False
     meta: Mapping[str, Any] | None = params.get("_meta") if params else None
@@ -52,7 +54,7 @@ def is_in_no_trace(params: Mapping[str, Any] | None) -> bool:
 
 
 def untraced(server: Server[Any]) -> Server[Any]:
-    """``server`` without the SDK's own tracing, for requests that no span is about."""
+    """Return ``server`` without the SDK's own tracing, for requests without a span."""
     return cast("Server[Any]", _Untraced(server))
 
 
@@ -72,24 +74,24 @@ class _Untraced:
 
     @property
     def middleware(self) -> list[Any]:
-        """The server's, as it is now."""
+        """Return the server's current middleware, without the SDK's tracing."""
         return [
             each for each in self._server.middleware if type(each) is not OpenTelemetryMiddleware
         ]
 
     @property
     def server_info_stamp(self) -> dict[str, Any]:
-        """What says who answers, in a copy of its own. Plain texts need no deep one."""
+        """Return a copy of the server's name and version. Plain texts need no deep copy."""
         return {**self._stamp} if self._stamp is not None else self._server.server_info_stamp
 
 
 def traced(server: Server[Any], connection: Connection) -> Server[Any]:
-    """``server``, as the requests of one connection see it."""
+    """Return ``server``, as the requests of one connection see it."""
     return cast("Server[Any]", _Traced(server, connection))
 
 
 class _Traced:
-    """A lowlevel server whose look-ups say whose they are."""
+    """A lowlevel server that adds the session to the span at each look-up."""
 
     def __init__(self, server: Server[Any], connection: Connection) -> None:
         self._server = server
@@ -99,12 +101,12 @@ class _Traced:
         return getattr(self._server, name)
 
     def get_request_handler(self, method: str) -> Any:
-        """The handler; the span around the look-up is told of the session."""
+        """Return the handler, and add the session to the span around the look-up."""
         self._tell()
         return self._server.get_request_handler(method)
 
     def get_notification_handler(self, method: str) -> Any:
-        """The same for a notification's."""
+        """Return a notification's handler in the same way."""
         self._tell()
         return self._server.get_notification_handler(method)
 

@@ -1,7 +1,7 @@
-"""A store that fails a handler: what its client reads, and what the log has of it.
+"""Handle a store that fails a handler: its answer to the client, and its line in the log.
 
 The SDK and FastMCP take any exception of a handler for a crash. They answer "Error executing tool",
-and log a traceback. A store that is away is no crash of the handler's: the client reads the store's
+and log a traceback. An unavailable store is no crash of the handler: the client gets the store's
 error, and the log has one line.
 
 A handler that deals with the failure itself keeps its own answer. So the answer is replaced only if
@@ -27,20 +27,24 @@ _CRASHES = (
     "Error rendering prompt",
     "Error completing argument",
 )
-"""How the SDK and FastMCP begin the text of a crash. A handler's own error has its own text."""
+"""Beginnings of the text of a crash in the SDK and FastMCP. A handler's own error has its own
+text.
+"""
 
 _LOGGERS = (
     "mcp.server.mcpserver.server",
     "fastmcp.server.server",
     "fastmcp.prompts.function_prompt",
 )
-"""They log a crash with its traceback."""
+"""Loggers that log a crash with its traceback."""
 
 
 def told_once() -> None:
-    """The loggers of the SDK and of FastMCP leave out what the layer tells in one line."""
+    """Filter the loggers of the SDK and of FastMCP, since the layer logs such a failure in one
+    line.
+    """
     for name in _LOGGERS:
-        # To add it again changes nothing.
+        # Adding it again changes nothing.
         logging.getLogger(name).addFilter(_is_about_another)
 
 
@@ -50,7 +54,7 @@ def _is_about_another(record: logging.LogRecord) -> bool:
 
 
 def failure_in(raised: BaseException) -> StoreUnavailable | None:
-    """The failure of the store that an exception comes from, through whatever wrapped it."""
+    """Return the failure of the store behind an exception, through all wrapping exceptions."""
     return next((each for each in _origins(raised) if isinstance(each, StoreUnavailable)), None)
 
 
@@ -67,17 +71,20 @@ def _origins(raised: BaseException) -> Generator[BaseException]:
 
 
 def failed_with(raised: Exception) -> StoreUnavailable | None:
-    """The failure of the store that ended a handler; None: its error is another one, or its own."""
+    """Return the failure of the store that ended a handler. None: its error is another one, or its
+    own.
+    """
     if isinstance(raised, MCPError) and not raised.message.startswith(_CRASHES):
         return None
     return failure_in(raised)
 
 
 def crashed_with(call: Call, name: object, result: Mapping[str, Any]) -> StoreUnavailable | None:
-    """The failure of the store that made a tool crash; None: it did not, or dealt with it.
+    """Return the failure of the store that made a tool crash. None: it did not crash, or handled
+    it.
 
     Args:
-        name: The tool's.
+        name: The tool's name.
     """
     failed = call.store_failure
     if failed is None or result.get("isError") is not True:
@@ -87,7 +94,7 @@ def crashed_with(call: Call, name: object, result: Mapping[str, Any]) -> StoreUn
             pass
         case _:
             return None
-    # The SDK adds no text to a crash, and FastMCP what was raised.
+    # The SDK adds no text to a crash. FastMCP adds that of the exception.
     of_sdk, of_fastmcp = f"Error executing tool {name}", f"Error calling tool {name!r}"
     is_crash = text in (of_sdk, f"{of_sdk}: {failed}") or text.startswith(of_fastmcp)
     return failed if is_crash else None

@@ -1,4 +1,4 @@
-"""The ways back to a client, as the SDK's kernel has them: of one request, and of a connection."""
+"""Adapt the ways back to a client for the SDK's kernel: of one request, and of a connection."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, PeerReq
 
 @dataclass(slots=True, eq=False, repr=False)
 class CallContext:
-    """The SDK's ``DispatchContext`` over a :class:`Call`."""
+    """Implement the SDK's ``DispatchContext`` over a :class:`Call`."""
 
     _call: Call
     request_id: str | int | None
-    """Its id; None: a notification."""
+    """None: a notification."""
 
     _cancel_requested: anyio.Event | None = None
 
     @property
     def transport(self) -> TransportContext:
-        """How its request came."""
+        """Return the transport of its request."""
         headers = getattr(self._call.context, "headers", None)
         return TransportContext(
             kind=_TRANSPORT_KINDS.get(self._call.transport, self._call.transport),
@@ -38,12 +38,11 @@ class CallContext:
 
     @property
     def can_send_request(self) -> bool:
-        """Whether its client can be asked something."""
         return self._call.can_send_request
 
     @property
     def message_metadata(self) -> ServerMessageMetadata:
-        """What its transport says of it."""
+        """Return the data that its transport has about it."""
         call = self._call
         return ServerMessageMetadata(
             request_context=call.context,
@@ -53,7 +52,7 @@ class CallContext:
 
     @property
     def cancel_requested(self) -> anyio.Event:
-        """Cancellation interrupts the handler; the event is there for who asks for it."""
+        """Return an event for callers that want one. Cancellation itself interrupts the handler."""
         if self._cancel_requested is None:
             self._cancel_requested = anyio.Event()
         return self._cancel_requested
@@ -79,7 +78,7 @@ class CallContext:
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        """Report how far the handler is."""
+        """Report the progress of the handler."""
         try:
             await self._call.progress(progress, total, message)
         except StoreUnavailable as failed:
@@ -89,7 +88,7 @@ class CallContext:
 
 @dataclass(slots=True, eq=False, repr=False)
 class SdkOutbound:
-    """The SDK's ``Outbound`` over ours: a connection's standalone channel."""
+    """Implement the SDK's ``Outbound`` over ours: a connection's standalone channel."""
 
     _outbound: Outbound
 

@@ -1,10 +1,11 @@
-"""A child that is a process: a message a line.
+"""Speak with a child that is a process: one message on a line.
 
-What it says wrong costs the request that it answers, also if that is on several lines, as a program
-writes JSON for people. What is no message is skipped, and is noise: too much of that between two
-messages ends the process.
+A malformed message fails only the request that it answers, even if it stands on several lines, as a
+program writes JSON for people. A text that is no message is skipped, as noise. Too much noise
+between two messages ends the process.
 
-In the modern era, too, all of it comes on one pipe: a listen is a request whose answer is its end.
+In the modern era everything comes on one pipe, too: a listen is a request that is answered at its
+end.
 """
 
 from __future__ import annotations
@@ -44,23 +45,24 @@ from mcp_sessions.stdio_server import StdioServer
 logger = logging.getLogger(__name__)
 
 _JUNK: Final = 1_048_576
-"""Bytes that are no message, between two messages."""
+"""Bytes that are no message, between two messages, at most."""
 
 _UNREAD: Final = 4
-"""Of the longest messages, as many bytes as a child may leave unread that is told something which
-waits for nobody: what answers its pings, above all."""
+"""Unread bytes at most, in longest messages, of a child that gets messages without waiting. Most of
+them are answers to its pings.
+"""
 
 _SPREAD: Final = "is written on several lines"
 _DIGITS: Final = 32
-"""Hexadecimal ones, that name a principal or a session to its process."""
+"""Hexadecimal digits that name a principal or a session to its process."""
 
 
 class StdioChildren:
-    """Starts them; a :class:`~mcp_sessions.server.upstream.external.beginning.Starter`.
+    """Start processes; a :class:`~mcp_sessions.server.upstream.external.beginning.Starter`.
 
     Args:
-        longest: Bytes of one message of theirs.
-        lasting: Sessions outlive this process.
+        longest: Bytes of one of their messages, at most.
+        lasting: Whether sessions outlive this process.
     """
 
     def __init__(self, server: StdioServer, longest: int, *, lasting: bool) -> None:
@@ -71,11 +73,10 @@ class StdioChildren:
         self._warm = WarmProcesses(server.warm, server.child_idle, self._start_warm)
 
     def run(self, room: Callable[[], int]) -> None:
-        """See :class:`~mcp_sessions.server.upstream.external.beginning.Starter`."""
         self._warm.run(room)
 
     async def start(self, place: Place, principal: Principal) -> Child:
-        """A process."""
+        """Take a process that waits, or start one."""
         process = await self._warm.take(place.label)
         if process is not None:
             return StdioChild(process, place, self._longest)
@@ -87,7 +88,7 @@ class StdioChildren:
 
     async def _start(self, place: Place, principal: Principal) -> StdioChild:
         server = self._server
-        # What stands in a path or a variable is a digest: nobody's name means anything there.
+        # Paths and variables hold a digest: a name chosen by a client means nothing there.
         who = name_for_handlers(repr((principal.client_id, principal.issuer, principal.subject)))
         own = name_for_handlers(place.key) if isinstance(place.key, str) else None
         names = who[:_DIGITS], (own or token_hex(32))[:_DIGITS]
@@ -107,22 +108,20 @@ class StdioChildren:
         return StdioChild(process, place, self._longest, leave)
 
     def session_over(self, session_id: SessionId) -> None:
-        """See :class:`~mcp_sessions.server.upstream.external.beginning.Starter`."""
         own = name_for_handlers(session_id)
-        # Of one that did not run here since the layer started it is not known whose it was.
+        # If the session did not run here since the layer started, its principal is unknown.
         by_name = None if self._server.names_principals else own[:_DIGITS]
         before = self._server.directory_of("", by_name) if by_name is not None else None
         self._directories.session_over(own, before)
 
     async def close(self) -> None:
-        """All of them are over."""
         await self._warm.close()
         await self._processes.close()
         await self._directories.close()
 
 
 def _says_something(line: bytes) -> bool:
-    """Whether a line is a message, or one that cannot be read, and no part of another."""
+    """Whether a line is a message, or an unreadable one, and no part of another."""
     if line.lstrip()[:1] == b'"':
         return False
     return any(not isinstance(it, Unreadable) or it.is_known for it in messages_of(line))
@@ -141,8 +140,8 @@ class StdioChild(EitherEraChild):
         """Speak with a process.
 
         Args:
-            longest: Bytes of one of its messages.
-            ended: Called once nothing of it is left.
+            longest: Bytes of one of its messages, at most.
+            ended: Called once nothing of the process is left.
         """
         super().__init__(client)
         self._process = process
@@ -150,7 +149,7 @@ class StdioChild(EitherEraChild):
         self._longest = longest
         self._junk = 0
         self._spread: Outlines | None = None
-        """A message on several lines that is not complete."""
+        """Message on several lines that is not complete."""
 
         self._is_over = False
         self._is_stopping = False
@@ -158,22 +157,19 @@ class StdioChild(EitherEraChild):
         process.output.read(longest, self._hear_line, self._give_up, self._background)
 
     def belongs_to(self, client: Client) -> None:
-        """See :class:`Child`."""
         super().belongs_to(client)
         self._process.label.given_to(client.label)
 
     @property
     def is_over(self) -> bool:
-        """See :class:`Child`."""
         return self._is_over
 
     async def stop(self) -> None:
-        """See :class:`Child`."""
         self._is_stopping = True
         try:
             await self._process.stop()
             if self._dying is not None:
-                # All that it waits for is there.
+                # Everything that it waits for has happened.
                 await self._dying
         finally:
             await self._background.close()
@@ -183,11 +179,9 @@ class StdioChild(EitherEraChild):
                 ended()
 
     def kill(self) -> None:
-        """See :class:`Child`."""
         self._process.kill()
 
     async def last_words(self) -> str:
-        """See :class:`Child`."""
         return await self._process.last_words()
 
     def _room(self) -> Coroutine[Any, Any, None] | None:
@@ -208,11 +202,11 @@ class StdioChild(EitherEraChild):
         self._process.write(encode(message))
 
     def _break(self, failure: str) -> None:
-        """It is of no use any more: it is killed, which ends what it was asked."""
+        """Kill the process, which fails its open requests: it can no longer be used."""
         if not self.failure:
             self.failure = failure
             if self.result:
-                # Else its start fails, and that is said.
+                # Otherwise its start fails, and that is logged.
                 logger.warning("%s: it is ended: %s", self._process.label(), failure)
         self._process.kill()
         self._process.output.leave()
@@ -243,7 +237,7 @@ class StdioChild(EitherEraChild):
         return later
 
     def _goes_on(self, line: bytes, messages: Outlines) -> None:
-        """That is a line of a message which has several."""
+        """Add a line to a message on several lines."""
         messages.feed(line + b"\n")
         self._spread = messages if messages.is_open and not messages.is_lost else None
         if self._spread is not None:
@@ -282,5 +276,5 @@ class StdioChild(EitherEraChild):
             for each in line.messages.known:
                 is_known = self._dropped(outlined(each, why), self._longest) and is_known
         if not is_known:
-            # Somebody may wait for it.
+            # A request may wait for it.
             self._break(f"a message of {more_than(self._longest)}")

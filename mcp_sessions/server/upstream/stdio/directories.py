@@ -1,13 +1,14 @@
-"""The directories that are made for sessions (``{session}`` in ``cwd``), and their end.
+"""Make directories for sessions (``{session}`` in ``cwd``), and delete them.
 
 Rules, owned by ``tests/server/upstream/stdio/test_directories.py``:
 
-1. A directory is its session's, whichever process runs there. It is deleted with all that it holds
-   once the session is over, and no process runs there.
-2. One for a process outside of any session is deleted with that process: nobody has its name again.
-3. A session that may go on keeps its directory: its process ended, it is another replica's now, or
-   the layer stops and the store outlives it.
-4. What cannot be deleted is a line in the log.
+1. A directory belongs to its session, whichever process runs there. It is deleted with its content
+   once the session has ended, and no process runs there.
+2. A directory for a process outside of any session is deleted with that process: no other process
+   gets its name.
+3. A session that may continue keeps its directory. Its process may have ended, another replica may
+   have it now, or the layer stops and the store outlives it.
+4. A directory that cannot be deleted is a line in the log.
 """
 
 from __future__ import annotations
@@ -24,36 +25,36 @@ from mcp_sessions.background import Background
 logger = logging.getLogger(__name__)
 
 _KNOWN: Final = 10_000
-"""Sessions whose directories are known. Those of older ones stay."""
+"""Sessions whose directories are known, at most. Those of older ones stay."""
 
 
 class Directories:
-    """Those of one command.
+    """Manage the directories of one command.
 
     Args:
-        lasting: Sessions outlive this process.
+        lasting: Whether sessions outlive this process.
     """
 
     def __init__(self, *, lasting: bool) -> None:
         self._is_lasting = lasting
         self._of: dict[str, str] = {}
-        """By session: its directory."""
+        """Session → its directory."""
 
         self._processes = Counter[str]()
-        """By directory: how many run there."""
+        """Directory → number of processes that run there."""
 
         self._over: set[str] = set()
-        """Those that are deleted once nothing runs there."""
+        """Directories that are deleted once no process runs there."""
 
         self._background = Background()
 
     async def enter(self, path: str, cwd: str, session: str | None) -> None:
-        """A process begins there.
+        """Make a directory for a process that begins there.
 
         Args:
-            path: What is deleted in the end: it names the session, or whose else it is.
-            cwd: Where it runs, there or below.
-            session: Whose it is; None: of no session.
+            path: The directory to delete in the end. It names the session or another owner.
+            cwd: The working directory, there or below.
+            session: The session of the process. None: it has none.
 
         Raises:
             OSError: It cannot be made.
@@ -73,7 +74,7 @@ class Directories:
             raise
 
     def leave(self, path: str) -> None:
-        """A process that began there is no more."""
+        """Note that a process there has ended."""
         self._processes[path] -= 1
         if self._processes[path] <= 0:
             del self._processes[path]
@@ -82,20 +83,20 @@ class Directories:
                 self._background.run("the end of a directory", self._delete(path))
 
     def session_over(self, session: str, before: str | None = None) -> None:
-        """Nobody comes back for a session.
+        """Delete the directory of a session that cannot resume.
 
         Args:
-            before: Its directory, if it ran there before the layer was started; None: unknown.
+            before: Its directory, if it ran there before the layer was started. None: unknown.
         """
         path = self._of.pop(session, before)
         if path is not None:
             self._over.add(path)
-            # Of one in which nothing runs it is now.
+            # If no process runs there, it is deleted now.
             self._processes[path] += 1
             self.leave(path)
 
     async def close(self) -> None:
-        """No process runs any more."""
+        """Finish: no process runs any more."""
         if not self._is_lasting:
             for session in list(self._of):
                 self.session_over(session)
@@ -105,12 +106,12 @@ class Directories:
 
     async def _delete(self, path: str) -> None:
         if path in self._processes:
-            # It was needed again meanwhile.
+            # A process needed it again meanwhile.
             return
         try:
             await asyncio.to_thread(shutil.rmtree, path)
         except FileNotFoundError:
-            # Its own process may have done so.
+            # Its own process may have deleted it.
             pass
         except OSError as failed:
             logger.warning("%s cannot be deleted: %s", path, failed.strerror)

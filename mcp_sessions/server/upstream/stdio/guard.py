@@ -1,7 +1,7 @@
-"""Run as a script: ends what a layer leaves behind that dies without a word.
+"""Run as a script: kill the processes that a layer leaves behind when it dies suddenly.
 
-It is told on its standard input which process groups there are (``+ID``) and which are over
-(``-ID``). The input ends with the layer, whatever that died of; then it kills those that are left.
+Its standard input lists the process groups that run (``+ID``) and those that have ended (``-ID``).
+The input ends with the layer, however the layer died. Then the guard kills the remaining groups.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    """Wait for the end of the layer."""
+    """Wait for the end of the layer, and kill the remaining groups."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         group = int(line[1:])

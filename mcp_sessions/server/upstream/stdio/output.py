@@ -1,7 +1,7 @@
-"""What a process writes on its output: lines, within bounds, each taken in its order.
+"""Read the output of a process: lines, within bounds, each taken in its order.
 
-A line is taken as it comes, in the same turn of the event loop, as long as none has anybody wait.
-What comes meanwhile is held, and of much of it no more is read until that is taken.
+A line is taken as it comes, in the same turn of the event loop, as long as no line needs a wait.
+Later bytes are held. If there are many, no more is read until they are taken.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from mcp_sessions.core.outline import Outlines
 from mcp_sessions.server.upstream.external.child import Later
 
 CHUNK: Final = 65_536
-"""Bytes that are held before no more is read; of a line that is too long, of each end of it."""
+"""Bytes that are held before no more is read. Each end of a line that is too long has as many."""
 
 _AT_ONCE: Final = 100
-"""Lines that are taken before others have their turn."""
+"""Lines that are taken before other tasks have their turn."""
 
 _BOM: Final = b"\xef\xbb\xbf"
 _READING: Final = "reading from a child process"
@@ -28,26 +28,26 @@ _READING: Final = "reading from a child process"
 
 @dataclass(frozen=True, slots=True)
 class TooLong:
-    """A line of more bytes than may be; its beginning and its end."""
+    """A line of too many bytes; its beginning and its end."""
 
     head: bytes
     tail: bytes
     messages: Outlines | None = None
-    """Those in it, if it is an array."""
+    """Messages in it, if it is an array."""
 
 
 Line = bytes | TooLong
-"""One that is not blank, without its end."""
+"""A line that is not blank, without its end."""
 
 Take = Callable[[Line], Later | None]
-"""Takes a line; what has to be done before the next one is."""
+"""Function that takes a line. It returns work that has to be done before the next line."""
 
 
 class Lines:
-    """Bytes, as they come, in lines.
+    """Split bytes into lines, as they come.
 
     Args:
-        longest: Bytes of one; of what is longer no more are held at any time.
+        longest: Bytes of one line, at most. No more bytes of a longer line are held at any time.
     """
 
     def __init__(self, longest: int) -> None:
@@ -58,7 +58,9 @@ class Lines:
         self._array: Outlines | None = None
 
     def of(self, chunk: bytes) -> Iterator[Line]:
-        """The lines that end in a chunk. All have to be taken, before the next chunk comes."""
+        """Return the lines that end in a chunk. All have to be taken before the next chunk
+        comes.
+        """
         *ends, rest = chunk.split(b"\n")
         for end in ends:
             line = end
@@ -82,7 +84,7 @@ class Lines:
 
     def _hold(self, piece: bytes) -> None:
         if not self._held and piece.removeprefix(_BOM).lstrip()[:1] == b"[":
-            # Of an array that gets too long each of its messages is known then.
+            # If the array gets too long, each of its messages is known then.
             self._array = Outlines()
         self._held.append(piece)
         self._size += len(piece)
@@ -91,7 +93,7 @@ class Lines:
 
 
 class Output:
-    """The output of one process. What comes before somebody reads it is held as well."""
+    """The output of one process. Bytes that come before it is read are held as well."""
 
     def __init__(self) -> None:
         self._has_ended = False
@@ -104,11 +106,11 @@ class Output:
         self._is_left = False
 
     def opened(self, pipe: asyncio.ReadTransport) -> None:
-        """It comes from there."""
+        """Note the pipe of the output."""
         self._pipe = pipe
 
     def feed(self, chunk: bytes) -> None:
-        """The process wrote that."""
+        """Take bytes that the process wrote."""
         if self._is_left:
             return
         self._chunks.append(chunk)
@@ -120,25 +122,26 @@ class Output:
             pipe.pause_reading()
 
     def end(self) -> None:
-        """It writes nothing any more."""
+        """Note that the process writes nothing more."""
         self._has_ended = True
         self._go_on()
 
     def read(
         self, longest: int, take: Take, over: Callable[[], None], background: Background
     ) -> None:
-        """Somebody takes it, from its beginning, one time.
+        """Read the output from its beginning, once.
 
         Args:
-            longest: Bytes of a line.
+            longest: Bytes of a line, at most.
+            take: Takes a line.
             over: Called when no line is taken any more.
-            background: Where it is taken while somebody has to wait.
+            background: Runs the reading while a line needs a wait.
         """
         self._reader = _Reader(Lines(longest), take, over, background)
         self._go_on()
 
     def leave(self) -> None:
-        """No line is taken any more: what comes is dropped."""
+        """Take no line any more: further output is dropped."""
         reader, self._reader = self._reader, None
         self._is_left = True
         self._chunks.clear()
@@ -162,7 +165,7 @@ class Output:
             self.leave()
 
     def _take_some(self) -> Later | None:
-        """Take lines until one has somebody wait, or others have their turn."""
+        """Take lines until one needs a wait, or other tasks have their turn."""
         for _ in range(_AT_ONCE):
             line = self._next()
             if line is None or self._reader is None:
@@ -210,7 +213,7 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """Who takes what is written."""
+    """Reader of the output."""
 
     lines: Lines
     take: Take

@@ -1,4 +1,6 @@
-"""Child processes: started without a shell, read line by line within bounds, ended as a group."""
+"""Run child processes: started without a shell, read line by line within bounds, ended as a
+group.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +26,30 @@ _HERE = Path(__file__).parent
 _CHUNK = 65_536
 _INPUT, _OUTPUT = 0, 1
 _UNTAKEN = 65_536
-"""Bytes that a process did not take, above which nothing more is handed to it by who can wait."""
+"""Bytes that a process has not read. Above it, a sender that can wait sends no more."""
 
 _CLOSING = 1.0
-"""Seconds that a process has to end by itself when its input ended."""
+"""Seconds that a process has to exit by itself after its input ended."""
 
 _TERMINATING = 2.0
-"""Seconds that it has after SIGTERM; then it is killed."""
+"""Seconds that it has after SIGTERM. Then it is killed."""
 
 _DRAINING = 1.0
-"""Seconds in which the last words of a process that is over are read."""
+"""Seconds for reading the last output of a process that has ended."""
 
 
 class _Protocol(SubprocessStreamProtocol):
-    """Hears that the process is over, also while others hold its pipes; and what it writes."""
+    """Take the output of a process, and its exit, even while other processes hold its pipes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=_CHUNK, loop=loop)
         self.exited = asyncio.Event()
         self.of_no_use = asyncio.Event()
-        """It is over, or takes no input: what it did not read it never answers."""
+        """Set once it has ended, or takes no input: it never answers input that it did not read."""
 
         self.output = Output()
         self.written = asyncio.Event()
-        """It writes nothing any more."""
+        """Set once it writes nothing more."""
 
         self.takes_input = True
 
@@ -63,8 +65,8 @@ class _Protocol(SubprocessStreamProtocol):
             super().pipe_data_received(fd, data)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        # That it takes no more is seen in `takes_input`. Some releases of asyncio would log the
-        # exception as one that nobody asked for.
+        # `takes_input` shows that it takes no more. Some releases of asyncio would log the
+        # exception as one that was never retrieved.
         super().pipe_connection_lost(fd, None if fd == _INPUT else exc)
         if fd == _OUTPUT:
             self.written.set()
@@ -80,10 +82,10 @@ class _Protocol(SubprocessStreamProtocol):
 
 
 class Label:
-    """Whose a process is, for the log.
+    """Name a process for the log.
 
     Args:
-        of: Says it; None: it is nobody's yet.
+        of: Returns the name. None: the process belongs to no client yet.
     """
 
     def __init__(self, of: Callable[[], str] | None = None) -> None:
@@ -93,12 +95,14 @@ class Label:
         return self._of() if self._of is not None else "a server that waits"
 
     def given_to(self, of: Callable[[], str]) -> None:
-        """It is another one's from now on."""
+        """Give the process to another client."""
         self._of = of
 
 
 class Processes:
-    """Starts them. None outlives the layer: the guard (``guard.py``) kills what it leaves."""
+    """Start processes. None outlives the layer: the guard (``guard.py``) kills those that it
+    leaves.
+    """
 
     def __init__(self) -> None:
         self._living: set[int] = set()
@@ -112,12 +116,12 @@ class Processes:
         """Start one process.
 
         Args:
-            label: Says whose it is, for the log.
+            label: Returns its name for the log.
             env: All of its environment.
-            cwd: Where it runs.
+            cwd: Its working directory.
 
         Raises:
-            OSError: There are too many processes or files, or its directory is gone.
+            OSError: There are too many processes or files, or its directory does not exist.
         """
         loop = asyncio.get_running_loop()
         async with self._starting:
@@ -138,12 +142,12 @@ class Processes:
         return ChildProcess(process, transport, protocol, self, label, given)
 
     def over(self, group: int) -> None:
-        """Nothing of a process group is left."""
+        """Note that nothing of a process group is left."""
         self._living.discard(group)
         self._tell(b"-%d\n" % group)
 
     async def close(self) -> None:
-        """All of them are over: the guard ends."""
+        """End the guard: all processes have ended."""
         async with self._starting:
             if self._pipe is not None:
                 os.close(self._pipe)
@@ -178,7 +182,7 @@ class Processes:
 
     def _tell(self, line: bytes) -> None:
         if self._pipe is not None:
-            # One that was killed is started again with the next process.
+            # A guard that was killed is started again with the next process.
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._pipe, line)
 
@@ -214,20 +218,20 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its id, and its group's."""
+        """Return its id, which is its group's, too."""
         return self._process.pid
 
     @property
     def is_over(self) -> bool:
-        """Whether it ended."""
+        """Whether it has ended."""
         return self._exited.is_set()
 
     async def ended(self) -> None:
-        """Return when it ended."""
+        """Wait until it has ended."""
         await self._exited.wait()
 
     async def last_words(self) -> str:
-        """How it ended, if it did, and what it last wrote on stderr: one line for a client."""
+        """Return how it ended, if it did, and its last line on stderr: one line for a client."""
         if await self._ends_within(_DRAINING):
             await asyncio.wait({self._errors}, timeout=_DRAINING)
         code = self._process.returncode
@@ -237,35 +241,37 @@ class ChildProcess:
 
     @property
     def untaken(self) -> int:
-        """Bytes that it was handed and did not take yet."""
+        """Return the bytes that were sent to it and that it has not read."""
         return self._stdin.transport.get_write_buffer_size()
 
     @property
     def is_full(self) -> bool:
-        """Whether :meth:`room` has something to wait for, or to say."""
+        """Whether :meth:`room` has something to wait for, or to raise."""
         return not self._protocol.takes_input or self.untaken > _UNTAKEN
 
     def write(self, line: bytes) -> None:
-        """Hand over one line, without its end. Never waits; what it cannot take is dropped."""
-        # Of one that is closed not every event loop says so in the same turn.
+        """Send one line, without its end. Never waits. If the process takes no input, the line is
+        dropped.
+        """
+        # Some event loops report a closed pipe only in a later turn.
         if self._protocol.takes_input and not self._stdin.is_closing():
             self._stdin.write(line + b"\n")
 
     async def room(self) -> None:
-        """Wait until it took most of what it was handed.
+        """Wait until it has read most of its input.
 
         Raises:
-            OSError: It takes nothing any more.
+            OSError: It takes no input any more.
         """
         while self.is_full:
             if not self._protocol.takes_input:
                 raise BrokenPipeError
             await self._stdin.drain()
-            # Who is woken before may fill it again.
+            # A task that is woken before this one may fill it again.
             await asyncio.sleep(0)
 
     async def stop(self) -> None:
-        """End it and all of its group: its input ends, then it is told, then it is killed."""
+        """End it and all of its group: its input ends, then it gets SIGTERM, then it is killed."""
         self._is_stopping = True
         try:
             self._stdin.close()
@@ -290,11 +296,12 @@ class ChildProcess:
             logger.warning("a child process is ended: it takes no more input")
             self.kill()
         await self._exited.wait()
-        # What it left behind. Nobody else has that number: the group has it, if there is one.
+        # These are processes that it left behind. The number is still theirs: no other process gets
+        # it while the group exists.
         self._signal(signal.SIGKILL)
         self._is_swept = True
         self._processes.over(self.pid)
-        # What it wrote is read; but one that left its group may hold the pipes for ever.
+        # Its output is read. But a process that left its group may hold the pipes for ever.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAINING):
                 await self._protocol.written.wait()
@@ -308,6 +315,6 @@ class ChildProcess:
         return self._exited.is_set()
 
     def _signal(self, number: signal.Signals) -> None:
-        # macOS refuses where nobody but a zombie is left.
+        # macOS refuses if only a zombie is left.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)

@@ -1,4 +1,4 @@
-"""What a process writes on standard error: logged within bounds, and its last words."""
+"""Log the standard error of a process within bounds, and find its last words."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 65_536
 _LINE = 1_000
-"""Characters of a line that are logged."""
+"""Characters of a line that are logged, at most."""
 
 _LINES = 100
-"""Lines that are logged in each second."""
+"""Lines that are logged in each second, at most."""
 
 _TOLD = 300
-"""Characters of a line that are told to a client."""
+"""Characters of a line that a client gets, at most."""
 
 _KEPT = 30
-"""Lines among which its last words are looked for."""
+"""Last lines that are searched for its last words."""
 
 _LEAST_SECRET = 6
-"""Characters of a value of its environment that is never said: shorter ones stand in any text."""
+"""Characters, at least, of an environment value that is hidden. Shorter ones stand in any text."""
 
 _NODE = re.compile(r"Node\.js v\d")
-"""The last line of a crash of Node, which says nothing of why."""
+"""Last line of a crash of Node, which does not name the reason."""
 
 _BOX = 40
 """Lines of a frame that are held until it is whole."""
@@ -36,23 +36,23 @@ _TOP = re.compile(r"[╭┌╔┏].*[╮┐╗┓]")
 _SIDES = "│║┃├╟┠╞"
 _BOTTOM = re.compile(r"[╰└╚┗].*[╯┘╝┛]")
 _BANNER = re.compile(r"gofastmcp\.com|--upgrade fastmcp", re.IGNORECASE)
-"""Stands in the frames that FastMCP draws at each start. Frames of others may say what is wrong."""
+"""Text in the frames that FastMCP draws at each start. Other frames may name an error."""
 
 _RAISED = re.compile(r"(?:Uncaught )?[\w.]*(?:Error|Exception)\b.*:|\[?[\w.]+Error\b")
 _NPM = re.compile(
     r"npm (?:error|ERR!)\s*"
     r"(?:\d{3}\s*|code \w+|A complete log .*|\S*\.log|\d{3} (?:Note that|tarball,) .*)?$"
 )
-"""Lines around why npm failed."""
+"""Lines around the reason for which npm failed."""
 
 
 class StandardError:
-    """Of one process.
+    """Read the standard error of one process.
 
     Args:
-        label: Says whose the process is, for the log.
-        given: What its environment has that is not everybody's, by name: for each value there
-            stands ``$NAME`` in all that is said.
+        label: Returns the name of the process for the log.
+        given: Variables that its environment alone has, by name. In all output ``$NAME`` replaces
+            each value.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class StandardError:
 
     @property
     def last_words(self) -> str:
-        """The line that says why it ended, as far as one can tell; empty: it wrote nothing."""
+        """Return the line with the likely reason of its end. Empty: it wrote nothing."""
         return reason_of([*self._lines, *self._frame])[:_TOLD]
 
     async def read(self) -> None:
-        """Until it writes no more."""
+        """Read until it writes no more."""
         rest, is_cut = b"", False
         while chunk := await self._stream.read(_CHUNK):
             *lines, rest = (rest + chunk).split(b"\n")
             if is_cut:
-                # It may begin in the middle of what is never said.
+                # The rest may begin in the middle of a hidden value.
                 is_cut, lines, rest = not lines, lines[1:], rest if lines else b""
             elif len(rest) > _CHUNK + self._longest:
                 is_cut, lines, rest = True, [*lines, rest], b""
@@ -106,7 +106,7 @@ class StandardError:
                 logger.info("%s: %s", self._label(), text.strip())
 
     def _at_once(self, text: str) -> Sequence[str]:
-        """What is said when that line comes: a frame is held until it is whole."""
+        """Return the lines to log now: a frame is held until it is whole."""
         bare = text.strip()
         if not self._frame:
             if not _TOP.fullmatch(bare):
@@ -124,7 +124,7 @@ class StandardError:
         return ()
 
     def _printable(self, line: bytes) -> str:
-        # A value that is cut would not be found: it is looked for in more than is said.
+        # A value that is cut would not be found. So the search covers more than is logged.
         text = line[: 4 * _LINE + self._longest].decode("utf-8", "replace").rstrip()
         for value, name in self._secrets:
             text = text.replace(value, f"${name}")
@@ -132,8 +132,8 @@ class StandardError:
 
 
 def reason_of(lines: Sequence[str]) -> str:
-    """The last of these lines, but for those with which some programs close what they said
-    before: Node its version, npm the place of its log.
+    """Return the last of these lines, without the lines with which some programs end: Node its
+    version, npm the place of its log.
     """
     said = [line for line in lines if any(character.isalnum() for character in line)]
     if said and _NODE.match(said[-1]):
@@ -143,7 +143,7 @@ def reason_of(lines: Sequence[str]) -> str:
 
 
 def _secrets(given: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The values, and the lines of those that have several, the longest first."""
+    """Return the values, and the lines of values with several, the longest first."""
     lines = {
         line.strip(): name
         for name, value in given.items()

@@ -1,8 +1,8 @@
-"""Run as a script, in a child process: becomes the command, which cannot outlive the layer.
+"""Run as a script, in a child process: become the command, which cannot outlive the layer.
 
-``trampoline.py PARENT GUARD PROGRAM NAME [ARG…]``: the layer's process id, the pipe to the guard
-(``guard.py``), what to run, and its arguments from the first one, its name, on. It stands between
-fork and exec in place of code of the layer's, which has threads.
+``trampoline.py PARENT GUARD PROGRAM NAME [ARG…]`` gets the layer's process id, the pipe to the
+guard (``guard.py``), the program, and its arguments, of which the first is its name. It runs
+between fork and exec in place of the layer's code, which has threads.
 """
 
 import ctypes
@@ -17,28 +17,28 @@ def main(parent: int, guard: int, program: str, arguments: list[str]) -> None:
     """Become the command.
 
     Raises:
-        OSError: It cannot be run.
+        OSError: The command cannot be run.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        # The layer died before it could be tied to it.
+        # The layer died before this process was tied to it.
         os._exit(1)
     try:
-        # Before there can be processes of its own.
+        # This comes before the command can start processes of its own.
         os.write(guard, b"+%d\n" % os.getpid())
     except BrokenPipeError:
-        # It is started anew by the layer, and told then.
+        # The layer starts the guard again, and then sends it this group.
         pass
     os.close(guard)
-    # uvloop leaves copies of its pipes: as long as it has them it cannot close any.
+    # uvloop leaves copies of its pipes. A pipe stays open as long as the command has such a copy.
     for name in os.listdir("/dev/fd"):
         try:
             os.set_inheritable(int(name), int(name) <= 2)
         except OSError:
-            # That of the list itself.
+            # That descriptor belonged to the list itself.
             pass
-    # Python ignores these two, and what a process ignores the next one does.
+    # Python ignores these two, and the command would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     os.execv(program, arguments)

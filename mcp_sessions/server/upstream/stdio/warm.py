@@ -1,11 +1,11 @@
-"""Processes that were started before anybody needs them, and are told nothing yet.
+"""Start processes before a client needs them. They have got no message yet.
 
 Rules:
 
-1. Together with those that are somebody's they are never more than ``max_children``.
-2. One that is taken, or dies, is followed by another; one that dies again and again with a pause.
-3. When nobody took one for as long as a process may be idle they end. Who needs one then waits for
-   its start, and has the next ones started.
+1. Together with the processes of clients they are never more than ``max_children``.
+2. A process that is taken, or dies, is replaced. If it dies again and again, there is a pause.
+3. If none was taken for as long as a process may be idle, they end. The next client then waits for
+   its start, and causes the next ones to start.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from mcp_sessions.server.upstream.stdio.process import ChildProcess, Label
 logger = logging.getLogger(__name__)
 
 _PAUSE = 0.1
-"""Seconds between a process that is taken and the start of the one that follows it."""
+"""Seconds between taking a process and starting the next one."""
 
 _LOOK_EVERY = 5.0
-"""Seconds after which it is looked whether there is room by now."""
+"""Seconds between two checks for room."""
 
 
 class WarmProcesses:
-    """Those of one command.
+    """Keep the waiting processes of one command.
 
     Args:
-        count: How many wait, at the most.
-        idle: Seconds after which they end if nobody takes one.
-        start: Starts one; raises OSError.
+        count: Waiting processes, at most.
+        idle: Seconds after which they end if none is taken.
+        start: Starts one. Raises ``OSError``.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class WarmProcesses:
         self._start = start
         self._ready: dict[ChildProcess, Label] = {}
         self._over: set[ChildProcess] = set()
-        """Those that died while they waited, until nothing of them is left."""
+        """Processes that died while they waited, until nothing of them is left."""
 
         self._starting = asyncio.Lock()
         self._wanted = asyncio.Event()
@@ -55,23 +55,23 @@ class WarmProcesses:
         """Start them, until it is closed.
 
         Args:
-            room: How many there may be beside those that are somebody's.
+            room: Returns how many waiting processes there may be.
         """
         if self._count:
             self._background.loop("the start of processes that wait", lambda: self._fill(room))
 
     async def take(self, of: Callable[[], str]) -> ChildProcess | None:
-        """One that waits, which is somebody's from now on; None: there is none.
+        """Take a waiting process for a client. None: there is none.
 
         Args:
-            of: Says whose, for the log.
+            of: Returns its name for the log.
         """
         if not self._ready and self._starting.locked():
-            # Which counts already.
+            # A process that is starting counts already.
             async with self._starting:
                 pass
         self._wanted.set()
-        # Who watches one that is over ends what it left.
+        # The task that watches a dead process ends the processes that it left.
         process = next((each for each in self._ready if not each.is_over), None)
         if process is not None:
             self._backoff.progressed()
@@ -79,7 +79,7 @@ class WarmProcesses:
         return process
 
     async def close(self) -> None:
-        """End them."""
+        """End all of them."""
         await self._background.close()
         await self._end()
 
@@ -94,7 +94,8 @@ class WarmProcesses:
                     await self._wanted.wait()
                 self._wanted.clear()
                 used_at, is_idle = loop.time(), False
-                # Who took one has its handshake and its first answer without a start beside it.
+                # The client that took one gets its handshake and first answer without a start at
+                # the same time.
                 await asyncio.sleep(_PAUSE)
             except TimeoutError:
                 if loop.time() - used_at >= self._idle and not is_idle:
