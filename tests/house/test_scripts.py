@@ -153,12 +153,14 @@ def test_else_the_demo_installs_what_it_needs_and_nothing_else(path: Path, check
     assert (first.returncode, first.stdout) == (0, ".cache/venvs/demo/bin/python\n"), first.stderr
     assert [line.split("s  ")[1] for line in first.stderr.splitlines()[1:]] == [
         "Making a virtual environment with Python 3.13.0.",
+        "Installing the newest pip.",
         "Downloading and installing: --no-compile -e .[demo]",
         "Installed.",
     ]
     assert (second.stdout, second.stderr) == (first.stdout, "")
-    [installed] = (checkout / "pip.log").read_text().splitlines()
-    assert "install --no-compile -e .[demo]" in installed
+    pip, demo = (checkout / "pip.log").read_text().splitlines()
+    assert "install --no-compile --upgrade pip" in pip
+    assert "install --no-compile -e .[demo]" in demo
     assert not (checkout / ".venv").exists()
 
 
