@@ -307,7 +307,7 @@ def main(misdeed: str = "", argument: str = "") -> None:
     match misdeed:
         case "banner":
             for _ in range(int(argument)):
-                sys.stdout.write("Welcome!\n")
+                sys.stdout.write("Welcome! " * 30 + "\n")
         case "windows":
             sys.stdout.buffer.write(b"\xef\xbb\xbf")
         case "dies":
