@@ -1,0 +1,283 @@
+"""Each log message and each error has an entry on its page, and each entry is still of one.
+
+``docs/log-messages.md`` has the messages, and ``docs/limits.md`` the errors. Both say why it
+happens and what to do. The collector is in ``logged.py``.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+from mcp_sessions import errors
+from tests.house.logged import (
+    COMPOSERS,
+    LEVELS,
+    TABLES,
+    Kind,
+    Logged,
+    has_words,
+    logged,
+    name_of,
+    wordless,
+)
+from tests.house.source import ROOT, modules
+
+MESSAGES = "docs/log-messages.md"
+ERRORS = "docs/limits.md"
+
+WORDLESS = {
+    ("mcp_sessions/client/opening.py", "open_for"): "the text of a Failure",
+    ("mcp_sessions/client/opening.py", "failed"): "the text of a Failure",
+    ("mcp_sessions/client/recovery.py", "_recover"): "the text of a Failure",
+    ("mcp_sessions/client/resuming.py", "_on_event"): "one text, two lines above",
+    ("mcp_sessions/server/audit.py", "write"): "a record of the audit",
+    ("mcp_sessions/server/upstream/external/child.py", "_warn"): "its callers give the text",
+    ("mcp_sessions/server/upstream/external/children.py", "start"): "the text of not_started",
+    ("mcp_sessions/server/upstream/external/children.py", "_say_now_and_then"): "its callers' text",
+    ("mcp_sessions/server/upstream/stdio/child.py", "_died"): "a status, and a line of the process",
+    ("mcp_sessions/server/upstream/stdio/stderr.py", "_say"): "a line that the process wrote",
+    ("mcp_sessions/stores/sqlite/checkpointing.py", "begin_anew"): "SQLite's own text",
+    ("mcp_sessions/stores/sqlite/checkpointing.py", "_copy"): "SQLite's own text",
+    ("mcp_sessions/stores/sqlite/recovery.py", "shut_down"): "the system's own text",
+    ("mcp_sessions/stores/sqlite/writer.py", "_chore_done"): "the text of a StoreUnavailable",
+    ("mcp_sessions/stores/sqlite/writer.py", "_rest"): "SQLite's own text",
+}
+"""(file, function) with a message that has only values → the origin of its text."""
+
+OF_OTHERS = {
+    "-32021": "the SDK answers it",
+    "401": "the wrapped server's authentication answers it",
+    "408": "the bytes of the answer are in serve/protocols.py",
+    "431": "the bytes of the answer are in serve/protocols.py",
+}
+"""Code or status → why no number in the source is it."""
+
+CLIENT = ("mcp_sessions/client/", "transports/mcp_sessions_transports/http/client/")
+ANSWERING = ("mcp_sessions/errors.py", "mcp_sessions/serve/", "transports/")
+
+_CODE = re.compile(r"(`+) ?(.+?) ?\1(?!`)")
+_PLACES = frozenset({"send_text", "send_json", "_text", "_said", "Denied"})
+
+
+def trees() -> dict[str, ast.Module]:
+    """File → its syntax tree, of all that serves or connects."""
+    return {
+        module.file: module.tree
+        for module in modules().values()
+        if not module.file.startswith("conformance/")
+    }
+
+
+def entries(page: str, heading: str) -> Iterator[str]:
+    """The texts in backticks in the first column of the tables with such a first heading."""
+    is_there = False
+    for line in page.splitlines():
+        if not line.startswith("|"):
+            is_there = False
+            continue
+        cell = re.split(r"(?<!\\)\|", line)[1].strip()
+        if is_there:
+            yield from (found[1] for found in _CODE.findall(cell))
+        is_there = is_there or cell == heading
+
+
+def missing(found: Iterable[Logged], page: str) -> list[str]:
+    """The texts without an entry, and the entries without a text."""
+    known = {kind.value: set(entries(page, kind.value)) for kind in Kind}
+    texts = sorted(set(found))
+    said = {(each.kind, each.text) for each in texts}
+    return [
+        *(
+            f"{each} has no entry in {MESSAGES}"
+            for each in texts
+            if each.text not in known[each.kind]
+        ),
+        *(
+            f"{MESSAGES}: {kind}: {text} is logged nowhere"
+            for kind, there in known.items()
+            for text in sorted(there)
+            if (kind, text) not in said
+        ),
+    ]
+
+
+def statuses(tree: ast.Module) -> Iterator[str]:
+    """The HTTP statuses that a file answers with."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(args=args, keywords=keywords) as call:
+                given = [*args, *(each.value for each in keywords if "status" in str(each.arg))]
+                values = given if name_of(call) in _PLACES or keywords else []
+            case ast.Dict(keys=keys, values=of):
+                values = [
+                    value
+                    for key, value in zip(keys, of, strict=True)
+                    if isinstance(key, ast.Constant) and key.value == "status"
+                ]
+            case ast.Return(value=ast.Tuple(elts=values)):
+                pass
+            case _:
+                continue
+        for value in values:
+            if isinstance(value, ast.Constant) and type(value.value) is int:
+                if 400 <= value.value < 600:
+                    yield str(value.value)
+
+
+def codes(tree: ast.Module) -> Iterator[str]:
+    """The JSON-RPC codes that a file writes out."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))) if (
+                value > 30000
+            ):
+                yield str(-value)
+            case _:
+                pass
+
+
+def test_each_message_has_an_entry_and_each_entry_a_message() -> None:
+    found = list(logged(trees()))
+
+    assert len(found) > 300
+    assert missing(found, (ROOT / MESSAGES).read_text("utf-8")) == []
+
+
+def test_each_entry_says_why_it_happens_and_what_to_do() -> None:
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in (ROOT / MESSAGES).read_text("utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+
+    assert len(rows) > 150
+    assert [row for row in rows if len(row) not in (2, 3) or not all(row)] == []
+
+
+def test_a_message_that_is_only_values_says_where_its_text_comes_from() -> None:
+    found = {(each.file, each.text) for each in wordless(trees())}
+
+    assert sorted(found - WORDLESS.keys()) == []
+    assert sorted(WORDLESS.keys() - found) == []
+
+
+def test_each_function_that_takes_a_text_is_still_there() -> None:
+    source = {file: (ROOT / file).read_text("utf-8") for file in trees()}
+
+    for name, (_, _, where) in COMPOSERS.items():
+        assert any(f"{name}(" in text for file, text in source.items() if where in file), name
+    for file, name in TABLES:
+        assert name in source[file]
+
+
+def test_each_error_has_an_entry_and_each_entry_an_error() -> None:
+    page = (ROOT / ERRORS).read_text("utf-8")
+    sources = trees()
+    answered = {
+        status
+        for file, tree in sources.items()
+        if file.startswith(ANSWERING) and not file.startswith(CLIENT)
+        for status in statuses(tree)
+    }
+    raised = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.SessionsError)
+    }
+    written = {code for tree in sources.values() for code in codes(tree)}
+
+    assert {"404", "503"} <= answered and len(written) > 10 and len(raised) > 15
+    assert OF_OTHERS.keys().isdisjoint(answered | written)
+    assert differences(written | others(is_code=True), entries(page, "code")) == []
+    assert differences(answered | others(is_code=False), entries(page, "status")) == []
+    assert differences(raised, entries(page, "error")) == []
+
+
+def others(*, is_code: bool) -> set[str]:
+    """The codes, or else the statuses, that come from elsewhere."""
+    return {each for each in OF_OTHERS if each.startswith("-") is is_code}
+
+
+def differences(there: set[str], known: Iterable[str]) -> list[str]:
+    """What has no entry, and the entries of nothing."""
+    named = set(known)
+    return [
+        *(f"{each} has no entry in {ERRORS}" for each in sorted(there - named)),
+        *(f"{ERRORS}: {each} is nowhere in the source" for each in sorted(named - there)),
+    ]
+
+
+MADE_UP = """
+_WHY = "it is gone"
+
+def serve(name, failed):
+    logger.warning("%s lost %d %% of its " "events: %.1f s", name, 3, 1.5)
+    logger.debug("nobody reads this")
+    logger.info("%s: %s", name, failed)
+    logger.log(level, f"the {name} is open" if name else "nothing is open")
+    text = f"{name} is full"
+    raise StoreUnavailable(text)
+
+async def work(self):
+    self.background.run("a walk", self.walk())
+    app.run("no work")
+    report(_WHY, None)
+"""
+
+
+def collected(source: str) -> list[Logged]:
+    return list(logged({"a.py": ast.parse(source)}))
+
+
+def test_the_collector_finds_each_kind_of_text() -> None:
+    assert [(each.kind, each.text, each.line) for each in collected(MADE_UP)] == [
+        ("message", "… lost … % of its events: … s", 5),
+        ("message", "…: …", 7),
+        ("message", "the … is open", 8),
+        ("message", "nothing is open", 8),
+        ("cause", "… is full", 10),
+        ("work", "a walk", 13),
+        ("work", "it is gone", 15),
+    ]
+    assert list(wordless({"a.py": ast.parse(MADE_UP)})) == [Logged("serve", "wordless", "a.py", 7)]
+
+
+def test_a_message_without_an_entry_is_named_with_its_file_and_line() -> None:
+    page = (
+        "| message | why | what to do |\n|---|---|---|\n| `a cat slept` | it is a cat | Nothing |\n"
+    )
+    slept, woke = 'logger.info("a cat slept")\n', 'logger.error("%s woke up", cat)\n'
+
+    assert missing(collected(slept), page) == []
+    assert missing(collected(slept + woke), page) == [
+        "a.py:2: message: … woke up has no entry in docs/log-messages.md"
+    ]
+    assert missing(collected(woke), page)[1:] == [
+        "docs/log-messages.md: message: a cat slept is logged nowhere"
+    ]
+
+
+def test_entries_are_read_from_the_first_column_of_their_tables() -> None:
+    page = (
+        "| cause | why |\n|---|---|\n| `one`<br>`` a `b` `` | `no` |\n| two | `no` |\n\n"
+        "| message | why |\n|---|---|\n| `three` | |\n"
+    )
+
+    assert list(entries(page, "cause")) == ["one", "a `b`"]
+    assert list(entries(page, "message")) == ["three"]
+
+
+def test_statuses_and_codes_are_found_where_they_are_answered() -> None:
+    tree = ast.parse(
+        "send_text(send, 413, '')\nreply(send, status=406)\nwait(500)\n"
+        "a = {'status': 503, 'limit': 512}\nNOT_FOUND = -32043\nBELOW = -3\n"
+        "def refused():\n    return 421, 'Host'\n"
+    )
+
+    assert sorted(statuses(tree)) == ["406", "413", "421", "503"]
+    assert list(codes(tree)) == ["-32043"]
+
+
+def test_a_text_of_values_alone_has_no_words() -> None:
+    assert not has_words("…: …") and not has_words("… … ms") and has_words("… slept")
+    assert "warning" in LEVELS and "debug" not in LEVELS
