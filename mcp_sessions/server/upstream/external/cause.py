@@ -16,18 +16,16 @@ Several clients may share a child: those of one principal outside of sessions, o
 4. If several requests can be the cause, no client gets the message. A question is refused with an
    error that says why.
 5. A child may send a message about a request that it has answered, since a task of its own runs on.
-   So an answered request counts for :data:`LATE` seconds more. It counts against each request that
-   was open at the same time, and for notifications against each that was sent meanwhile. These
-   messages are dropped. A question is dropped for this reason only if the child is known to ask
-   late, since it asked while no request was open. Otherwise all calls that follow each other
-   closely would be refused their questions. A request of the same client does not count: of the
-   same session, or outside of sessions on the same connection. If notifications have a stream of
+   So an answered request counts for :data:`LATE` seconds more against each request that was open
+   at the same time. If the child is known to send messages of a method late, it counts against each
+   request that was sent meanwhile, too. The child is known to do so once it sent one while no
+   request was open. Otherwise calls that follow each other closely would lose their questions and
+   log messages. A request of the same client does not count: of the same session, or outside of
+   sessions on the same connection. If notifications have a stream of
    their own, apart from the responses, a URL may send them after its answers. Such a notification
    is lost if any request was answered shortly before (:data:`BEHIND`).
 6. If only one client (a session, or a connection outside of sessions) asks a child, that client
-   gets every message. A child that a session took over served others before. For :data:`LATE`
-   seconds after its last answer to them, only questions and messages that name their request are
-   passed on. All messages are passed on if the client's connection is still the same.
+   gets every message.
 7. Only such a child gets the notifications of its client. A child of several clients gets none: a
    message caused by a notification would be taken for the work of another client's request.
 
@@ -97,9 +95,6 @@ class Cause(NamedTuple):
 
     only: Call | None = None
     """Request that is the only possible one. None: others are possible."""
-
-    may_be_others: bool = False
-    """Whether it may be a request from before the session got the child (``takeover.py``)."""
 
     @property
     def known(self) -> Call | None:
@@ -171,17 +166,11 @@ class Unanswered:
         self._answered_to_others_at = -math.inf
         """Time of the last answer to any other session or connection."""
 
-        self._asked_late: set[str] = set()
-        """Methods that the child asks after it answered."""
+        self._said_late: set[str] = set()
+        """Methods of messages that the child sent after it had answered."""
 
         self._has_asked = False
         """Whether the child asked its client for something, and knows the answer."""
-
-        self._others_until = -math.inf
-        """Until then the child may still send messages because of requests from before it moved."""
-
-        self._moved_from: Hashable = None
-        """Connection of all those requests. None: there were several, or it is unknown."""
 
     def sent(self, request_id: RequestId, call: Call | None, params: object) -> None:
         """Note that the child gets a request now."""
@@ -228,12 +217,6 @@ class Unanswered:
         """Whether the child may still work on a request that no client waits for."""
         return self._is_lost or bool(self._given_up)
 
-    def moved(self) -> None:
-        """Note that the child serves a session from now on. Its client may be another one."""
-        now = asyncio.get_running_loop().time()
-        self._others_until = self._answered_at + LATE
-        self._moved_from = self._answered_to if now - self._answered_to_others_at >= LATE else None
-
     def is_settled(self, *, is_late: bool) -> bool:
         """Whether the child sent all messages about its requests so far, and asked nothing because
         of them.
@@ -241,7 +224,7 @@ class Unanswered:
         Args:
             is_late: See :meth:`cause`.
         """
-        if self._awaited or self.has_given_up or self._asked_late or self._has_asked:
+        if self._awaited or self.has_given_up or self._said_late or self._has_asked:
             return False
         return not is_late or asyncio.get_running_loop().time() - self._answered_at >= BEHIND
 
@@ -264,8 +247,6 @@ class Unanswered:
         else:
             name = _name_of(method, params)
             cause = self._named(name) if name is not None else self._only(method, is_late=is_late)
-        if asyncio.get_running_loop().time() < self._others_until and not self._is_as_before():
-            cause = cause._replace(may_be_others=True)
         self._has_asked = self._has_asked or not method.startswith("notifications/")
         elicitation: object = (params or {}).get("elicitationId")
         if isinstance(elicitation, str) and method == "elicitation/create":
@@ -274,13 +255,6 @@ class Unanswered:
                 if is_cause and len(request.names) < _NAMES:
                     request.names.add(("elicitation", elicitation))
         return cause
-
-    def _is_as_before(self) -> bool:
-        """Whether all open requests belong to the client that the child served before it moved."""
-        return self._moved_from is not None and all(
-            _source_of(each.call) == self._moved_from and _has_own_source(each.call)
-            for each in self._awaited.values()
-        )
 
     def _named(self, name: tuple[str, str]) -> Cause:
         # A task continues after the answer of the request that began it, and so does an
@@ -291,8 +265,8 @@ class Unanswered:
     def _only(self, method: str, *, is_late: bool) -> Cause:
         now = asyncio.get_running_loop().time()
         if not (self._awaited or self.has_given_up or method.endswith(_ABOUT_NO_REQUEST)):
-            if now - self._answered_at < LATE and len(self._asked_late) < _NAMES:
-                self._asked_late.add(method)
+            if now - self._answered_at < LATE and len(self._said_late) < _NAMES:
+                self._said_late.add(method)
         if self.has_given_up or len(self._awaited) != 1:
             return UNKNOWN
         if is_late and now - self._answered_at < BEHIND:
@@ -300,9 +274,7 @@ class Unanswered:
         (request,) = self._awaited.values()
         if now < request.doubted_until:
             return UNKNOWN
-        is_question = not method.startswith("notifications/")
-        may_be_late = not is_question or method in self._asked_late
-        if may_be_late and now - request.follows < LATE:
+        if method in self._said_late and now - request.follows < LATE:
             if not _has_own_source(request.call) or now - request.follows_others < LATE:
                 return UNKNOWN
         return Cause(only=request.call)

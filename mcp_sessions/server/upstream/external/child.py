@@ -152,7 +152,6 @@ class Child(ABC):
     def belongs_to(self, client: Client) -> None:
         """Send its messages to another client from now on."""
         self._client = client
-        self.unanswered.moved()
 
     is_in_order = True
     """Whether it sends everything on one stream, and nothing about a request after its answer."""

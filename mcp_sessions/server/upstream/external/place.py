@@ -371,7 +371,7 @@ class Place:
             if not is_log or _is_wanted(params, self._least(self.calls[call])):
                 await self._tell(call, call.notify, method, params)
                 return
-        is_told = self.is_one_client and not self.calls and not cause.may_be_others
+        is_told = self.is_one_client and not self.calls
         if is_told and (not is_log or _is_wanted(params, self._least(None))):
             for who, outbound in list(self.outbounds.items()):
                 await self._tell((self.key, who), outbound.notify, method, params)
@@ -381,7 +381,7 @@ class Place:
         if self.is_one_client:
             # If the child names no call, the newest one counts.
             if cause.said is None:
-                return () if cause.may_be_others else reversed(self.calls)
+                return reversed(self.calls)
             return (cause.said,) if cause.said in self.calls else ()
         # Clients that share a child with other users get no message that is only likely theirs.
         call = cause.said if self.is_shared else cause.known

@@ -12,11 +12,9 @@ Rules, owned by ``tests/server/upstream/external/test_takeover.py``:
 4. Outside of sessions a server of both eras is spoken to in the modern era, in a session in the
    handshake era. So a child that is spoken to in the modern era is not taken over.
 5. The child moves, and not its place. A request that was about to use it there gets another one.
-6. For a few seconds a log message may be about an earlier request. It is dropped then (rule 6 of
-   ``cause.py``).
-7. Clients of one principal with the same description are taken for one client. If it is another
+6. Clients of one principal with the same description are taken for one client. If it is another
    one, it has lost nothing: the child kept nothing of it.
-8. Otherwise the session has a new child. A child that only this client used outside of sessions
+7. Otherwise the session has a new child. A child that only this client used outside of sessions
    ends then.
 """
 
