@@ -429,7 +429,7 @@ class ExternalPeer:
             return shared_place(self._wrapped)
         wanted = self._wanted if inherited is None else inherited
         was_served = self._was_served or inherited is not None
-        is_told = is_one_client or (isinstance(key, Sessionless) and key.of is not None)
+        is_told = is_one_client or isinstance(key, Sessionless)
         client = self._client if is_told else OURS
         if self._asks is not None:
             # A server of the handshake era learns from it which requests the client accepts.

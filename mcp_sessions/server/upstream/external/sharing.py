@@ -19,9 +19,8 @@ among them makes no difference: nothing lasts there from one request to the next
    whose client is away, and one for the next request.
 7. Before a request has to share, the oldest call of its principal whose client was asked and has
    long been away is given up (``rounds.py``).
-8. A client's session takes over the child that the client listed from (``takeover.py``), if that
-   child got its name. One at a time of the clients that accept the same requests has such a child.
-   The others use children that get the layer's name.
+8. A child gets the name of the client for which it was started. If no other client used it, the
+   client's session takes it over (``takeover.py``). The others share it: one child is enough.
 """
 
 from __future__ import annotations
@@ -54,10 +53,8 @@ class Sessionless:
     :func:`~mcp_sessions.server.upstream.external.asks.kind_of` names them.
     """
 
-    of: bytes | None = None
-    """Description of the only client that asks here, whose name the child gets. None: any may ask,
-    and the child gets the layer's name.
-    """
+    of: bytes
+    """Description of the client for which the child was started. The child gets its name."""
 
     number: int = 0
     """Number among several. The first one stays as long as a client listens for changes."""
@@ -71,29 +68,21 @@ class Sharing:
     _rounds: Rounds
 
     def key(self, principal: Principal, asks: Asks, description: bytes) -> Sessionless:
-        """Return the key of a client's child: one that gets its name (rule 8), or a common one.
+        """Return the key of a client's child: another client's that runs, or one of its own.
 
         Args:
             description: A key that is equal for clients with equal descriptions.
         """
-        anybodys = Sessionless(principal, kind_of(asks))
-        own = replace(anybodys, of=description)
+        own = Sessionless(principal, kind_of(asks), description)
         if self._children.known(own) is not None:
             return own
-        if self._children.places(lambda it: _is_anothers(it, own)):
-            return anybodys
-        # A client that can use the common child takes no room for its own.
-        is_known = self._children.known(anybodys) is not None
-        return anybodys if is_known and not self._children.has_room(principal) else own
+        others = self._children.places(lambda it: _is_anothers(it, own))
+        other = next((place.key for place in others if _runs(place)), own)
+        return replace(other, number=0) if isinstance(other, Sessionless) else own
 
     def of_one(self, principal: Principal, asks: Asks, description: bytes) -> Place | None:
-        """Return the place that a client used, if it may be the only one there. None: there is
-        none.
-        """
-        anybodys = Sessionless(principal, kind_of(asks))
-        return self._children.known(replace(anybodys, of=description)) or self._children.known(
-            anybodys
-        )
+        """Return the place that a client used first. None: there is none."""
+        return self._children.known(Sessionless(principal, kind_of(asks), description))
 
     async def request(
         self,
@@ -185,12 +174,10 @@ class Sharing:
 
 
 def _is_anothers(key: Hashable, own: Sessionless) -> bool:
-    """Whether that is the key of another client's own child, and the client accepts the same
-    requests.
-    """
+    """Whether that is the key of a child for another client that accepts the same requests."""
     return (
         isinstance(key, Sessionless)
-        and key.of not in (None, own.of)
+        and key.of != own.of
         and (key.principal, key.kind) == (own.principal, own.kind)
     )
 

@@ -109,22 +109,21 @@ async def test_clients_one_after_the_other_have_one_process_each(tmp_path: Path)
             assert starts(calls) == count
 
 
-async def test_whoever_asks_beside_a_client_is_told_of_by_the_layers_name(tmp_path: Path) -> None:
-    """It has another process than that which is told of the client; it takes nothing from it."""
+async def test_clients_beside_a_client_share_its_process_which_no_session_takes(
+    tmp_path: Path,
+) -> None:
+    """A made-up name starts nothing. Each session has a process of its own, with its name."""
     calls, options = noted(tmp_path)
     async with child_world(options=options) as w:
         client = ModernClient(w.carrier)
         for name in ("first", *(f"made up {number}" for number in range(5))):
             await looks(client, named(name))
-        assert starts(calls) == 2, "nobody has one for a name"
-        told = json.loads(await client.text("client", meta=named("made up 6")))
-        assert told["clientInfo"]["name"] == "mcp-sessions"
-        meta = {**session_meta((await client.create())["sessionId"]), **named("first")}
-        assert json.loads(await client.text("client", meta=meta))["clientInfo"]["name"] == "first"
-        assert starts(calls) == 2
-        meta = {**session_meta((await client.create())["sessionId"]), **named("made up 1")}
-        assert await client.text("count", meta=meta) == "1"
-        assert starts(calls) == 3
+        assert starts(calls) == 1
+        for count, name in ((2, "first"), (3, "made up 1")):
+            meta = {**session_meta((await client.create())["sessionId"]), **named(name)}
+            told = json.loads(await client.text("client", meta=meta))
+            assert told["clientInfo"]["name"] == name
+            assert starts(calls) == count
 
 
 async def test_a_principal_never_has_what_another_one_asked(tmp_path: Path) -> None:
