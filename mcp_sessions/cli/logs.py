@@ -155,11 +155,15 @@ _PIPE_BUF: int = getattr(select, "PIPE_BUF", 512)
 
 def _takes(stream: TextIO) -> bool:
     """Whether a stream takes a few bytes without waiting."""
+    if not hasattr(select, "poll"):
+        return True
+    pipe = select.poll()
     try:
-        return not hasattr(select, "poll") or bool(select.select((), (stream,), (), 0)[1])
+        pipe.register(stream, select.POLLOUT)
     except (OSError, ValueError, TypeError):
         # It has no descriptor. The write itself shows what is wrong with it.
         return True
+    return bool(pipe.poll(0))
 
 
 class TextFormatter(logging.Formatter):

@@ -21,9 +21,9 @@ Several clients may share a child: those of one principal outside of sessions, o
    request that was sent meanwhile, too. The child is known to do so once it sent one while no
    request was open. Otherwise calls that follow each other closely would lose their questions and
    log messages. A request of the same client does not count: of the same session, or outside of
-   sessions on the same connection. If notifications have a stream of
-   their own, apart from the responses, a URL may send them after its answers. Such a notification
-   is lost if any request was answered shortly before (:data:`BEHIND`).
+   sessions on the same connection, if no proxy shows. If notifications have a stream of their own,
+   apart from the responses, a URL may send them after its answers. Such a notification is lost if
+   any request was answered shortly before (:data:`BEHIND`).
 6. If only one client (a session, or a connection outside of sessions) asks a child, that client
    gets every message.
 7. Only such a child gets the notifications of its client. A child of several clients gets none: a
@@ -198,7 +198,7 @@ class Unanswered:
             self._answered_to_others_at = self._answered_at
         self._answered_to, self._answered_at = source, asyncio.get_running_loop().time()
         for other in self._awaited.values():
-            if source is None or _source_of(other.call) != source:
+            if not (_source_of(other.call) == source and _has_own_source(other.call)):
                 other.doubted_until = self._answered_at + LATE
 
     def given_up(self, request_id: RequestId) -> None:

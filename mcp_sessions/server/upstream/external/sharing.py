@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from mcp_sessions.errors import LIMIT_REACHED
 from mcp_sessions.principal import Principal
@@ -68,7 +68,10 @@ class Sharing:
     _rounds: Rounds
 
     def key(self, principal: Principal, asks: Asks, description: bytes) -> Sessionless:
-        """Return the key of a client's child: another client's that runs, or one of its own.
+        """Return the key of a client's child: another client's that is in use, or one of its own.
+
+        A place of another client that is not in use is forgotten. So names that clients make up
+        leave no places behind, also if no child starts.
 
         Args:
             description: A key that is equal for clients with equal descriptions.
@@ -76,9 +79,11 @@ class Sharing:
         own = Sessionless(principal, kind_of(asks), description)
         if self._children.known(own) is not None:
             return own
-        others = self._children.places(lambda it: _is_anothers(it, own))
-        other = next((place.key for place in others if _runs(place)), own)
-        return replace(other, number=0) if isinstance(other, Sessionless) else own
+        for place in self._children.places(lambda it: _is_anothers(it, own)):
+            if _runs(place) or place.calls or place.outbounds:
+                return replace(cast("Sessionless", place.key), number=0)
+            self._children.forget(place)
+        return own
 
     def of_one(self, principal: Principal, asks: Asks, description: bytes) -> Place | None:
         """Return the place that a client used first. None: there is none."""

@@ -7,8 +7,9 @@ Rules, owned by ``tests/server/upstream/external/test_takeover.py``:
 2. The child of the connection on which the session begins certainly served the same client.
 3. A client of the modern era has no connection. It asks outside of sessions, where others may ask
    as well. Its session takes over a child if no other client asked there, and if the child got the
-   same data as a new one would get. A child that may still send a message because of a request is
-   not taken over. A child that asked something is not either: it would not ask its session again.
+   same data as a new one would get. A child is not taken over if
+   it has an open request, or sent messages after its answers, or asked something: it would not ask
+   its session again.
 4. Outside of sessions a server of both eras is spoken to in the modern era, in a session in the
    handshake era. So a child that is spoken to in the modern era is not taken over.
 5. The child moves, and not its place. A request that was about to use it there gets another one.

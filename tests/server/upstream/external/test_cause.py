@@ -502,6 +502,24 @@ def test_what_was_answered_counts_for_a_while_against_what_was_open_beside_it(
     assert unanswered.cause(what, {}).known is A
 
 
+@pytest.mark.parametrize("port", [0, 50_000])
+def test_requests_of_one_address_count_against_each_other_behind_a_proxy(
+    now: list[float], port: int
+) -> None:
+    """A trusted proxy's clients may share an address, and have no port. Any proxy's clients may
+    share its connection.
+    """
+    scope = {"client": ("192.0.2.1", port), "headers": [(b"x-forwarded-for", b"192.0.2.1")]}
+    a, b = (cast(Call, PuppetCall(who, context=SimpleNamespace(scope=scope))) for who in "AB")
+    unanswered = Unanswered()
+    unanswered.sent(1, a, {})
+    unanswered.sent(2, b, {})
+    unanswered.answered(1)
+    assert unanswered.cause(LOG, {}).known is None, "it may be about A's"
+    now[0] += LATE
+    assert unanswered.cause(LOG, {}).known is b
+
+
 def test_requests_of_one_session_do_not_count_against_each_other(now: list[float]) -> None:
     unanswered = logging_late(now)
     one, two = (cast(Call, PuppetCall("A", bound_session=SessionId("s"))) for _ in range(2))

@@ -126,6 +126,16 @@ async def test_clients_beside_a_client_share_its_process_which_no_session_takes(
             assert starts(calls) == count
 
 
+async def test_made_up_names_leave_nothing_behind_if_the_server_does_not_start() -> None:
+    """Each name could be that of a client whose process is to start."""
+    async with child_world("dies", "key") as w:
+        upstream: Any = w.inside.upstream
+        client = ModernClient(w.carrier)
+        for number in range(20):
+            await client.send("tools/list", meta=named(f"made up {number}")).error()
+        assert len(upstream.children._places) == 1
+
+
 async def test_a_principal_never_has_what_another_one_asked(tmp_path: Path) -> None:
     calls, options = noted(tmp_path)
     async with child_world(options=options) as w:
