@@ -7,7 +7,6 @@ only holds values, and the bus of a process that is alone, which does nothing.
 """
 
 import re
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from types import CodeType, FrameType
@@ -15,7 +14,7 @@ from types import CodeType, FrameType
 import pytest
 
 from tests.house.source import ROOT
-from tests.support.recorded import file_of
+from tests.support.recorded import file_of, profiled
 from tests.support.walks import WALKS
 
 PAGE = ROOT / "docs/how-it-works.md"
@@ -53,12 +52,8 @@ def noted(files: list[str]) -> Generator[None]:
         if short[path] and short[path] not in files:
             files.append(short[path])
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
+    with profiled(note):
         yield
-    finally:
-        sys.setprofile(before)
 
 
 def listed(page: str, heading: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Records which functions of the packages a piece of work enters, and in which order."""
 
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -67,6 +67,21 @@ class Recorded:
         return sum(1 for caller, (file, _) in pairs if caller and floors[file] < floors[caller])
 
 
+Note = Callable[[FrameType, str, object], None]
+"""See `sys.setprofile`."""
+
+
+@contextmanager
+def profiled(note: Note) -> Generator[None]:
+    """Note what this thread does while the block runs."""
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
 @contextmanager
 def recorded(found: Recorded) -> Generator[None]:
     """Add what this thread enters while the block runs."""
@@ -96,12 +111,8 @@ def recorded(found: Recorded) -> Generator[None]:
             found.functions.append((here, frame.f_code.co_qualname))
             found.callers.append("" if caller is None else file(caller.f_code))
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
+    with profiled(note):
         yield
-    finally:
-        sys.setprofile(before)
 
 
 async def record(walk: Walk, rounds: int = 3) -> Recorded:

@@ -12,9 +12,9 @@ from typing import Any
 
 from mcp_sessions.conversations import Conversations
 from tests.support.children import child_world
-from tests.support.duplex import DECLARED, WITHIN, duplex_world
+from tests.support.duplex import DECLARED, WITHIN, DuplexPeer, duplex_world
 from tests.support.modern import ModernClient
-from tests.support.raw import at_most, in_session, keyed, uris
+from tests.support.raw import RawClient, at_most, in_session, keyed, uris
 from tests.support.replicas import cluster
 from tests.support.world import STORES, world
 
@@ -61,6 +61,11 @@ async def modern_call(*, session: bool = False, key: bool = False) -> AsyncGener
         yield once
 
 
+async def _call(client: RawClient | DuplexPeer, measured: Measured) -> None:
+    with measured():
+        assert await client.text("echo", text="x") == "x"
+
+
 @asynccontextmanager
 async def duplex_call(kind: str) -> AsyncGenerator[Once]:
     """A `tools/call` in a session on one connection of both directions."""
@@ -68,11 +73,7 @@ async def duplex_call(kind: str) -> AsyncGenerator[Once]:
         client = await w.connected(kind)
         await client.start()
 
-        async def once(measured: Measured) -> None:
-            with measured():
-                assert await client.text("echo", text="x") == "x"
-
-        yield once
+        yield partial(_call, client)
 
 
 @asynccontextmanager
@@ -81,11 +82,7 @@ async def command_call() -> AsyncGenerator[Once]:
     async with child_world(store=STORES["memory"]()) as w:
         client = await w.connected()
 
-        async def once(measured: Measured) -> None:
-            with measured():
-                assert await client.text("echo", text="x") == "x"
-
-        yield once
+        yield partial(_call, client)
 
 
 @asynccontextmanager
