@@ -113,7 +113,8 @@ def test_a_file_is_written_and_a_command_is_left_running(tmp_path: Path) -> None
 print("hello", "there")
 ```
 
-Start it in terminal 1, and leave it running:
+Start it in terminal 1, and leave it
+running:
 
 ```sh
 python hello.py && exec sleep 30

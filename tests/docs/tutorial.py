@@ -34,7 +34,7 @@ _INSTALLS = re.compile(r"^(pip|apt|brew|git|python3 -m venv|source|sudo) ?", re.
 
 @dataclass(frozen=True)
 class Step:
-    """One block, and the words between it and the block before it."""
+    """One block, and the words between it and the block before it: on one line."""
 
     before: str
     language: str
@@ -45,9 +45,9 @@ def steps(page: str) -> Iterator[Step]:
     """The blocks of a page in order."""
     end = 0
     for block in _BLOCK.finditer(page):
-        yield Step(page[end : block.start()], block[1], block[2])
+        yield Step(" ".join(page[end : block.start()].split()), block[1], block[2])
         end = block.end()
-    yield Step(page[end:], "", "")
+    yield Step(" ".join(page[end:].split()), "", "")
 
 
 @dataclass
