@@ -328,7 +328,8 @@ class SessionLayer:
         failed = await announced.settled()
         if failed is not None:
             untold = StoreUnavailable(
-                f"the change is kept, and told to the rest when the store is back: {failed}"
+                "the server keeps the change, and sends it to the other sessions when the store "
+                f"is back: {failed}"
             )
             told_handler(untold)
             raise untold

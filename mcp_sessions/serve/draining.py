@@ -155,7 +155,7 @@ class Draining:
                     sessions.extend(record.carried if record is not None else ())
                 except StoreUnavailable:
                     is_away = True
-                    logger.warning("the store is away: not every client is told to come back")
+                    logger.warning("the store is away: some clients were not asked to reconnect")
         for session_id in sessions:
             await connection.tell_detached(session_id, Detached.DRAINING, retry_after=spread)
         return is_away

@@ -116,7 +116,7 @@ class SharedStore:
             await self._ended(self._store, record)
         except StoreUnavailable as failed:
             raise StoreUnavailable(
-                f"the session is over, and the servers find out by themselves: {failed}"
+                f"the session ended, and the servers notice it in their next round: {failed}"
             ) from failed
         return True
 

@@ -143,7 +143,7 @@ def _add_tools(stage: Stage, w: World) -> None:
         try:
             await w.layer.notify_resource_updated(arguments["uri"])
         except StoreUnavailable:
-            return "kept, and told to the rest when the store is back"
+            return "sends it to the other sessions when the store is back"
         return "announced"
 
     async def update(ctx: Ctx, arguments: Json) -> str:

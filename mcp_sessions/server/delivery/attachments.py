@@ -234,7 +234,9 @@ class Attachments:
         try:
             await self._displace(lost)
         except StoreUnavailable as failed:
-            logger.warning("who had a session is told later that it is gone: %s", failed)
+            logger.warning(
+                "the connection that lost a session in a takeover is notified later: %s", failed
+            )
             self._tell_later(lost)
 
     async def detach(

@@ -296,7 +296,7 @@ class ChangeBroadcaster:
                 lock.release()
         if undelivered:
             waiting.undelivered += undelivered
-            raise StoreUnavailable("the store did not answer while an event was handed over")
+            raise StoreUnavailable("the store did not answer while an event was delivered")
 
     async def _hand_over(self, waiting: WaitingChange, told: Sequence[Told]) -> None:
         """Hand over again what connections may not have.
@@ -309,7 +309,7 @@ class ChangeBroadcaster:
                 # Whoever is attached anew got it with what was missed.
                 waiting.undelivered += await self._publisher.hand_over([each])
         if waiting.undelivered:
-            raise StoreUnavailable("the store did not answer while an event was handed over")
+            raise StoreUnavailable("the store did not answer while an event was delivered")
 
     async def _renew_everyone(self) -> None:
         """Replace every session's event log after an unknown loss; attached clients must resume.

@@ -60,7 +60,7 @@ class Owed:
             for name in writes:
                 await self._do(name)
         except StoreUnavailable as failed:
-            logger.warning("the store is away; what it is owed waits: %s", failed)
+            logger.warning("the store is away; writes wait until it is back: %s", failed)
         finally:
             # Also if this task was cancelled: nobody else remembers them.
             self._work_on()
@@ -75,7 +75,10 @@ class Owed:
         self._is_over = True
         await self._background.close()
         if self._writes:
-            logger.warning("%d writes are not in the store: it is away", len(self._writes))
+            logger.warning(
+                "%d writes were lost: the server stopped before the store was back",
+                len(self._writes),
+            )
 
     def _work_on(self) -> None:
         if self._writes and not self._is_over and not self._is_at_work:

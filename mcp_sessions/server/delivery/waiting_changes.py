@@ -174,7 +174,7 @@ class WaitingChanges:
 
     def begin_renewal(self) -> None:
         """Note that every session learns of its loss by a new log."""
-        self._say_what_is_lost("too many waited; every session has to resume")
+        self._say_what_is_lost("too many changes waited; every session has to resume")
         self._renews = False
 
     def renewal_failed(self) -> None:
@@ -250,7 +250,8 @@ class WaitingChanges:
         """The store is away: nobody waits for it, and everything is kept."""
         if self._away is None:
             logger.warning(
-                "%s is not told to everyone yet; it is kept until the store is back: %s",
+                "%s did not reach all sessions yet; the server keeps it until the store is back: "
+                "%s",
                 waiting.method, failed,
             )  # fmt: skip
         self._away = failed
@@ -264,7 +265,7 @@ class WaitingChanges:
     def _say_what_is_lost(self, why: str) -> None:
         if self._lost:
             logger.error(
-                "changes were lost, and sessions do not hear of them (%s): %s",
+                "changes were lost, and sessions do not get them (%s): %s",
                 why, ", ".join(f"{count} x {method}" for method, count in self._lost.items()),
             )  # fmt: skip
         self._lost.clear()

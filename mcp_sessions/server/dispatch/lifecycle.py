@@ -387,7 +387,7 @@ class Lifecycle:
             except StoreUnavailable as failed:
                 self._over.append(record)
                 logger.warning(
-                    "what is at work for session %s ends later: %s",
+                    "the process and the requests of session %s end later: %s",
                     digest(record.session_id),
                     failed,
                 )

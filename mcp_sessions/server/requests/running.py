@@ -240,7 +240,11 @@ class RunningRequest:
                 await self._outcomes.keep(self, outcome)
         except StoreUnavailable as failed:
             # The handler ran: whoever still listens gets the answer.
-            logger.warning("the end of %s moved no deadline: %s", self.request.method, failed)
+            logger.warning(
+                "%s ended, but the deadline of its session was not moved: %s",
+                self.request.method,
+                failed,
+            )
         finally:
             # Until here the same request, sent again, could join: the store did not know better.
             self._at_work.kept(self)
@@ -256,7 +260,7 @@ class RunningRequest:
             except StoreUnavailable as failed:
                 # It was told; what the store keeps of its stream is looked after there. The
                 # other senders are owed the answer all the same (KEY5).
-                logger.error("a response stream was not put away: %s", failed)
+                logger.error("the end of a response stream was not stored: %s", failed)
 
     # --- what its handler has ------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class SharedClock:
         self._compared = (before, steady)
         if abs(ahead - self._ahead) > _JUMP:
             logger.warning(
-                "this process's clock is %.0f s %s the store's; what counts is the store's",
+                "this process's clock is %.0f s %s the store's; the store's clock counts",
                 abs(ahead),
                 "behind" if ahead < 0 else "ahead of",
             )

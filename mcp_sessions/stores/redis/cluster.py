@@ -84,7 +84,7 @@ class ClusterLink:
                 # It may be another one's by now.
                 self._is_stale = True
                 raise
-        raise StoreUnavailable("the Redis Cluster is being moved")
+        raise StoreUnavailable("slots of the Redis Cluster are being moved")
 
     def make(self) -> Connection:
         """A new connection to one of the nodes, another one each time: one may be away."""

@@ -197,7 +197,7 @@ async def each_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | None]:
     if failures and len(failures) == len(outcomes) and not _is_refused(failures[0]):
         raise failures[0]
     if failures:
-        logger.error("%d sessions could not be reached; one: %s", len(failures), failures[0])
+        logger.error("%d sessions could not be reached; the first: %s", len(failures), failures[0])
     return [None if isinstance(each, StoreUnavailable) else each for each in outcomes]
 
 

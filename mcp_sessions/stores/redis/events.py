@@ -187,7 +187,7 @@ class Events(Lists):
             broken = [key for key, answer in zip(keys, answers, strict=True) if answer == b"broken"]
             if broken:
                 await self._mend(broken)
-                raise StoreRefused("Redis has what is none of ours: it counts as lost")
+                raise StoreRefused("a value in Redis cannot be read: it counts as lost")
             found |= {
                 (session_id, stream): StreamHead(False, None)
                 if answer is None

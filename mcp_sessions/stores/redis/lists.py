@@ -107,7 +107,7 @@ class Lists(EndsInRedis):
                 await self._release(member)
             await self._drop_subscribers(tag, tokens_of(tokens))
         except StoreUnavailable as failed:
-            logger.warning("a session that is over is still in some list: %s", failed)
+            logger.warning("an ended session is still in a list: %s", failed)
             return False
         return True
 
@@ -117,7 +117,9 @@ class Lists(EndsInRedis):
         places = [member for member in members if is_place(member)]
         if len(places) < len(members):
             others = set(members).difference(places)
-            logger.warning("%d members of a list of sessions are none: taken out", len(others))
+            logger.warning(
+                "%d members of a list of sessions were not sessions: removed", len(others)
+            )
             await self._command("SREM" if command[0] == "S" else "ZREM", key, *others)
         return places
 

@@ -57,7 +57,7 @@ def _mending(method: Method, unexpected: tuple[type[Exception], ...] = _UNEXPECT
             ids = [each for each in some if isinstance(each, str)]
             await self.mend_sessions(ids)
             raise StoreRefused(
-                f"Redis has what is none of ours ({type(failed).__name__}): it counts as lost"
+                f"a value in Redis cannot be read ({type(failed).__name__}): it counts as lost"
             ) from failed
 
     return cast(Method, call)
@@ -117,7 +117,7 @@ class Mended(Lives, Events, Belongings):
                 # have. The next call that meets it tries again.
                 continue
         if lost:
-            logger.warning("%d parts of what Redis has could not be read: they count as lost", lost)
+            logger.warning("%d values in Redis could not be read: they count as lost", lost)
 
     async def mend_sessions(self, session_ids: Iterable[str]) -> None:
         """Mend sessions with an unreadable part: it counts as lost from now on."""
@@ -187,7 +187,7 @@ class Mended(Lives, Events, Belongings):
                 continue
             is_listed = await self._command("ZSCORE", self._all, member)
             if is_listed is None or not await self._command("SISMEMBER", owned, member):
-                logger.warning("a list of sessions in Redis was lost: it is made anew")
+                logger.warning("a list of sessions in Redis was lost: it is rebuilt")
                 self._lost_lists.add(self._all)
                 return
 

@@ -26,8 +26,8 @@ _REFUSALS = {
     "BUSY": "is busy with a script. Wait, or end it with SCRIPT KILL",
     "MASTERDOWN": "is a replica without its primary. Start the primary",
     "CLUSTERDOWN": "is a cluster with a part that is down. Start its nodes",
-    "WRONGTYPE": "holds what is no session's under a session's key. That part counts as lost",
-    "ERR": "refused a command. A key may hold what is no session's, which then counts as lost",
+    "WRONGTYPE": "holds a foreign value under a session's key. That value counts as lost",
+    "ERR": "refused a command. A key may hold a foreign value, which then counts as lost",
 }
 """The meaning of each error code. Each is read after "Redis at HOST:PORT"."""
 

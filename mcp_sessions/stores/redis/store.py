@@ -128,7 +128,9 @@ class RedisStore(Mended):
                 "noeviction", policy_name,
             )  # fmt: skip
         if "master_replid" not in about:
-            logger.warning("this Redis does not tell its replication id: lost writes go unnoticed")
+            logger.warning(
+                "this Redis does not report its replication id: lost writes go unnoticed"
+            )
 
     async def probe(self) -> None:
         """Probe the server; of a cluster, one node."""

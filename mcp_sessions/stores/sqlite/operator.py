@@ -77,7 +77,7 @@ class SQLiteBeside:
                 if time.monotonic() > until:
                     raise StoreUnavailable(
                         f"process {held.holder} serves from {self._path} and did not end the "
-                        f"session within {END_WITHIN:g} s; it is asked to, and still may"
+                        f"session within {END_WITHIN:g} s; it may still end the session"
                     ) from None
                 time.sleep(0.05)
                 continue

@@ -47,18 +47,19 @@ def start_up(
             connection.execute(_DROP_RUNNING)
             is_copy = seen.begin(connection)
             if _lost_power(connection, boot):
-                logger.warning("%s: after a power loss every event log is made anew", path)
+                logger.warning("%s: every event log starts anew after a power loss", path)
                 _replace_logs(connection)
             elif is_copy and connection.execute("SELECT 1 FROM logs LIMIT 1").fetchone():
                 logger.warning(
-                    "%s is a copy, or stands without %s: every event log is made anew",
+                    "%s is a copy, or %s is missing: every event log starts anew",
                     path,
                     seen.path.name,
                 )
                 _replace_logs(connection)
             elif is_copy and _is_new(connection):
                 logger.warning(
-                    "%s is a new file, and %s is of an older one: the sessions in that are gone",
+                    "%s is a new file, and %s belongs to an older one: the sessions of the older "
+                    "file are gone",
                     path,
                     seen.path.name,
                 )

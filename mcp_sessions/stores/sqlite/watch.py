@@ -94,7 +94,7 @@ class Watch:
         if self._lost is not None:
             raise StoreRefused(
                 f"{self._lost} was deleted, moved, replaced or overwritten while it is served. "
-                "Put it back, or restart the server",
+                "Restore it, or restart the server",
                 "lost",
             )
 
@@ -107,7 +107,7 @@ class Watch:
         if lost is not None and self._lost is None:
             logger.error(
                 "%s was deleted, moved, replaced or overwritten while it is served: requests are "
-                "refused. Put it back, or restart the server",
+                "refused. Restore it, or restart the server",
                 lost,
             )
         elif lost is None and self._lost is not None:

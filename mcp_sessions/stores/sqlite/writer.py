@@ -264,9 +264,9 @@ class Writer:
             self._closing(connection)
         except StoreUnavailable as lost:
             # What stands at its path now is another process's.
-            logger.error("%s was not closed in order: %s", self._path, lost)
+            logger.error("%s was not closed cleanly: %s", self._path, lost)
         except sqlite3.Error as failed:
-            logger.error("%s was not closed in order: %s", self._path, failed)
+            logger.error("%s was not closed cleanly: %s", self._path, failed)
         finally:
             connection.close()
 

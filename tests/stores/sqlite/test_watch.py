@@ -91,7 +91,7 @@ async def test_a_file_that_is_gone_is_served_no_more(
             store.all_sessions(),
             store.probe(),
         ):
-            with pytest.raises(StoreRefused, match="Put it back, or restart"):
+            with pytest.raises(StoreRefused, match="Restore it, or restart"):
                 await call
         assert len(errors(caplog)) == 1
 

@@ -423,7 +423,7 @@ async def test_a_file_that_is_locked_for_a_moment_is_waited_for_by_the_thread(pa
 
 async def test_a_file_that_is_locked_while_it_is_closed_is_waited_for(path: Path) -> None:
     """Also where the event loop, which waits for nobody, wrote last: a file that was not closed
-    in order looks like a power loss after the machine's next start.
+    cleanly looks like a power loss after the machine's next start.
     """
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     release = threading.Timer(0.2, lambda: other.execute("ROLLBACK"))

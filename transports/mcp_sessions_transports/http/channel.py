@@ -117,7 +117,7 @@ class ResponseStreams:
                 await self.log(oldest).drop()
             except StoreUnavailable:
                 # Whoever got an answer is not told of it. The session's end forgets it, too.
-                logger.warning("a response stream is forgotten later: the store is away")
+                logger.warning("a response stream is deleted later: the store is away")
                 return
             self._forgotten = [name for name in self._forgotten or () if name != oldest] or None
 
@@ -269,7 +269,7 @@ class PostChannel(WatchedChannel):
             appended = await self._log.append(plain_draft(message, key))
         except StoreUnavailable:
             # Who listens is told all the same, but by no id that could be come back to.
-            logger.warning("a message on a response stream is not kept: the store is away")
+            logger.warning("a message of a response stream is not stored: the store is away")
             self._push_unkept(message, final=final)
             return
         if appended is None:
@@ -411,7 +411,7 @@ class PostChannel(WatchedChannel):
             head = await log.open()
         except StoreUnavailable:
             # It runs already, and is answered: on a stream that nobody can come back to.
-            logger.warning("a response stream is not kept: the store is away")
+            logger.warning("a response stream is not stored: the store is away")
             head = None
         if head is None:
             self._stream = SseStream(self._policy)
