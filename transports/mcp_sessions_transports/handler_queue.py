@@ -63,7 +63,7 @@ class HandlerQueue:
             self._is_stuck = not await self._room(cost)
         if not self._fits(cost):
             handling.close()
-            logger.warning("a notification is left out: handlers of those before it do not end")
+            logger.warning("a notification is dropped: handlers of earlier ones do not return")
             return
         self._waiting.append((handling, cost))
         self._size += cost

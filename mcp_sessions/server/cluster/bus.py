@@ -90,7 +90,7 @@ class ClusterBus:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run what a message asks for; what goes wrong with it is a line in the log."""
-        return self._background.run("what another replica asked for", work)
+        return self._background.run("a message of another replica", work)
 
     async def watch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
         """Hear what others append to a stream from now on.

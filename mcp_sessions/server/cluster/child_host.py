@@ -207,7 +207,9 @@ class ChildHost:
                     await asyncio.gather(*(self._children.give_up(*each) for each in some))
         except (StoreUnavailable, TimeoutError):
             # Of what is left others see that nobody has it once this process is gone.
-            logger.warning("sessions are not handed over: the store is away, or slow")
+            logger.warning(
+                "sessions are not released to other replicas: the store is away, or slow"
+            )
         if held:
             await asyncio.sleep(_ON_ITS_WAY)
 
@@ -224,14 +226,14 @@ class ChildHost:
         taken, lost = self._children.moved()
         if taken:
             logger.warning(
-                "%d sessions moved to this replica: theirs gave no sign of life for %g s",
+                "%d sessions moved to this replica: theirs sent no heartbeat for %g s",
                 *(taken, LIVENESS),
             )
         if lost:
             logger.warning(
-                "%d sessions moved to other replicas, which took this one for dead: it gave no "
-                "sign of life for %g s", *(lost, LIVENESS),
-            )  # fmt: skip
+                "%d sessions moved to other replicas: this one sent no heartbeat for %g s",
+                *(lost, LIVENESS),
+            )
         for session_id in list(self._children.held):
             if await self._store.load(session_id, now=0) is None:
                 await self._upstream.session_over(session_id)

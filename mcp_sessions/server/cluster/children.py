@@ -381,7 +381,7 @@ class ChildrenElsewhere:
             if ask.size and ask.size + size > WAITING:
                 if not ask.is_full:
                     logger.warning(
-                        "a client takes too slowly what its request reports; some is left out"
+                        "a client reads progress and log messages too slowly; some are dropped"
                     )
                 ask.is_full = True
                 return

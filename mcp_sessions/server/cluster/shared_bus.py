@@ -63,7 +63,7 @@ class SharedBus(ClusterBus):
         try:
             await self._exchange.send(encode(message, self.process), to=to)
         except StoreUnavailable as failed:
-            logger.warning("%r was not told to the other replicas: %s", message.kind, failed)
+            logger.warning("%r was not sent to the other replicas: %s", message.kind, failed)
 
     async def send(self, message: Message, *, to: str | None = None) -> bool:
         return await self._exchange.send(encode(message, self.process), to=to)
@@ -80,7 +80,7 @@ class SharedBus(ClusterBus):
             return
         work = self._handlers.handle(*told)
         if work is not None:
-            self._background.run("what another replica asked for", work)
+            self._background.run("a message of another replica", work)
 
     # --- streams ---------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class SharedBus(ClusterBus):
             await self._settle(key)
         except StoreUnavailable:
             # What is heard of it from now on is nobody's here.
-            logger.warning("a stream could not be left; what it brings is dropped")
+            logger.warning("a stream could not be unsubscribed; its messages are dropped")
 
     def _drop(self, key: _Key, watcher: Watcher) -> None:
         watchers = self._watchers.get(key)
@@ -134,7 +134,7 @@ class SharedBus(ClusterBus):
             watcher.appended(session_id, event, attachment)
 
     def on_gap(self) -> None:
-        logger.info("messages between replicas may have been lost; every stream is read again")
+        logger.info("messages between replicas may be lost; every stream is read again")
         for (session_id, _), watchers in list(self._watchers.items()):
             for watcher in list(watchers):
                 watcher.check_position(session_id, None)
@@ -168,7 +168,9 @@ class SharedBus(ClusterBus):
         try:
             await self._exchange.leave()
         except StoreUnavailable:
-            logger.warning("the other replicas could not be told of the leave; they will see")
+            logger.warning(
+                "the other replicas were not notified that this one stops; they will notice it"
+            )
 
     async def run(self) -> None:
         """Go round for ever; a store that is away for a while is asked again."""
@@ -177,7 +179,7 @@ class SharedBus(ClusterBus):
             try:
                 await self.round()
             except StoreUnavailable:
-                logger.warning("the store is away; what other replicas did is seen later")
+                logger.warning("the store is away; changes of other replicas are noticed later")
 
     async def round(self) -> None:
         """Look at everything that is watched: the last message may have been lost, and

@@ -94,13 +94,13 @@ class ChangeBroadcaster:
             waiting = self._waiting.keep(method, params)
         except (TypeError, ValueError, RecursionError):
             # Whoever announced it does not wait, and others are told theirs.
-            logger.exception("%s could not be told", method)
+            logger.exception("%s could not be sent to the sessions", method)
             return
         note(waiting.number, waiting.told)
         if self._fan_out is None or self._fan_out.done():
             # In a context of its own: it is no part of the request that came first.
             self._fan_out = asyncio.create_task(self._tell_everyone(), context=Context())
-            watched("telling what changed", self._fan_out)
+            watched("sending changes to sessions", self._fan_out)
 
     def is_new(self, change_id: str | None) -> bool:
         """Whether another process tells of this change for the first time.
@@ -150,7 +150,7 @@ class ChangeBroadcaster:
             except Exception:
                 # The boundary to whoever announced it: what is wrong with one change must
                 # not silence the next, or whoever waits for it.
-                logger.exception("%s could not be told", waiting.method)
+                logger.exception("%s could not be sent to the sessions", waiting.method)
             backoff.progressed()
             self._waiting.answered()
             self._waiting.over(waiting)
@@ -258,7 +258,7 @@ class ChangeBroadcaster:
                     await self._tell_some(waiting, [session_id])
                 return
             # The boundary between sessions: what is wrong with the log of one.
-            logger.exception("a session could not be told of %s", waiting.method)
+            logger.exception("%s could not be sent to a session", waiting.method)
             waiting.done.update(session_ids)
 
     async def _tell_locked(self, waiting: WaitingChange, session_ids: Sequence[SessionId]) -> None:

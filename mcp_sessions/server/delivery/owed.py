@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 Write = Callable[[], Awaitable[object]]
 
-_NAME = "what is owed to the store"
+_NAME = "writes that wait for the store"
 
 _BASE, _CAP = 0.2, 10.0
 """Seconds between two tries: at the most at first, and at the most ever."""

@@ -123,7 +123,7 @@ class Publisher:
                 return told[at:]
             except Exception:
                 # The boundary between connections: what is wrong with one is nothing to others.
-                logger.exception("an event could not be handed over")
+                logger.exception("an event could not be delivered")
             # A store in this process answers at once, and others are served in between.
             await give_way()
         return ()

@@ -146,7 +146,9 @@ class BoundSessions:
         try:
             record = await self._lifecycle.create(Mode.BOUND, principal, None, ids[0])
         except LimitReached as reached:
-            logger.warning("%s: a request is served without its conversation", reached.limit)
+            logger.warning(
+                "the limit %s is reached: a request runs without its conversation", reached.limit
+            )
             return None
         logger.debug("session %s is that of a key in %s", digest(ids[0]), key.source)
         inbound.belongs_to(key)
@@ -171,7 +173,7 @@ class BoundSessions:
         try:
             key = self._own_key(meta, headers) or conversation_key(rules, meta, headers)
         except ValueError as malformed:
-            logger.info("what came in %s is no key of a conversation: it is ignored", malformed)
+            logger.info("the value of %s is not a conversation key: it is ignored", malformed)
             return None
         if key is None and settings.per_principal and inbound.principal != ANONYMOUS:
             return ConversationKey("", "")
@@ -186,7 +188,7 @@ class BoundSessions:
             found = self._settings.key(meta, headers)
         except Exception:
             # The boundary to the application: its client is served all the same.
-            logger.exception("the key of a conversation was asked for, and that failed")
+            logger.exception("the application's function for conversation keys failed")
             return None
         return checked_key("key", found) if found is not None else None
 

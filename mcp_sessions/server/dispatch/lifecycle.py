@@ -328,8 +328,8 @@ class Lifecycle:
         )
         if evicted:
             logger.warning(
-                "a user has too many sessions, or all have; %d of the same user that nobody used "
-                "were forgotten",
+                "too many sessions of one user, or of all users: %d unused ones of the same user "
+                "were ended",
                 len(evicted),
             )
         else:
@@ -358,9 +358,7 @@ class Lifecycle:
             opened=self._store.exchange is None and not 0 <= now - self._made_at < self._coming,
         )
         if evicted:
-            logger.warning(
-                "there are too many sessions; %d that nobody used were ended", len(evicted)
-            )
+            logger.warning("too many sessions: %d unused ones were ended", len(evicted))
         else:
             self._in_vain_at = now
         self._are_over(evicted, EndReason.LIMIT, limit)

@@ -407,7 +407,9 @@ class Router:
         try:
             await argument.learn(peer, call, request)
         except UpstreamError:
-            logger.warning("a tool is called that is to take a handle, and no list has it")
+            logger.warning(
+                "a client called a tool that should take a handle, but the server did not list it"
+            )
         finally:
             call.end()
             if inbound.connection is None or inbound.modern:

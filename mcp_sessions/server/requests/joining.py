@@ -208,7 +208,7 @@ class Joining:
             try:
                 await join.begin_anew(join.waiter, join.session_id, join.run or "")
             except StoreUnavailable:
-                logger.warning("the store is away; a request that never began waits for it")
+                logger.warning("the store is away; a request that did not start waits for it")
                 await asyncio.sleep(_ASK_EVERY)
             else:
                 return
@@ -274,7 +274,9 @@ class Joining:
             await _pass_on(join)
             await self._answer(join.waiter, admitted)
         except StoreUnavailable:
-            logger.warning("the store is away; a request that runs elsewhere waits for it")
+            logger.warning(
+                "the store is away; the repeat of a request at another replica waits for it"
+            )
             return False
         return True
 
@@ -295,7 +297,7 @@ class Joining:
         if join is None or sender != join.runner:
             return
         if len(join.messages) >= _MOST and '"id"' not in message.text:
-            logger.warning("a client takes too slowly what its request reports; some is left out")
+            logger.warning("a client reads progress and log messages too slowly; some are dropped")
             return
         join.messages.append(message.text.encode())
         join.news.set()

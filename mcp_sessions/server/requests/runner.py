@@ -202,12 +202,12 @@ class RequestRunner:
             timer.cancel()
 
     def _give_up(self, running: RunningRequest) -> None:
-        logger.warning("%s ran on unheard for too long; it is cancelled", running.request.method)
+        logger.warning("%s ran too long without a client; it is cancelled", running.request.method)
         self.spawn(running.abort(wire_error(OutcomeUnknown())))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something for a request beside what else is done; a drain waits for it."""
-        return self._watch("what is done beside a request", asyncio.create_task(work))
+        return self._watch("a background task of a request", asyncio.create_task(work))
 
     def _watch(self, what: str, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)

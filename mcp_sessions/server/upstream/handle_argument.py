@@ -74,7 +74,7 @@ class HandleArgument:
                 raise ConfigurationError(self._refusal(tool["name"]))
         for name in self.tools:
             if name not in self._takes:
-                logger.warning("there is no tool %s, which is to take a handle", name)
+                logger.warning("the server has no tool %s, which should take a handle", name)
 
     async def learn(self, peer: UpstreamPeer, call: Call, request: Message) -> None:
         """Read the list that the sender of a call would see.
@@ -113,7 +113,7 @@ class HandleArgument:
             # Its list is made anew each time, so the start could not find this. The tool stays as
             # it is.
             if knew is not False:
-                logger.error("%s: it is left as it is", self._refusal(name))
+                logger.error("%s: the tool stays as it is", self._refusal(name))
             return tool
         more = {"inputSchema": extended(tool["inputSchema"], self.name, _INPUT)}
         if tool.get("outputSchema") is not None and self._tells[name]:

@@ -102,7 +102,7 @@ class RedisExchange:
         await self._connect()
         await self._beat()
         self._background.loop("listening to other replicas", self._listen)
-        self._background.loop("signs of life for other replicas", self._keep_alive)
+        self._background.loop("heartbeats to other replicas", self._keep_alive)
 
     async def leave(self) -> None:
         process = self._process
@@ -169,8 +169,8 @@ class RedisExchange:
             stood_still = loop.time() - begun - BEAT
             if stood_still > LIVENESS - BEAT:
                 logger.warning(
-                    "this process stood still for %.0f s: other replicas may have taken it for "
-                    "dead, and its sessions moved", stood_still,
+                    "this process was blocked for %.0f s: other replicas may have taken over its "
+                    "sessions", stood_still,
                 )  # fmt: skip
             for step in (self._check_connection, self._beat):
                 try:

@@ -280,8 +280,8 @@ async def test_a_malformed_key_is_ignored(key: object, caplog: pytest.LogCapture
         tools(w)
         caplog.clear()
         assert await text(w.carrier, "modern", OPENAI, key) == "none"
-        [line] = [each for each in caplog.messages if "no key of a conversation" in each]
-        assert line == "what came in openai/session is no key of a conversation: it is ignored"
+        [line] = [each for each in caplog.messages if "not a conversation key" in each]
+        assert line == "the value of openai/session is not a conversation key: it is ignored"
         assert await w.layer.sessions.list() == []
 
 

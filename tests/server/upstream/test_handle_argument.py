@@ -445,7 +445,7 @@ async def test_a_tool_that_is_not_there_is_warned_of(
     layer = SessionLayer(served_by(kind), conversations=Conversations(handle={"plain", "plane"}))
     async with layer.lifespan():
         pass
-    assert "there is no tool plane, which is to take a handle" in caplog.messages
+    assert "the server has no tool plane, which should take a handle" in caplog.messages
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ class HandshakeHttp:
         """
         if self._handled.get(sender, 0) >= self._served.policy.max_running_requests:
             handling.close()
-            logger.warning("a notification is left out: handlers of those before it do not end")
+            logger.warning("a notification is dropped: handlers of earlier ones do not return")
             return
         self._handled[sender] = self._handled.get(sender, 0) + 1
         task = self._background.run("a notification that was accepted", handling)

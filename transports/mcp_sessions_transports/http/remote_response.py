@@ -78,7 +78,7 @@ class RemoteResponse:
             await self._bus.watch(log.session_id, log.name, self)
             await self._tell(is_read=True)
             feed = self._feed
-            background.loop("watching who answers", lambda: self._watch_runner(feed))
+            background.loop("watching the replica that answers", lambda: self._watch_runner(feed))
             await stream.serve(call.receive, call.send, sse_headers(log.session_id))
         finally:
             stream.cut()

@@ -254,7 +254,7 @@ class SdkUpstream:
             return [tool.to_mcp_tool().model_dump(by_alias=True) for tool in tools]
         except Exception:
             # This is the boundary to the server's code: its list may depend on the client.
-            logger.info("the server lists no tools before anybody asks")
+            logger.info("the server cannot list its tools without a client")
             return None
 
     def on_change(
