@@ -311,6 +311,11 @@ class Assembly:
             argument,
         )
 
+    @property
+    def authenticates(self) -> bool:
+        """Whether each HTTP request to the endpoint needs a credential."""
+        return self.shell.authenticates
+
     def endpoint(
         self,
         *,

@@ -90,6 +90,11 @@ class SessionLayer:
         self.sessions = self._assembly.sessions
         """Lists and ends sessions."""
 
+    @property
+    def authenticates(self) -> bool:
+        """Whether the layer knows that each HTTP request and WebSocket needs a credential."""
+        return self._assembly.authenticates
+
     # --- serving -------------------------------------------------------------------------
 
     def asgi_app(

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.assembly import Assembly
+from mcp_sessions.cli.access import access_of
 from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line
 from mcp_sessions.cli.telemetry import described
 from mcp_sessions.core.messages import members_of
@@ -49,6 +50,9 @@ class Served:
     policy: SessionPolicy
     external: ExternalServer | None
     """None: the server is an object of this process."""
+
+    authenticates: bool
+    """Whether each request needs a credential."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ def check(options: argparse.Namespace, steps: Steps) -> int:
     except ConfigurationError as failed:
         report.wrong("server", failed)
         served = ()
+    _say_access(report, options, served)
     # Only now, since the target's code may set a provider.
     for name, text, is_wrong in described(os.environ, stdio=options.stdio):
         (report.wrong if is_wrong else report.say)(name, text)
@@ -130,6 +135,17 @@ def _say_address(report: Report, options: argparse.Namespace, steps: Steps) -> N
     report.say("hosts", ", ".join(options.allowed_host) or any_host)
     own = "pages of this machine" if on_loopback else "no check"
     report.say("origins", ", ".join(options.allowed_origin) or own)
+
+
+def _say_access(report: Report, options: argparse.Namespace, served: Sequence[Served]) -> None:
+    if not served:
+        return
+    try:
+        report.say(
+            "access", access_of(options, authenticates=all(each.authenticates for each in served))
+        )
+    except ConfigurationError as failed:
+        report.wrong("access", failed)
 
 
 def _say_audit(report: Report, path: str) -> None:

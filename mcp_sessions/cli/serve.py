@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from mcp_sessions import __version__
 from mcp_sessions.cli import logs
+from mcp_sessions.cli.access import access_of
 from mcp_sessions.cli.addresses import redacted
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.audit_file import AuditFile
@@ -75,6 +76,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.config is not None:
         return _serve_config(options, audit)
     layer, store = _layer(options)
+    access_of(options, authenticates=layer.authenticates)
     if audit is not None:
         # Only now, after the target's code has changed logging.
         audit.install()
@@ -105,7 +107,8 @@ def _check(options: argparse.Namespace) -> int:
         if options.config is None:
             layer, store = _layer(options)
             own = external_server(options)
-            return [Served(options.path, layer.store, store, layer.policy, own)]
+            lock = layer.authenticates
+            return [Served(options.path, layer.store, store, layer.policy, own, lock)]
         from mcp_sessions.cli.serve_config import served_of
 
         named = options.store or DEFAULT_STORE
@@ -166,6 +169,7 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
 
     store = options.store or DEFAULT_STORE
     layers = layers_of(options, store, _policy(options), _conversations(options))
+    access_of(options, authenticates=all(layer.authenticates for layer in layers.values()))
     logs.take_over()
     if audit is not None:
         audit.install()

@@ -79,7 +79,14 @@ def served_of(
     layers = layers_of(options, store, policy, conversations)
     servers = servers_of(options.config, given_options(options))
     return [
-        Served(path, layer.store, store_name.replace(SERVER, name), layer.policy, server)
+        Served(
+            path,
+            layer.store,
+            store_name.replace(SERVER, name),
+            layer.policy,
+            server,
+            layer.authenticates,
+        )
         for (name, server), (path, layer) in zip(servers.items(), layers.items(), strict=True)
     ]
 

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from itertools import pairwise
 from urllib.parse import urlsplit, urlunsplit
 
+from mcp_sessions.cli import access, logs
 from mcp_sessions.cli import arguments as types
-from mcp_sessions.cli import logs
 from mcp_sessions.cli.environment import EPILOG, parse, unknown, variable_of, variables_named
 from mcp_sessions.cli.targets import SHAPE, program_of
 from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
@@ -217,6 +217,7 @@ def make_parser() -> types.OneLineParser:
         help="whose pages may call this server from a browser, such as https://app.example.com; "
         "may be given several times",
     )
+    access.add_options(parser)
     parser.add_argument(
         "--health",
         metavar="PATH",

@@ -7,6 +7,7 @@ HTTP application and its middleware. An authorizer asks them first whether it ma
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
@@ -14,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.serve.not_found import NotFound
 from mcp_sessions.server.upstream.sdk.http import http_shell, principal_of, security_settings
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
@@ -25,6 +27,8 @@ from mcp_sessions_transports.origin import OriginGuard, SecuritySettings, readab
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.websocket.authorizer import HandshakeAuthorizer
 from mcp_sessions_transports.websocket.server import WebSocketBinding
+
+logger = logging.getLogger(__name__)
 
 
 class Endpoint:
@@ -66,6 +70,8 @@ class Endpoint:
         interval = served.policy.credential_check
         self._credentials = CredentialWatch(self._shell.still_valid, interval, clock)
         self._guard = OriginGuard(settings)
+        is_public = self._guard.is_by_name or not is_loopback(host)
+        self._is_open = is_public and not upstream.authenticates
         self.handshake = HandshakeHttp(served, max_body)
         self.http = StreamableHttp(
             self.handshake,
@@ -91,6 +97,11 @@ class Endpoint:
             lifespan: Entered by it.
             beside: Served before everything else, with nothing before them.
         """
+        if self._is_open:
+            logger.warning(
+                "every client that reaches this server can call its tools: nothing authenticates "
+                "it. See 'Who may come in' in docs/security.md"
+            )
         shell = self._shell
         inner = Starlette(
             routes=shell.routes,

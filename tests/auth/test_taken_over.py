@@ -337,13 +337,31 @@ async def test_settings_for_host_and_origin_are_used() -> None:
             assert (await older.reply.done()).status == status
 
 
-async def test_on_another_host_everybody_may_come_as_for_the_sdk() -> None:
+async def test_on_another_host_everybody_may_come_as_for_the_sdk(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log says so, once."""
     layer = SessionLayer(MCPServer[Any]("open"))
     async with layer.lifespan(), in_process(layer.asgi_app(host="0.0.0.0")) as carrier:
         headers = {"Host": "anything.example", "Origin": "https://anything.example"}
         assert (
             await ModernClient(carrier).send("tools/list", headers=headers).done()
         ).status == 200
+    assert caplog.text.count("nothing authenticates it") == 1
+
+
+@pytest.mark.parametrize("named", [(), ("mcp.example",)])
+def test_who_may_call_an_open_server_is_a_warning_where_others_than_this_machine_may(
+    kind: Kind, named: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name of its own is for clients elsewhere. A server with authentication needs no warning."""
+    security = TransportSecuritySettings(allowed_hosts=["localhost:*", *named])
+    layer = SessionLayer(make(kind))
+    layer.asgi_app(security=security)
+
+    assert layer.authenticates == (kind in CLOSED)
+    warned = "nothing authenticates it" in caplog.text
+    assert warned == (bool(named) and kind not in CLOSED)
 
 
 async def test_the_path_is_the_applications_choice() -> None:

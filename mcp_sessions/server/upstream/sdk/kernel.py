@@ -138,6 +138,13 @@ class SdkUpstream:
     is_outside = False
 
     @property
+    def authenticates(self) -> bool:
+        """Whether the server's own HTTP application asks for a credential."""
+        if isinstance(self.server, MCPServer):
+            return cast("MCPServer[Any]", self.server).settings.auth is not None
+        return getattr(self.server, "auth", None) is not None
+
+    @property
     def keeps_state_in_memory(self) -> bool:
         if self.kind != "fastmcp":
             return False
