@@ -112,8 +112,10 @@ class SdkUpstream:
             ConfigurationError: The server is none of these.
         """
         self.server = server
+        auth: object = getattr(server, "auth", None)
         if isinstance(server, MCPServer):
             known = cast("MCPServer[Any]", server)
+            auth = known.settings.auth
             self.lowlevel: Server[Any] = known._lowlevel_server  # pyright: ignore[reportPrivateUsage]
         elif isinstance(server, Server):
             self.lowlevel = cast("Server[Any]", server)
@@ -124,6 +126,9 @@ class SdkUpstream:
                 f"a {type(server).__name__} cannot be wrapped: "
                 "an MCPServer, a lowlevel Server or a FastMCP is wanted"
             )
+        self.authenticates = auth is not None
+        """Whether its own HTTP application asks for a credential."""
+
         self.kind = "fastmcp" if _is_fastmcp(cast(object, server)) else "mcp"
         """``fastmcp`` or ``mcp``."""
 
@@ -136,13 +141,6 @@ class SdkUpstream:
         self._adds_subscriptions = adds_subscriptions
 
     is_outside = False
-
-    @property
-    def authenticates(self) -> bool:
-        """Whether the server's own HTTP application asks for a credential."""
-        if isinstance(self.server, MCPServer):
-            return cast("MCPServer[Any]", self.server).settings.auth is not None
-        return getattr(self.server, "auth", None) is not None
 
     @property
     def keeps_state_in_memory(self) -> bool:
