@@ -176,7 +176,7 @@ def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_host_that_is_not_this_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     # 192.0.2.0/24 is for documentation: nobody has it.
-    line = refusal(capsys, "bare_app.py", "--host", "192.0.2.1", "--port", "0")
+    line = refusal(capsys, "bare_app.py", "--host", "192.0.2.1", "--port", "0", "--no-auth")
 
     assert "cannot listen on 192.0.2.1, port 0: " in line
 
