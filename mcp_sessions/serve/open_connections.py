@@ -41,8 +41,14 @@ logger = logging.getLogger(__name__)
 QUIET = 60.0
 """Seconds between two lines in the log."""
 
-ROUND = 1.0
-"""Seconds between two looks at all connections."""
+LOOKS = 4
+"""Looks at all connections in the shorter one of their limits.
+
+The loop serves nobody during a look, so there are few.
+"""
+
+COUNTS_AFTER = 1.0
+"""Seconds between two counts of the other descriptors."""
 
 RETRY_AFTER = 5
 """Seconds after which a client that found no place tries again."""
@@ -136,9 +142,10 @@ class OpenConnections:
         self._others = 0
         """Descriptors that are no connection's."""
 
-        self._counted_at = -ROUND
+        self._counted_at = -COUNTS_AFTER
         self._told: Counter[str] = Counter()
         self._told_at = -QUIET
+        self._every = min(limits.receive_timeout, limits.slow_timeout) / LOOKS
         self._looked_at = 0.0
 
     def __len__(self) -> int:
@@ -179,7 +186,7 @@ class OpenConnections:
         Args:
             now: On the clock of the event loop.
         """
-        if now - self._looked_at < ROUND:
+        if now - self._looked_at < self._every:
             return
         self._looked_at = now
         for each in list(self._open):
@@ -222,7 +229,7 @@ class OpenConnections:
         is_near = max(number, len(self._open) + self._others) >= (
             self._descriptors - 2 * self._reserved
         )
-        if is_near and now - self._counted_at >= ROUND:
+        if is_near and now - self._counted_at >= COUNTS_AFTER:
             self._counted_at = now
             self._others = max(0, _opened() - len(self._open))
 
