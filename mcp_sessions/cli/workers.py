@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.security import mint_key
+from mcp_sessions.serve.systemd import READY, STOPPING, VARIABLE, notify
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class Workers:
         self._number = number
         self._listener = listener
         self._environment = {**os.environ, "MCP_SESSIONS_KEYS": keys or mint_key()}
+        # systemd hears of all of them from this process.
+        self._environment.pop(VARIABLE, None)
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
         self._interrupted = False
@@ -72,6 +75,7 @@ class Workers:
             status = await first.wait()
             return self._status() if self._stopping.is_set() else abs(status) or 1
         on_started()
+        notify(READY)
         others = [self._keep(number, None) for number in range(2, self._number + 1)]
         await asyncio.gather(self._keep(1, first), *others)
         return self._status()
@@ -82,6 +86,7 @@ class Workers:
     def _stop(self, number: signal.Signals) -> None:
         self._interrupted = self._interrupted or number == signal.SIGINT
         self._stopping.set()
+        notify(STOPPING)
         self._listener.close()
         for process in self._running:
             process.send_signal(number)

@@ -23,6 +23,7 @@ from mcp_sessions.serve.health import health_paths
 from mcp_sessions.serve.open_connections import ConnectionLimits, OpenConnections
 from mcp_sessions.serve.protocols import LimitedConfig, LimitedHttp, LimitedWebSocket
 from mcp_sessions.serve.sockets import LISTEN_BACKLOG
+from mcp_sessions.serve.systemd import READY, STOPPING, notify
 
 logger = logging.getLogger(__name__)
 
@@ -153,8 +154,10 @@ class DrainingServer(uvicorn.Server):
         # Only here, where the process is ours.
         set_aside_everything()
         self.ready.set()
-        if self.started and self._on_started is not None:
-            self._on_started()
+        if self.started:
+            if self._on_started is not None:
+                self._on_started()
+            notify(READY)
 
     async def on_tick(self, counter: int) -> bool:
         self._collections.look()
@@ -205,6 +208,7 @@ class DrainingServer(uvicorn.Server):
                 0 if self.interrupted else self._leaving.delay,
                 self._leaving.grace,
             )
+            notify(STOPPING)
         self._leaving.announce()
         self._responses.close_from_now_on()
 

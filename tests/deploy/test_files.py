@@ -1,0 +1,137 @@
+"""The files of ``deploy/`` are valid, and start ``serve`` with options that it has."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import compose_spec
+import pytest
+
+from mcp_sessions.cli.config_file import servers_of
+from mcp_sessions.cli.serve_options import parsed
+from tests.deploy.files import (
+    DEPLOY,
+    Start,
+    image_environment,
+    instructions,
+    manifests,
+    served_servers,
+    starts,
+    unit,
+)
+
+DOCS = DEPLOY.parent / "docs"
+
+
+@pytest.mark.parametrize(("file", "start"), list(starts()), ids=[each for each, _ in starts()])
+def test_serve_takes_the_options_that_a_file_gives_it(file: str, start: Start) -> None:
+    variables = {
+        name: value for name, value in start.environment.items() if name.startswith("MCP_SESSIONS_")
+    }
+    options = parsed(start.arguments, {**variables, "MCP_SESSIONS_KEYS": "k"})
+    assert options.unknown_variables == []
+    assert options.health == "/", "what asks whether it is alive is answered"
+    assert "{server}" in options.store, "each server of a file has a store of its own"
+    assert options.port in (None, 8000)
+
+
+@pytest.mark.parametrize(("file", "text"), list(served_servers()))
+def test_the_servers_that_a_file_names_can_be_read(file: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "servers.json").write_text(text)
+    assert list(servers_of(str(tmp_path / "servers.json"), {})) == ["everything"]
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+def test_the_manifests_follow_the_published_schemas(version: str) -> None:
+    """Of the oldest release that they are for, and of a new one; an unknown member is wrong."""
+    command = [sys.executable, "-m", "kubernetes_validate", "--strict", "-k", version]
+    done = subprocess.run(
+        [*command, str(DEPLOY / "kubernetes.yaml")],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count(" passed ") == len(manifests()) == 4
+
+
+def test_the_manifests_agree_with_each_other() -> None:
+    found = {each["kind"]: each for each in manifests()}
+    pod: dict[str, Any] = found["Deployment"]["spec"]["template"]
+    labels = pod["metadata"]["labels"]
+    spec = pod["spec"]
+    assert found["Service"]["spec"]["selector"] == labels
+    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    spreads = spec["topologySpreadConstraints"]
+    assert all(each["labelSelector"]["matchLabels"] == labels for each in spreads)
+    [container] = spec["containers"]
+    [port] = container["ports"]
+    assert str(port["containerPort"]) == image_environment()["MCP_SESSIONS_PORT"]
+    assert {container[probe]["httpGet"]["port"] for probe in container if "Probe" in probe} == {
+        port["name"]
+    }
+    seconds = dict(
+        each.removeprefix("--").split("=") for each in container["args"] if "-delay" in each
+    ) | dict(each.removeprefix("--").split("=") for each in container["args"] if "grace" in each)
+    waits = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    # docs/deployment.md, "Stopping": 8 s are for what follows the grace.
+    needed = waits + int(seconds["drain-delay"]) + int(seconds["grace"]) + 8
+    assert spec["terminationGracePeriodSeconds"] > needed
+    mounts = {each["name"] for each in container["volumeMounts"]}
+    assert mounts == {each["name"] for each in spec["volumes"]}
+
+
+def test_the_compose_file_follows_the_compose_specification() -> None:
+    text = (DEPLOY / "compose.yaml").read_text()
+    compose = compose_spec.PyCompose.from_yaml(text)
+    compose.validate()
+    assert sorted(compose.service_names()) == ["mcp", "nginx", "redis"]
+    for wrong in (
+        text.replace("restart:", "restarts:", 1),
+        text.replace("[inside]", "[outside]", 1),
+    ):
+        with pytest.raises(ValueError):
+            compose_spec.PyCompose.from_yaml(wrong).validate()
+    for mounted in re.findall(r"- \./([^:]+):", text):
+        assert (DEPLOY / mounted).is_file(), mounted
+
+
+def directives(file: str) -> list[str]:
+    """The directives of the one location that sends requests on."""
+    found = re.search(r"location \S+ \{(.*?)\n        \}", (DEPLOY / file).read_text(), re.S)
+    assert found is not None
+    lines = [line.strip() for line in found[1].splitlines()]
+    return [line for line in lines if line and not line.startswith(("#", "proxy_pass "))]
+
+
+def test_both_files_of_nginx_have_the_same_settings() -> None:
+    assert directives("compose-nginx.conf") == directives("nginx.conf")
+    assert len(directives("nginx.conf")) > 10
+
+
+def test_an_image_has_a_user_and_gets_signals() -> None:
+    text = [f"{name} {rest}" for name, rest in instructions()]
+    stages = "\n".join(text).split("FROM ")[1:]
+    ends = [stage.strip().splitlines()[-1] for stage in stages if "AS node\n" in stage]
+    assert [*ends, text[-1]] == ["USER 10001:10001"] * 2, "of each image that can be built"
+    [entry] = [json.loads(rest) for name, rest in instructions() if name == "ENTRYPOINT"]
+    # Process 1 has no default action for a signal: tini passes it on, and no shell is between.
+    assert entry == ["/usr/bin/tini", "--", "mcp-sessions", "serve"]
+
+
+def test_the_unit_does_not_start_again_what_is_set_up_wrongly() -> None:
+    assert "Type=notify\n" in unit() and "RestartPreventExitStatus=2\n" in unit()
+
+
+@pytest.mark.parametrize("page", ["container", "systemd", "kubernetes"])
+def test_a_page_begins_with_its_commands_and_names_files_that_are_there(page: str) -> None:
+    text = (DOCS / f"deploy-{page}.md").read_text()
+    title, promise, commands = text.split("\n\n")[:3]
+    assert title.startswith("# How do I") and promise.startswith("After this page")
+    assert commands.startswith("```sh\n")
+    named = set(re.findall(r"deploy/([\w.-]+\w)", text))
+    assert named and all((DEPLOY / name).exists() for name in named), named
