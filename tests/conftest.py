@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.forking import fork_programs
 from tests.support.redis_server import stop_shared_redis
 from tests.support.unseen import Unseen
 
@@ -22,6 +23,8 @@ from tests.support.unseen import Unseen
 # and each server that a test starts would compile the library.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A program of ours sends what it prints itself.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # The store contract is plain asserts without a test framework; here they explain themselves.
 pytest.register_assert_rewrite("mcp_sessions.testing")
@@ -41,7 +44,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No task may die unseen, in any test."""
+    """No task may die unseen, in any test. What a test starts need not import the SDK again."""
+    fork_programs()
     unseen = Unseen()
     unseen.watch()
     config.pluginmanager.register(unseen)
