@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -192,7 +193,14 @@ async def each_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | None]:
     Raises:
         StoreUnavailable: All of them failed, and there was more than none.
     """
-    outcomes: list[T | StoreUnavailable] = await all_of(_caught(call) for call in calls)
+    begun: list[Coroutine[Any, Any, T]] = []
+    try:
+        outcomes = await all_of(_caught(call, begun) for call in calls)
+    finally:
+        # Cancelled before its first step, a task leaves a coroutine that nobody awaits.
+        for call in begun:
+            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
+                call.close()
     failures = [each for each in outcomes if isinstance(each, StoreUnavailable)]
     if failures and len(failures) == len(outcomes) and not _is_refused(failures[0]):
         raise failures[0]
@@ -201,11 +209,17 @@ async def each_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | None]:
     return [None if isinstance(each, StoreUnavailable) else each for each in outcomes]
 
 
-async def _caught(call: Coroutine[Any, Any, T]) -> T | StoreUnavailable:
-    try:
-        return await call
-    except StoreUnavailable as failed:
-        return failed
+def _caught(
+    call: Coroutine[Any, Any, T], begun: list[Coroutine[Any, Any, T]]
+) -> Coroutine[Any, Any, T | StoreUnavailable]:
+    async def caught() -> T | StoreUnavailable:
+        try:
+            return await call
+        except StoreUnavailable as failed:
+            return failed
+
+    begun.append(call)
+    return caught()
 
 
 def _is_refused(failed: StoreUnavailable) -> bool:
