@@ -60,6 +60,7 @@ from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream
+from mcp_sessions.server.upstream.sdk.authentication import Authentication
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
 from mcp_sessions.server.upstream.stdio.child import StdioChildren
@@ -87,7 +88,8 @@ class Assembly:
 
     Raises:
         ConfigurationError: The server cannot be wrapped, the URL names no store, or conversations
-            would not be found again; or ``hidden`` is not a collection of patterns.
+            would not be found again; or ``hidden`` is not a collection of patterns; or there is
+            ``authentication`` before a server that has its own.
     """
 
     def __init__(
@@ -100,8 +102,10 @@ class Assembly:
         clock: Callable[[], float],
         conversations: Conversations | None = None,
         hidden: Collection[str] = (),
+        authentication: Authentication | None = None,
     ) -> None:
         self.clock = clock
+        self.authentication = authentication
         remembers, declared = store is not None, DeclaredHeaders()
         if isinstance(server, ExternalServer):
             self.shell = shell_of(server, remembers=remembers)
@@ -109,6 +113,10 @@ class Assembly:
         else:
             self.shell = SdkUpstream(server, adds_subscriptions=remembers)
             self.rules = SdkModernRules(self.shell)
+        if authentication is not None and self.shell.authenticates:
+            raise ConfigurationError(
+                "the server has authentication of its own: it needs no second one"
+            )
         security = (security or SessionSecurity.default()).bound_to(self.shell.name)
         self.security = security
         try:
@@ -314,7 +322,7 @@ class Assembly:
     @property
     def authenticates(self) -> bool:
         """Whether each HTTP request to the endpoint needs a credential."""
-        return self.shell.authenticates
+        return self.authentication is not None or self.shell.authenticates
 
     def endpoint(
         self,
@@ -337,6 +345,7 @@ class Assembly:
             security=security,
             max_body=self.policy.max_message if max_body is None else max_body,
             application=application,
+            authentication=self.authentication,
         )
         self.endpoints.append(endpoint)
         return endpoint

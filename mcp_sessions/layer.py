@@ -29,6 +29,12 @@ from mcp_sessions.serve.sockets import listen_on
 from mcp_sessions.serve.stdio import serve_stdio
 from mcp_sessions.server.delivery.waiting_changes import noting
 from mcp_sessions.server.upstream.port import told_handler
+from mcp_sessions.server.upstream.sdk.authentication import (
+    Authentication,
+    AuthSettings,
+    TokenVerifier,
+    authentication_of,
+)
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.http.endpoint import MountedApp
 from mcp_sessions_transports.origin import SecuritySettings
@@ -55,6 +61,8 @@ class SessionLayer:
         security: SessionSecurity | None = None,
         conversations: Conversations | None = None,
         hidden: Collection[str] = (),
+        auth: AuthSettings | Authentication | None = None,
+        token_verifier: TokenVerifier | None = None,
     ) -> None:
         """Wrap a server.
 
@@ -70,11 +78,20 @@ class SessionLayer:
             hidden: Names of tools and prompts, and URIs of resources, that nobody sees but a
                 session that they were revealed to (:meth:`SessionHandle.reveal`); or patterns, in
                 which ``*`` is any text: ``{"admin_*", "secret://*"}``.
+            auth: The SDK's ``AuthSettings``, for a server without authentication of its own, such
+                as a ``StdioServer``: each HTTP request and WebSocket needs a token. (The command
+                line passes what its options say.)
+            token_verifier: The SDK's ``TokenVerifier``, which goes with ``auth``.
 
         Raises:
             ConfigurationError: The server cannot be wrapped, or the URL names no store; or there
-                are ``conversations``, and no store, or one that outlives keys of this process.
+                are ``conversations``, and no store, or one that outlives keys of this process; or
+                ``auth`` lacks its verifier, or the server has authentication of its own.
         """
+        if isinstance(auth, Authentication):
+            authentication: Authentication | None = auth
+        else:
+            authentication = authentication_of(auth, token_verifier)
         self._assembly = Assembly(
             server,
             store=store,
@@ -83,6 +100,7 @@ class SessionLayer:
             clock=self._clock,
             conversations=conversations,
             hidden=hidden,
+            authentication=authentication,
         )
         self.policy = self._assembly.policy
         self.security = self._assembly.security

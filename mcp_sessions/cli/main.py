@@ -29,6 +29,7 @@ COMMANDS = {
     "sessions": "list, show and end the sessions of a store",
     "acp": "serve an ACP agent whose conversations can be loaded",
     "conformance": "test a server or a client against the sessions extension",
+    "keys": "make, list and revoke API keys",
     "keygen": "print a new random key",
 }
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from mcp_sessions import __version__
 from mcp_sessions.cli import logs
-from mcp_sessions.cli.access import access_of
+from mcp_sessions.cli.access import access_of, authentication_of
 from mcp_sessions.cli.addresses import redacted
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.audit_file import AuditFile
@@ -106,8 +106,7 @@ def _check(options: argparse.Namespace) -> int:
     def served() -> list[Served]:
         if options.config is None:
             layer, store = _layer(options)
-            own = external_server(options)
-            lock = layer.authenticates
+            own, lock = external_server(options), layer.authenticates
             return [Served(options.path, layer.store, store, layer.policy, own, lock)]
         from mcp_sessions.cli.serve_config import served_of
 
@@ -289,6 +288,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         "--conversations": options.conversations or None,
         "--hide": options.hide,
         "--readable-state": options.readable_state or None,
+        "--api-keys": options.api_keys,
     }
     if options.store is not None and SERVER in options.store:
         raise ConfigurationError(f"--store: {SERVER} is the name of a server of a --config file")
@@ -317,6 +317,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         conversations=_conversations(options),
         hidden=options.hide or (),
         security=SessionSecurity.default(sign_only=True) if options.readable_state else None,
+        auth=authentication_of(options),
     )
     return layer, redacted(options.store or DEFAULT_STORE)
 

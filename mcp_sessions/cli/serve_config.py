@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
+from mcp_sessions.cli.access import authentication_of
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.check import Served
 from mcp_sessions.cli.config_file import servers_of
@@ -47,6 +48,7 @@ def layers_of(
         )
     security = SessionSecurity.default(sign_only=True) if options.readable_state else None
     layers: dict[str, Assembly] = {}
+    authentication = authentication_of(options)
     for name, server in servers.items():
         try:
             layers[f"/{name}{options.path}"] = Assembly(
@@ -57,6 +59,7 @@ def layers_of(
                 clock=time.time,
                 conversations=conversations,
                 hidden=options.hide or (),
+                authentication=authentication,
             )
         except ConfigurationError as failed:
             raise ConfigurationError(f"{options.config}: {name}: {failed}") from failed

@@ -122,6 +122,7 @@ def _check(options: argparse.Namespace) -> None:
             f"--allowed-origin on --host {options.host} also needs --allowed-host NAME: "
             "what checks the one header checks the other"
         )
+    access.check_options(options)
     more = {
         "--per-principal": options.per_principal,
         "--platform-ids": options.platform_ids,
@@ -156,6 +157,7 @@ def _check(options: argparse.Namespace) -> None:
             "--drain-delay": options.drain_delay,
             "--access-log": options.access_log,
             "--forwarded-allow-ips": options.forwarded_allow_ips,
+            "--api-keys": options.api_keys,
         }
         refused = [name for name, value in given.items() if value]
         if refused:

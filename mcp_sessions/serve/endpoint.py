@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.serve.not_found import NotFound
+from mcp_sessions.server.upstream.sdk.authentication import Authentication
 from mcp_sessions.server.upstream.sdk.http import http_shell, principal_of, security_settings
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 from mcp_sessions_transports.credentials import CredentialWatch
@@ -44,6 +45,7 @@ class Endpoint:
         clock: Seconds since 1970.
         max_body: Bytes of one HTTP request body; a larger one is answered 413.
         application: Answers with what the HTTP server calls; None: it is found.
+        authentication: Stands before it; None: only what the server has itself.
 
     Raises:
         ConfigurationError: Authentication was set up that cannot be taken over.
@@ -60,18 +62,24 @@ class Endpoint:
         security: SecuritySettings | None,
         max_body: int,
         application: Callable[[], ASGIApp] | None,
+        authentication: Authentication | None = None,
     ) -> None:
         settings = security_settings(upstream, host, security)
         self._served = served
         self._path = path
         self._security = security
         self._application = application
-        self._shell = http_shell(upstream, self._serve, path=path, host=host, security=settings)
+        self._authentication = authentication
+        self._guarded = (
+            self._serve if authentication is None else authentication.around(self._serve)
+        )
+        self._shell = http_shell(upstream, self._guarded, path=path, host=host, security=settings)
+        recheck = self._shell.still_valid if authentication is None else authentication.still_valid
         interval = served.policy.credential_check
-        self._credentials = CredentialWatch(self._shell.still_valid, interval, clock)
+        self._credentials = CredentialWatch(recheck, interval, clock)
         self._guard = OriginGuard(settings)
         is_public = self._guard.is_by_name or not is_loopback(host)
-        self._is_open = is_public and not upstream.authenticates
+        self._is_open = is_public and not (upstream.authenticates or authentication)
         self.handshake = HandshakeHttp(served, max_body)
         self.http = StreamableHttp(
             self.handshake,
@@ -104,7 +112,7 @@ class Endpoint:
             )
         shell = self._shell
         inner = Starlette(
-            routes=shell.routes,
+            routes=[*shell.routes, *self.metadata()],
             middleware=shell.middleware,
             lifespan=lambda _: lifespan(),
         )
@@ -112,8 +120,10 @@ class Endpoint:
         for name, value in shell.state.items():
             setattr(inner.state, name, value)
         door = AtPath(inner, self._path)
-        arriving = Arriving(door, self._served.availability.arrivals)
-        http = readable_by_pages(self.http if shell.is_bare else arriving, self._security)
+        arrivals = self._served.availability.arrivals
+        arriving = Arriving(self._guarded if shell.is_bare else door, arrivals)
+        is_bare = shell.is_bare and self._authentication is None
+        http = readable_by_pages(self.http if is_bare else arriving, self._security)
         return MountedApp(inner, http, self._websocket(door), self._path, beside)
 
     def routes(self) -> list[BaseRoute]:
@@ -137,7 +147,11 @@ class Endpoint:
         websocket = self._websocket(None)
         paths = (self._path, *self._other_paths())
         sockets = [WebSocketRoute(path, endpoint=websocket) for path in paths]
-        return [*shell.routes, *others, *sockets]
+        return [*shell.routes, *self.metadata(), *others, *sockets]
+
+    def metadata(self) -> list[Route]:
+        """Routes that tell clients where to get a token, with nothing before them."""
+        return self._authentication.routes() if self._authentication is not None else []
 
     def _other_paths(self) -> Sequence[str]:
         bare = self._path.rstrip("/")

@@ -30,7 +30,7 @@ from tests.support.raw import (
 )
 from tests.support.virtual_time import VirtualTimeLoop, cycles
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("either_authenticates")]
 
 ALICE = Principal("client", ISSUER, "alice")
 BOB = Principal("client", ISSUER, "bob")

@@ -78,7 +78,7 @@ def test_a_start_is_refused_where_everybody_could_call_the_server(
     said = capsys.readouterr()
     assert said.out == ""
     assert re.fullmatch(r"mcp-sessions serve: --host [^\n]+\n", said.err)
-    for way in (f"--host {host} ", "authentication in the server", "127.0.0.1", "--no-auth"):
+    for way in (f"--host {host} ", "--api-keys FILE", "127.0.0.1", "--no-auth"):
         assert way in said.err
 
 

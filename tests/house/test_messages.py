@@ -46,7 +46,7 @@ WORDLESS = {
 
 OF_OTHERS = {
     "-32021": "the SDK answers it",
-    "401": "the wrapped server's authentication answers it",
+    "401": "the SDK's middleware answers it",
     "408": "the bytes of the answer are in serve/protocols.py",
     "431": "the bytes of the answer are in serve/protocols.py",
 }

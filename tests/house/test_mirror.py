@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.house.source import PACKAGES, ROOT
 
 MIRRORS = {
+    "tests/authentication": "mcp_sessions",
     "tests/core": "mcp_sessions",
     "tests/server/calls": "mcp_sessions",
     "tests/server/cluster": "mcp_sessions",

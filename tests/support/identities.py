@@ -33,6 +33,10 @@ FAR = 4_000_000_000.0
 token's ``expires_at`` with the machine's own."""
 
 
+AUTHENTICATES: str = "server"
+"""What authenticates in :func:`guarded`: the wrapped ``server``, or the ``layer`` before it."""
+
+
 class Verifier:
     """The SDK's ``TokenVerifier`` over a table."""
 
@@ -216,9 +220,15 @@ async def guarded(*, clock: Clock | None = None, **limits: Any) -> AsyncGenerato
     verifier = Verifier()
     verifier.add("alice", "alice")
     verifier.add("bob", "bob")
-    server, tools = guarded_server(verifier)
+    own: dict[str, Any] = {}
+    before: dict[str, Any] = {}
+    if AUTHENTICATES == "layer":
+        own = {"token_verifier": None, "auth": None}
+        before = {"token_verifier": verifier, "auth": auth_settings()}
+    server, tools = guarded_server(verifier, **own)
     clock, store = clock or Clock(FAR), MemoryStore()
-    layer = ClockedLayer(server, store=store, policy=SessionPolicy(**limits), clock=clock)
+    policy = SessionPolicy(**limits)
+    layer = ClockedLayer(server, store=store, policy=policy, clock=clock, **before)
     app = layer.asgi_app()
     async with layer.lifespan(), in_process(app) as carrier:
         yield Guarded(layer, verifier, tools, clock, carrier, store)

@@ -160,11 +160,11 @@ def _still_valid(
     for entry in middleware:
         backend = entry.kwargs.get("backend")
         if entry.cls is AuthenticationMiddleware and isinstance(backend, AuthenticationBackend):
-            return _Recheck(backend)
+            return Recheck(backend)
     return None
 
 
-class _Recheck:
+class Recheck:
     """Authenticate a request again, by the backend that accepted it."""
 
     def __init__(self, backend: AuthenticationBackend) -> None:

@@ -1,0 +1,1 @@
+"""Verify the credentials of clients, for servers that have no authentication of their own."""

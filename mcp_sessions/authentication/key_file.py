@@ -1,0 +1,257 @@
+"""The file of API keys, which holds a hash of each key.
+
+Rules, owned by ``tests/authentication/test_key_file.py``:
+
+1. A key has 256 random bits, so a plain SHA-256 of it tells nobody the key.
+2. Only its owner may read the file (mode 0600). Otherwise it is refused.
+3. A change replaces the whole file at once. A reader sees the file before it or after it.
+4. What is read has a bound, and each member of the file is checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, cast
+
+from mcp_sessions.errors import ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover
+    fcntl = None
+
+PREFIX: Final = "mcp_sessions_key_"
+"""How each key begins, so that a scanner finds a key that was published."""
+
+_KEY: Final = re.compile(PREFIX + r"([0-9a-f]{8})_[0-9a-f]{64}")
+_ID: Final = re.compile(r"[0-9a-f]{8}")
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+_NAME: Final = re.compile(r"[!-~](?:[ -~]{0,98}[!-~])?")
+_SCOPE: Final = re.compile(r"[!#-\[\]-~]{1,100}")
+"""RFC 6749, 3.3."""
+
+LARGEST: Final = 1_048_576
+"""Bytes of the file, at most. It has room for some 4,000 keys."""
+
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key of the file."""
+
+    id: str
+    """A part of the key that is no secret."""
+
+    name: str
+    """Its owner, who owns the sessions. Several keys may have one name."""
+
+    sha256: str
+    scopes: tuple[str, ...]
+    created_at: int
+    """In seconds since 1970."""
+
+    expires_at: int | None
+    """In seconds since 1970; None: never."""
+
+
+Stamp = tuple[int, ...]
+"""Changes whenever the file does."""
+
+
+def minted(name: str, scopes: Sequence[str], now: float, lasts: float | None) -> tuple[str, ApiKey]:
+    """Make a new key, and return it with what the file holds of it.
+
+    Args:
+        lasts: Seconds until it expires; None: it does not expire.
+
+    Raises:
+        ConfigurationError: The name or a scope has characters that it cannot have.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError("the name of a key is 1 to 100 printable ASCII characters")
+    for scope in scopes:
+        if not _SCOPE.fullmatch(scope):
+            raise ConfigurationError(f"{scope!r} is no scope: it has a space, a quote or the like")
+    key_id = secrets.token_hex(4)
+    key = f"{PREFIX}{key_id}_{secrets.token_hex(32)}"
+    expires_at = None if lasts is None else int(now + lasts)
+    return key, ApiKey(key_id, name, hash_of(key), tuple(scopes), int(now), expires_at)
+
+
+def hash_of(key: str) -> str:
+    """Return what the file holds of a key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def id_of(text: str) -> str | None:
+    """Return the id of a key. None: the text is no key."""
+    found = _KEY.fullmatch(text)
+    return found[1] if found is not None else None
+
+
+def stamp_of(path: str) -> Stamp:
+    """Return the stamp of the file.
+
+    Raises:
+        ConfigurationError: There is no such file.
+    """
+    with _named(path):
+        return _stamp(os.stat(path))
+
+
+def read(path: str) -> tuple[dict[str, ApiKey], Stamp]:
+    """Return the keys by their ids, and the stamp of what was read.
+
+    Raises:
+        ConfigurationError: The file is missing, is no file, is readable by others, is too large, or
+            is not a file of keys.
+    """
+    with _named(path):
+        # A named pipe would block.
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        try:
+            status = os.fstat(file)
+            _check_status(path, status)
+            text = _whole(file)
+        finally:
+            os.close(file)
+    if len(text) > LARGEST:
+        raise ConfigurationError(f"{path}: more than {LARGEST} bytes")
+    return _parsed(path, text), _stamp(status)
+
+
+def change(path: str, edit: Callable[[list[ApiKey]], list[ApiKey]]) -> None:
+    """Replace the keys of the file by others. A missing file is made.
+
+    Raises:
+        ConfigurationError: The file cannot be read or written, or another command changes it now.
+    """
+    place = os.path.realpath(path)
+    with _named(path), _alone(place, path):
+        keys = list(read(path)[0].values()) if os.path.lexists(place) else []
+        members = [asdict(key) for key in edit(keys)]
+        text = json.dumps({"version": _VERSION, "keys": members}, indent=1).encode() + b"\n"
+        if len(text) > LARGEST:
+            raise ConfigurationError(f"{path}: there is no room for another key")
+        # Made with mode 0600.
+        file, beside = tempfile.mkstemp(prefix=".keys-", dir=os.path.dirname(place))
+        try:
+            with os.fdopen(file, "wb") as opened:
+                opened.write(text)
+                opened.flush()
+                os.fsync(opened.fileno())
+            os.replace(beside, place)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)
+            raise
+
+
+@contextlib.contextmanager
+def _alone(place: str, path: str) -> Generator[None]:
+    """Keep other commands from changing the file until the block ends."""
+    if fcntl is None:
+        yield
+        return
+    # The file itself is replaced, so the lock is on its folder.
+    folder = os.open(os.path.dirname(place), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(f"{path}: another command changes it now, try again") from None
+        yield
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Generator[None]:
+    """Name the file in an error of the system."""
+    try:
+        yield
+    except OSError as failed:
+        said = (failed.strerror or str(failed)).lower()
+        raise ConfigurationError(f"{path}: {said}") from failed
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    # The time of change also moves when the mode does.
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _check_status(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigurationError(f"{path}: it is a folder, a pipe or the like, and no file")
+    mode = stat.S_IMODE(status.st_mode)
+    if os.name == "posix" and mode & 0o077:
+        raise ConfigurationError(
+            f"{path}: other users may read or change it (mode {mode:04o}): chmod 600 {path}"
+        )
+
+
+def _whole(file: int) -> bytes:
+    parts: list[bytes] = []
+    left = LARGEST + 1
+    while left > 0 and (part := os.read(file, left)):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _parsed(path: str, text: bytes) -> dict[str, ApiKey]:
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        # The error leaves out the text.
+        raise ConfigurationError(f"{path}: it is no JSON, or only a part of the file") from None
+    members = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    entries: Any = members.get("keys")
+    if members.get("version") != _VERSION or not isinstance(entries, list):
+        raise ConfigurationError(f"{path}: it is not a file that `mcp-sessions keys add` made")
+    keys: dict[str, ApiKey] = {}
+    for number, entry in enumerate(cast("list[Any]", entries), 1):
+        key = _key(entry)
+        if key is None or key.id in keys:
+            raise ConfigurationError(f"{path}: entry {number} is not one that `keys add` made")
+        keys[key.id] = key
+    return keys
+
+
+def _key(entry: Any) -> ApiKey | None:
+    """Return the key of an entry. None: a member is missing, or has no such value."""
+    if not isinstance(entry, dict):
+        return None
+    members = cast("dict[str, Any]", entry)
+    match members:
+        case {
+            "id": str(key_id),
+            "name": str(name),
+            "sha256": str(hashed),
+            "scopes": list(),
+            "created_at": int(created_at),
+            "expires_at": (int() | None) as expires_at,
+        }:
+            pass
+        case _:
+            return None
+    given = cast("list[Any]", members["scopes"])
+    is_good = (
+        _ID.fullmatch(key_id)
+        and _NAME.fullmatch(name)
+        and _HASH.fullmatch(hashed)
+        and all(isinstance(scope, str) and _SCOPE.fullmatch(scope) for scope in given)
+    )
+    if not is_good:
+        return None
+    return ApiKey(key_id, name, hashed, tuple(given), created_at, expires_at)

@@ -1,0 +1,154 @@
+"""Make, list and revoke the API keys of a file: ``mcp-sessions keys add NAME --file FILE``.
+
+Rules, owned by ``tests/cli/test_keys.py``:
+
+1. ``add`` prints the new key once, alone on stdout. No other command prints a key, or can.
+2. A server that uses the file notices a change within a second or so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from mcp_sessions.authentication import key_file
+from mcp_sessions.authentication.key_file import ApiKey
+from mcp_sessions.cli.arguments import OneLineParser
+from mcp_sessions.cli.environment import variable_of
+from mcp_sessions.errors import ConfigurationError
+
+_VARIABLE = variable_of("--api-keys")
+_DURATION = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the sub-command, and return the exit status.
+
+    Raises:
+        ConfigurationError: An option is wrong, or the file cannot be read or written.
+    """
+    options = _parser().parse_args(arguments)
+    path: str | None = options.file or os.environ.get(_VARIABLE)
+    if not path:
+        raise ConfigurationError(f"which file? Give --file FILE, or set {_VARIABLE}")
+    match options.what:
+        case "add":
+            _add(path, options)
+        case "list":
+            _list(path)
+        case "revoke":
+            _revoke(path, options)
+        case _:
+            raise AssertionError("argparse accepts these three only")
+    return 0
+
+
+def _add(path: str, options: argparse.Namespace) -> None:
+    key, entry = key_file.minted(options.name, options.scope, time.time(), options.expires)
+
+    def added(keys: list[ApiKey]) -> list[ApiKey]:
+        return [*keys, entry]
+
+    key_file.change(path, added)
+    print(key, flush=True)
+    same = sum(each.name == entry.name for each in key_file.read(path)[0].values())
+    if same > 1:
+        _say(f"{entry.name} has {same} keys now; they own the same sessions")
+    _say(f"{path} has a hash of this key only: it cannot be shown again")
+
+
+def _list(path: str) -> None:
+    keys = sorted(key_file.read(path)[0].values(), key=lambda key: (key.name, key.created_at))
+    rows = [("ID", "NAME", "SCOPES", "CREATED", "EXPIRES")]
+    rows += [
+        (key.id, key.name, " ".join(key.scopes) or "-", _day(key.created_at), _end(key))
+        for key in keys
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        print("  ".join([*cells, row[4]]))
+
+
+def _revoke(path: str, options: argparse.Namespace) -> None:
+    if bool(options.all) == (options.name is not None) or (options.all and options.id):
+        raise ConfigurationError("revoke NAME [--id ID], or revoke --all")
+    revoked: list[ApiKey] = []
+
+    def left(keys: list[ApiKey]) -> list[ApiKey]:
+        for key in keys:
+            if options.all or (key.name == options.name and options.id in (None, key.id)):
+                revoked.append(key)
+        if not revoked and not options.all:
+            raise ConfigurationError(f"{path} has no such key: see mcp-sessions keys list")
+        return [key for key in keys if key not in revoked]
+
+    key_file.change(path, left)
+    for key in revoked:
+        print(f"{key.id} {key.name} revoked")
+
+
+def _day(at: int) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):
+        return str(at)
+
+
+def _end(key: ApiKey) -> str:
+    if key.expires_at is None:
+        return "never"
+    return f"{_day(key.expires_at)}{' (expired)' if key.expires_at <= time.time() else ''}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _duration(text: str) -> int:
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(
+            f"must be a number with s, m, h, d or w, such as 90d, not {text!r}"
+        )
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog="mcp-sessions keys",
+        description="Make, list and revoke API keys for serve --api-keys FILE.",
+        epilog="A client sends its key as a bearer token: Authorization: Bearer KEY.",
+    )
+    commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
+    add = commands.add_parser("add", help="make a key, and print it once")
+    add.add_argument("name", metavar="NAME", help="who has the key; sessions belong to this name")
+    add.add_argument(
+        "--scope",
+        metavar="S",
+        action="append",
+        default=[],
+        help="a scope of the key; may be given several times",
+    )
+    add.add_argument(
+        "--expires",
+        metavar="TIME",
+        type=_duration,
+        help="how long the key is good, such as 12h or 90d; default: until it is revoked",
+    )
+    shown = commands.add_parser("list", help="list the keys, without the keys themselves")
+    revoke = commands.add_parser("revoke", help="refuse a key from now on, and end its streams")
+    revoke.add_argument("name", metavar="NAME", nargs="?", help="all keys of this name")
+    revoke.add_argument("--id", metavar="ID", help="only this one of them, see list")
+    revoke.add_argument("--all", action="store_true", help="all keys of the file")
+    for each in (add, shown, revoke):
+        each.add_argument(
+            "--file", metavar="FILE", help=f"the file of keys; default: what {_VARIABLE} says"
+        )
+    return parser

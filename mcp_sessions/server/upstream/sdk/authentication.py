@@ -1,0 +1,167 @@
+"""Stand before the endpoint of a server that has no authentication of its own.
+
+The SDK's middleware and routes do it, as they do for an ``MCPServer``: 401 and 403 with
+``WWW-Authenticate``, and the metadata of RFC 9728. Two answers are added: 400 if a token is in the
+query string, and 503 if the token cannot be verified for now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
+from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
+from mcp.server.auth.provider import AccessToken, TokenVerifier
+from mcp.server.auth.routes import build_resource_metadata_url, create_protected_resource_routes
+from mcp.server.auth.settings import AuthSettings
+from pydantic import AnyHttpUrl
+from starlette.authentication import AuthenticationError
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from mcp_sessions.authentication.credential import CannotVerify, Verifier
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.server.upstream.sdk.http import Recheck
+
+LONGEST: Final = 16_384
+"""Characters of a token, at most. A longer one is refused before it is looked at."""
+
+_IN_QUERY: Final = "access_token"
+"""RFC 6750, 2.3: the parameter for a token, which MCP forbids."""
+
+
+class Authentication:
+    """What a client needs to reach the endpoint.
+
+    Args:
+        verifier: The SDK's ``TokenVerifier``, or one of ours.
+        scopes: What each token needs.
+        resource: The URL by which clients know this server; None: there is no metadata.
+        issuers: Authorization servers that the metadata names.
+        checks_resource: Whether a token must be issued for ``resource``; see the SDK's
+            ``AuthSettings.validate_token_resource``.
+    """
+
+    def __init__(
+        self,
+        verifier: TokenVerifier,
+        scopes: Sequence[str] = (),
+        *,
+        resource: AnyHttpUrl | None = None,
+        issuers: Sequence[AnyHttpUrl] = (),
+        checks_resource: bool = False,
+    ) -> None:
+        self._scopes = list(scopes)
+        self._resource = resource
+        self._issuers = list(issuers)
+        self._backend = _Backend(
+            verifier, resource_server_url=resource if checks_resource else None
+        )
+        self.still_valid = Recheck(self._backend)
+        """Asks again whether the credential of a request is good."""
+
+    def around(self, endpoint: ASGIApp) -> ASGIApp:
+        """Return the endpoint as clients with a credential reach it."""
+        metadata = build_resource_metadata_url(self._resource) if self._resource else None
+        guarded = RequireAuthMiddleware(endpoint, self._scopes, metadata)
+        return AuthenticationMiddleware(AuthContextMiddleware(guarded), self._backend, _refused)
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the metadata, which need no credential."""
+        if self._resource is None:
+            return []
+        return create_protected_resource_routes(self._resource, self._issuers, self._scopes or None)
+
+
+def authentication_of(
+    settings: AuthSettings | None, verifier: TokenVerifier | None
+) -> Authentication | None:
+    """Return what the SDK's arguments of these names ask for. None: nothing.
+
+    Raises:
+        ConfigurationError: One is missing, or there is a part of an authorization server.
+    """
+    if settings is None and verifier is None:
+        return None
+    if settings is None or verifier is None:
+        raise ConfigurationError("auth and token_verifier go together, as in the SDK's MCPServer")
+    registration, revocation = settings.client_registration_options, settings.revocation_options
+    if (registration and registration.enabled) or (revocation and revocation.enabled):
+        raise ConfigurationError("auth: the layer verifies tokens, and issues or revokes none")
+    return Authentication(
+        verifier,
+        settings.required_scopes or (),
+        resource=settings.resource_server_url,
+        issuers=[settings.issuer_url],
+        checks_resource=bool(settings.validate_token_resource),
+    )
+
+
+class SdkVerifier:
+    """The SDK's ``TokenVerifier`` over verifiers of ours, each for tokens of its kind."""
+
+    def __init__(self, verifiers: Sequence[Verifier]) -> None:
+        self._verifiers = tuple(verifiers)
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        """Return what the first verifier that accepts the token says.
+
+        Raises:
+            CannotVerify: It is unknown for now whether the token is good.
+        """
+        for verifier in self._verifiers:
+            found = await verifier.verify(token)
+            if found is not None:
+                return AccessToken(
+                    token=token,
+                    client_id=found.client_id,
+                    scopes=list(found.scopes),
+                    expires_at=math.ceil(found.expires_at) if found.expires_at else None,
+                    subject=found.subject,
+                    claims={"iss": found.issuer},
+                )
+        return None
+
+
+class _TokenInQuery(AuthenticationError):
+    """A token in the query string gets into logs and histories."""
+
+
+class _Unknown(AuthenticationError):
+    def __init__(self, retry_after: float) -> None:
+        super().__init__("the credential cannot be verified for now")
+        self.retry_after = retry_after
+
+
+class _Backend(BearerAuthBackend):
+    """The SDK's, with our bounds."""
+
+    async def authenticate(self, conn: HTTPConnection) -> Any:
+        """Return the user of a request. None: there is no good token.
+
+        Raises:
+            AuthenticationError: The token is in the query string, or cannot be verified for now.
+        """
+        if _IN_QUERY in conn.query_params:
+            raise _TokenInQuery
+        if len(conn.headers.get("authorization", "")) > LONGEST:
+            return None
+        try:
+            return await super().authenticate(conn)
+        except CannotVerify as unknown:
+            raise _Unknown(unknown.retry_after) from unknown
+
+
+def _refused(conn: HTTPConnection, failed: AuthenticationError) -> Response:
+    if isinstance(failed, _Unknown):
+        body = {"error": "temporarily_unavailable", "error_description": str(failed)}
+        return JSONResponse(body, 503, {"Retry-After": str(math.ceil(failed.retry_after))})
+    said = "A token must not be in the query string"
+    header = f'Bearer error="invalid_request", error_description="{said}"'
+    body = {"error": "invalid_request", "error_description": said}
+    return JSONResponse(body, 400, {"WWW-Authenticate": header})

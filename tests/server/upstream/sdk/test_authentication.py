@@ -1,0 +1,345 @@
+"""Authentication before a server that has none: what is asked for, and how it is refused."""
+
+import asyncio
+import base64
+import json
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastmcp import FastMCP
+from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
+from mcp.server import MCPServer, Server
+from mcp.server.auth.settings import (
+    AuthSettings,
+    ClientRegistrationOptions,
+    RevocationOptions,
+)
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from websockets.exceptions import InvalidStatus
+
+from mcp_sessions import SessionLayer, SessionPolicy
+from mcp_sessions.authentication.api_keys import ApiKeys
+from mcp_sessions.authentication.credential import CannotVerify, Credential
+from mcp_sessions.authentication.key_file import change, minted
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.server.upstream.sdk.authentication import (
+    LONGEST,
+    Authentication,
+    SdkVerifier,
+    TokenVerifier,
+)
+from tests.support.children import child, children_of
+from tests.support.duplex import listening, websocket
+from tests.support.identities import Verifier, auth_settings
+from tests.support.modern import BearerCarrier, ModernClient
+from tests.support.raw import AsgiCarrier, Carrier, RawClient, Reply, SocketCarrier, in_process
+
+pytestmark = pytest.mark.anyio
+
+METADATA = "https://server.example/.well-known/oauth-protected-resource/mcp"
+ACCEPTED = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Real time, since processes run."""
+    return "asyncio"
+
+
+def verifier() -> Verifier:
+    """Knows two users, and a token with another scope."""
+    known = Verifier()
+    known.add("alice", "alice")
+    known.add("bob", "bob")
+    known.add("other scope", "alice", "other")
+    return known
+
+
+KINDS: dict[str, Callable[[], object]] = {
+    "command": child,
+    "server": lambda: MCPServer[Any]("open"),
+    "lowlevel": lambda: Server[Any]("open"),
+    "fastmcp": lambda: FastMCP[Any]("open"),
+}
+
+
+@asynccontextmanager
+async def serving(
+    server: object, known: TokenVerifier | None = None, **options: Any
+) -> AsyncGenerator[tuple[AsgiCarrier, SessionLayer]]:
+    layer = SessionLayer(
+        server, auth=auth_settings(), token_verifier=known or verifier(), **options
+    )
+    app = layer.asgi_app(host="0.0.0.0")
+    async with layer.lifespan(), in_process(app) as carrier:
+        yield carrier, layer
+
+
+async def ask(
+    carrier: Carrier, method: str = "POST", path: str = "/mcp", token: str | None = None
+) -> Reply:
+    """The answer to one request."""
+    fields = [*ACCEPTED, ("Host", "server.example")]
+    if token is not None:
+        fields.append(("Authorization", f"Bearer {token}"))
+    return await carrier.send(method, path, fields, b"{}" if method == "POST" else b"").done()
+
+
+def header(reply: Reply, name: str) -> str:
+    """A header of the answer."""
+    return dict(reply.headers).get(name, "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_without_a_good_token_nothing_of_the_server_is_reached(
+    kind: str, method: str
+) -> None:
+    """RFC 6750, 3 and RFC 9728, 5.1: the answer says where a token is to be had."""
+    async with serving(KINDS[kind]()) as (carrier, _):
+        for token in (None, "wrong", ""):
+            for path in ("/mcp", "/mcp/"):
+                refused = await ask(carrier, method, path, token)
+                assert refused.status == 401
+                said = header(refused, "www-authenticate")
+                assert said.startswith("Bearer ") and f'resource_metadata="{METADATA}"' in said
+                assert 'error="invalid_token"' in said
+        refused = await ask(carrier, method, "/mcp", "other scope")
+        assert refused.status == 403
+        said = header(refused, "www-authenticate")
+        assert 'error="insufficient_scope"' in said and METADATA in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_with_a_good_token_both_eras_are_served(kind: str) -> None:
+    async with serving(KINDS[kind]()) as (carrier, layer):
+        older = RawClient(BearerCarrier(carrier, "alice"))
+        await older.initialize()
+        session = (await older.start())["sessionId"]
+        started = await ModernClient(BearerCarrier(carrier, "bob")).start()
+        assert started["sessionId"] != session
+        assert layer.authenticates
+        owners = {info.principal.subject for info in await layer.sessions.list()}
+        assert {"alice", "bob"} <= owners
+
+
+async def test_no_process_is_started_for_a_client_without_a_token() -> None:
+    async with serving(child(try_at_start=False)) as (carrier, _):
+        before = children_of(os.getpid())
+        for token in (None, "wrong", "other scope"):
+            await ask(carrier, "POST", "/mcp", token)
+        assert children_of(os.getpid()) == before
+
+
+async def test_the_metadata_needs_no_token() -> None:
+    """RFC 9728, 3: a client finds the authorization server there."""
+    async with serving(child()) as (carrier, _):
+        found = await ask(carrier, "GET", "/.well-known/oauth-protected-resource/mcp")
+        assert found.status == 200
+        value = json.loads(found.body)
+        assert value["resource"] == "https://server.example/mcp"
+        assert value["authorization_servers"] == ["https://issuer.example/"]
+        assert value["scopes_supported"] == ["use"]
+        assert value["bearer_methods_supported"] == ["header"]
+
+
+@pytest.mark.parametrize("token", [None, "alice", "wrong"])
+async def test_a_token_in_the_query_string_is_refused(token: str | None) -> None:
+    """It gets into logs and histories, so also beside one in the header."""
+    layer = SessionLayer(child(), auth=auth_settings(), token_verifier=verifier())
+    async with layer.lifespan(), listening(layer.asgi_app()) as port:
+        carrier = SocketCarrier("127.0.0.1", port)
+        for path in ("/mcp?access_token=alice", "/mcp?a=b&access_token="):
+            refused = await ask(carrier, "POST", path, token)
+            assert refused.status == 400
+            assert 'error="invalid_request"' in header(refused, "www-authenticate")
+
+
+async def test_a_token_of_a_megabyte_is_refused_before_it_is_looked_at() -> None:
+    known = verifier()
+    async with serving(child(), known) as (carrier, _):
+        assert (await ask(carrier, token="x" * 1_000_000)).status == 401
+        assert (await ask(carrier, token="x" * LONGEST)).status == 401
+        assert known.asked == 0
+
+
+class Away:
+    """A verifier that cannot say, until it can."""
+
+    def __init__(self) -> None:
+        self.is_away = True
+
+    async def verify(self, token: str) -> Credential | None:
+        """See ours."""
+        if self.is_away:
+            raise CannotVerify(7.2)
+        return Credential("client", "https://issuer.example", "alice", ("use",), None)
+
+
+async def test_what_cannot_be_verified_for_now_is_no_bad_token() -> None:
+    """503 and not 401, after which a client would throw its token away."""
+    away = Away()
+    async with serving(child(), SdkVerifier([away])) as (carrier, _):
+        refused = await ask(carrier, token="alice")
+        assert (refused.status, header(refused, "retry-after")) == (503, "8")
+        away.is_away = False
+        await RawClient(BearerCarrier(carrier, "alice")).initialize()
+
+
+async def test_a_websocket_is_refused_and_served_as_http_is() -> None:
+    known = verifier()
+    layer = SessionLayer(
+        child(),
+        auth=auth_settings(),
+        token_verifier=known,
+        policy=SessionPolicy(credential_check=0.05),
+    )
+    async with layer.lifespan(), listening(layer.asgi_app()) as port:
+        url = f"ws://127.0.0.1:{port}/mcp"
+        for token, query, status in (
+            (None, "", 401),
+            ("wrong", "", 401),
+            ("other scope", "", 403),
+            ("alice", "?access_token=alice", 400),
+        ):
+            fields = {"Authorization": f"Bearer {token}"} if token is not None else {}
+            with pytest.raises(InvalidStatus) as refused:
+                async with websocket(url + query, headers=fields):
+                    pass
+            assert refused.value.response.status_code == status
+            if status == 401:
+                assert METADATA in refused.value.response.headers["WWW-Authenticate"]
+        offered = "mcp.bearer." + base64.urlsafe_b64encode(b"bob").decode().rstrip("=")
+        async with (
+            websocket(url, headers={"Authorization": "Bearer alice"}) as first,
+            websocket(url, subprotocols=("mcp", offered)) as second,
+        ):
+            await first.initialize()
+            await second.initialize()
+            del known.tokens["alice"]
+            async with asyncio.timeout(10):
+                await first.until(lambda: first.ended)
+            assert not second.ended
+
+
+async def test_a_revoked_key_ends_its_streams_and_no_others(tmp_path: Path) -> None:
+    """O: they end within ``credential_check``."""
+    path = str(tmp_path / "keys.json")
+    keys: list[str] = []
+    for name in ("alice", "bob"):
+        key, entry = minted(name, [], 0, None)
+        change(path, lambda known, new=entry: [*known, new])
+        keys.append(key)
+    now = [0.0]
+    authentication = Authentication(SdkVerifier([ApiKeys(path, lambda: now[0])]))
+    policy = SessionPolicy(credential_check=0.05)
+    layer = SessionLayer(child(), auth=authentication, policy=policy)
+    async with layer.lifespan(), in_process(layer.asgi_app()) as carrier:
+        streams: list[Reply] = []
+        for key in keys:
+            older = RawClient(BearerCarrier(carrier, key))
+            await older.initialize()
+            streams.append(await older.get().started())
+            modern = ModernClient(BearerCarrier(carrier, key))
+            session = (await modern.start())["sessionId"]
+            streams.append((await modern.listening(session)).reply)
+        change(path, lambda known: [each for each in known if each.name == "bob"])
+        now[0] += 2
+        async with asyncio.timeout(10):
+            for stream in streams[:2]:
+                await stream.done()
+        assert not any(stream.ended for stream in streams[2:])
+        assert (await ask(carrier, token=keys[0])).status == 401
+        refused = await ask(carrier)
+        assert header(refused, "www-authenticate").count("resource_metadata") == 0
+
+
+async def test_a_command_of_each_principal_is_nobody_elses() -> None:
+    """Two users behind one layer: neither's session is there for the other, and each has a process
+    of its own.
+    """
+    async with serving(child(per="principal")) as (carrier, _):
+        alice, bob = (ModernClient(BearerCarrier(carrier, name)) for name in ("alice", "bob"))
+        session = (await alice.start())["sessionId"]
+        theirs = (await bob.start())["sessionId"]
+        refused = await bob.send("session/resume", {"sessionId": session}).error()
+        unknown = await bob.send("session/resume", {"sessionId": "N" * 43}).error()
+        assert refused["code"] == unknown["code"] == -32043
+        processes = {
+            await alice.text("pid", session=session),
+            await bob.text("pid", session=theirs),
+        }
+        assert len(processes) == 2
+
+
+async def test_it_goes_along_where_the_routes_are_mounted() -> None:
+    layer = SessionLayer(child(), auth=auth_settings(), token_verifier=verifier())
+    app = Starlette(routes=[Mount("/", routes=layer.routes())])
+    async with layer.lifespan(), in_process(app) as carrier:
+        assert (await ask(carrier)).status == 401
+        found = await ask(carrier, "GET", "/.well-known/oauth-protected-resource/mcp")
+        assert found.status == 200
+        await RawClient(BearerCarrier(carrier, "alice")).initialize()
+
+
+async def test_a_token_for_another_resource_is_refused_if_the_settings_say_so() -> None:
+    """RFC 8707: the SDK's ``validate_token_resource``."""
+    known = verifier()
+    known.tokens["here"] = known.tokens["alice"].model_copy(
+        update={"token": "here", "resource": "https://server.example/mcp"}
+    )
+    settings = auth_settings(validate_token_resource=True)
+    layer = SessionLayer(child(), auth=settings, token_verifier=known)
+    async with layer.lifespan(), in_process(layer.asgi_app()) as carrier:
+        assert (await ask(carrier, token="alice")).status == 401
+        await RawClient(BearerCarrier(carrier, "here")).initialize()
+
+
+async def test_a_verifier_of_fastmcp_fits() -> None:
+    tokens: dict[str, dict[str, Any]] = {"good": {"client_id": "client", "scopes": ["use"]}}
+    async with serving(child(), StaticTokenVerifier(tokens)) as (carrier, _):
+        assert (await ask(carrier)).status == 401
+        await RawClient(BearerCarrier(carrier, "good")).initialize()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"auth": auth_settings()}, "go together"),
+        ({"token_verifier": Verifier()}, "go together"),
+        (
+            {
+                "token_verifier": Verifier(),
+                "auth": auth_settings(
+                    client_registration_options=ClientRegistrationOptions(enabled=True)
+                ),
+            },
+            "issues or revokes none",
+        ),
+        (
+            {
+                "token_verifier": Verifier(),
+                "auth": auth_settings(revocation_options=RevocationOptions(enabled=True)),
+            },
+            "issues or revokes none",
+        ),
+    ],
+)
+def test_what_is_no_whole_setting_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        SessionLayer(MCPServer[Any]("open"), **options)
+
+
+def test_a_server_with_authentication_gets_no_second_one() -> None:
+    """Its tokens are for the one in the header, of which there is one."""
+    settings: AuthSettings = auth_settings()
+    own = MCPServer[Any]("guarded", auth=settings, token_verifier=verifier())
+    fast = FastMCP[Any]("guarded", auth=StaticTokenVerifier({}))
+    for server in (own, fast):
+        with pytest.raises(ConfigurationError, match="authentication of its own"):
+            SessionLayer(server, auth=settings, token_verifier=verifier())
