@@ -37,6 +37,8 @@ OTHER: Mapping[str, tuple[str, Any]] = {
     "--audit": ("audit.jsonl", "audit.jsonl"),
     "--cwd": ("/", "/"),
     "--forwarded-allow-ips": ("10.0.0.1", "10.0.0.1"),
+    "--api-keys": ("keys.json", "keys.json"),
+    "--auth-scope": ("use", ["use"]),
 }
 """A value of each option that is not a number and no flag."""
 
@@ -57,6 +59,8 @@ def settings_of(option: str, text: str, *arguments: str) -> Any:
     more = ["--conversations"] if option in NEEDS else []
     if option == "--allowed-origin":
         more = ["--allowed-host", "a.example"]
+    if option == "--auth-scope":
+        more = ["--api-keys", "keys.json"]
     options = parsed([*more, *arguments, *group], {variable_of(option): text})
     return getattr(options, action.dest)
 
