@@ -127,7 +127,7 @@ class AcpSessionLayer:
                 if time.monotonic() >= until:
                     raise
                 if not is_told:
-                    logger.warning("%s; waiting for its end", in_use)
+                    logger.warning("%s; waiting for it to exit", in_use)
                     is_told = True
             await asyncio.sleep(0.05)
 

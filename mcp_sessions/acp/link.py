@@ -161,7 +161,7 @@ class Link:
             try:
                 line = await self._wire.read()
             except MessageTooLong:
-                logger.warning("a message was longer than may be, and was dropped")
+                logger.warning("a message was too long, and was dropped")
                 self._refuse(None, INVALID_REQUEST, "the message is too long")
                 continue
             if line is None:

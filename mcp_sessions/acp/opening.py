@@ -252,7 +252,7 @@ class Openings:
                     try:
                         await self._let_go(conversation, link)
                     except StoreUnavailable:
-                        logger.exception("a conversation could not be let go in the store")
+                        logger.exception("a conversation could not be released in the store")
 
     async def _let_go(self, conversation: OpenConversation, link: Link) -> None:
         agent_id = conversation.agent_id

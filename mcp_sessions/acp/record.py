@@ -91,7 +91,7 @@ class Record:
                 self._session_id, position, now=self._clock(), limit=PAGE
             )
             if refusal is not None:
-                raise StoreUnavailable(f"a conversation cannot be read whole: {refusal.value}")
+                raise StoreUnavailable(f"a conversation cannot be read completely: {refusal.value}")
             if not page:
                 return
             position = page[-1].event_id

@@ -85,7 +85,7 @@ class _Held:
         self._stop.set()
         done, _ = await asyncio.wait({self._task}, timeout=CLOSING_TIMEOUT)
         if not done:
-            logger.warning("the MCP server %r did not let go in time", self.spec.name)
+            logger.warning("the MCP server %r did not close its connection in time", self.spec.name)
             self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

@@ -50,5 +50,5 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     if cancelled is None:
         return task.result()
     if not task.cancelled() and (failed := task.exception()) is not None:
-        logger.warning("what its caller no longer waited for failed: %r", failed)
+        logger.warning("a write failed after its client disconnected: %r", failed)
     raise cancelled

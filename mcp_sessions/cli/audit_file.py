@@ -61,11 +61,11 @@ class AuditFile(logging.Handler):
             self._lost += 1
             if self._lost == 1:
                 logger.warning(
-                    "--audit: requests are served, but not written down: %s", failed.strerror
+                    "--audit: requests are served, but not recorded: %s", failed.strerror
                 )
             return
         if self._lost:
-            logger.warning("--audit: it is written again; %d requests are missing", self._lost)
+            logger.warning("--audit: requests are recorded again; %d are missing", self._lost)
             self._lost = 0
 
     def _write(self, line: bytes) -> None:

@@ -96,7 +96,7 @@ def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]
                 continue
             unused = sorted(members.keys() - _USED)
             if unused:
-                logger.warning("%s: %s: not used here: %s", file, name, ", ".join(unused))
+                logger.warning("%s: %s: serve ignores %s", file, name, ", ".join(unused))
             servers[part] = _server(members, {"title": f"the server {name}", **given})
         except ConfigurationError as failed:
             raise ConfigurationError(f"{file}: {name}: {failed}") from failed
@@ -211,7 +211,7 @@ def _texts(members: Mapping[str, Any], name: str) -> dict[str, str]:
         if not isinstance(each, str):
             raise ConfigurationError(f"{name} must be an object of strings, and {key} is none")
         if _AS_SHELLS_DO.search(each):
-            logger.warning("%s.%s: what begins with $ is no variable here; ${NAME} is", name, key)
+            logger.warning("%s.%s: $NAME is not expanded here; write ${NAME}", name, key)
     return {
         key: _put_in(f"{name}.{key}", each) for key, each in cast("dict[str, str]", value).items()
     }

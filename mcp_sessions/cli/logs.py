@@ -143,7 +143,7 @@ class NeverWaiting(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def _missing(self) -> str:
-        said = f"the log lost {self._left_out} lines: nobody read it"
+        said = f"{self._left_out} log lines were dropped: the reader of the log is too slow"
         return self.format(
             logging.LogRecord("mcp_sessions.cli", logging.WARNING, "", 0, said, (), None)
         )

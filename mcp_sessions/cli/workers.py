@@ -107,7 +107,7 @@ class Workers:
                 process = None
                 if self._stopping.is_set():
                     return
-                logger.error("worker %d ended with status %d; it is started again", number, status)
+                logger.error("worker %d exited with status %d; it is restarted", number, status)
             if loop.time() - begun >= STEADY:
                 backoff.progressed()
             try:

@@ -267,7 +267,7 @@ class SessionControl:
         finally:
             link.configure(peer.settings())
         if started is None:
-            logger.info("%s advertises sessions and gives none", link.name)
+            logger.info("%s advertises sessions, but refused to start one", link.name)
             return
         session, head = started
         peer.began(session, head)
@@ -299,7 +299,7 @@ class SessionControl:
             try:
                 await self._exchanges.ask(link, wire.SUBSCRIBE, params)
             except Refused as refused:
-                logger.info("a subscription could not be taken up again: %s", refused)
+                logger.info("a subscription could not be restored: %s", refused)
 
     async def end(self, link: Link, *, within: float) -> None:
         """End the session at the server (END1, DEL1). Never fails.

@@ -102,7 +102,7 @@ class FileJar:
             held = _try_lock(self._lock_path(name))
             if held is not None:
                 return _FileSlot(self, name, held)
-        logger.warning("all %d places of a jar are taken", SLOTS)
+        logger.warning("the jar is full: it has %d sessions of this user at this server", SLOTS)
         return None
 
     def _lock_path(self, name: str) -> Path:
@@ -118,7 +118,7 @@ class FileJar:
         except FileNotFoundError:
             return {}
         except ValueError:
-            logger.warning("%s is no jar: its sessions are given up", self.path)
+            logger.warning("%s is not a jar: its sessions are given up", self.path)
             return {}
         if members_of(content).get("version") != _VERSION:
             logger.warning("%s is of another version: its sessions are given up", self.path)

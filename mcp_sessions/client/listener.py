@@ -101,7 +101,9 @@ class Listener:
         if listens.wire_id is not None:
             # Our own resume would take the session from it, and it would say so.
             if not listens.is_answered:
-                self._control.gave_up_on_attempt(Failure(Cause.CLOSED, "it was asked for anew"))
+                self._control.gave_up_on_attempt(
+                    Failure(Cause.CLOSED, "the client opened it again")
+                )
             link.abandon(listens.wire_id)
             listens.cut()
         if peer.must_resume_before_listening:

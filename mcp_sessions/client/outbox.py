@@ -46,7 +46,7 @@ class Outbox:
         try:
             await link.send(message, headers)
         except Failed as failed:
-            logger.info("%s was not taken: %s", message["method"], failed)
+            logger.info("the server did not accept %s: %s", message["method"], failed)
 
     async def answer(self, question_id: RequestId, message: Json) -> None:
         """Answer a question of the server; kept until it was taken (ASK5)."""
@@ -99,7 +99,7 @@ class Outbox:
             if is_said:
                 await link.send(message, {**headers, **peer.headers(wire.CANCELLED)})
         except Failed as failed:
-            logger.info("a cancellation was not taken: %s", failed)
+            logger.info("the server did not accept a cancellation: %s", failed)
         if peer.is_modern:
             link.abandon(wire_id)
 

@@ -225,7 +225,9 @@ class Peer:
         if not (self.abilities.is_ours and session.resumable):
             return False
         if session.state == state:
-            logger.warning("session %s goes on without its state token", digest(session.session_id))
+            logger.warning(
+                "session %s continues without its state token", digest(session.session_id)
+            )
             session.drop_state()
         return True
 

@@ -126,7 +126,7 @@ class Reattaching:
             try:
                 await self._exchanges.ask(link, wire.SUBSCRIBE, params)
             except Refused as refused:
-                logger.info("a subscription could not be taken up again: %s", refused)
+                logger.info("a subscription could not be restored: %s", refused)
         await self._app.tell_everything_changed()
 
     async def took_event(self, link: Link, message: Json) -> bool:

@@ -171,7 +171,7 @@ class Recovery:
             if was_saved or failed.failure.cause is not Cause.SILENT or self._state.link is None:
                 raise
             # It advertises sessions and makes none: as the stock transport.
-            logger.warning("%s advertises sessions and does not start one", link.name)
+            logger.warning("%s advertises sessions, but did not start one", link.name)
             peer.note_no_sessions()
             return None
         return outcome if was_saved else None

@@ -69,7 +69,7 @@ def received(data: bytes) -> Json | None:
         value = decode(data)
         parse(value)
     except (ValueError, Malformed) as error:
-        logger.warning("received what is no message: %s", error)
+        logger.warning("received an invalid message: %s", error)
         answer = answer_in_place_of(value, str(error))
         members = cast("Json", value)
         return members if answer and isinstance(members.get("method"), str) else answer

@@ -190,7 +190,7 @@ class DrainingServer(uvicorn.Server):
         try:
             await asyncio.wait({draining, urged}, return_when=asyncio.FIRST_COMPLETED)
             if not draining.done():
-                logger.warning("interrupted again: what runs is ended now")
+                logger.warning("interrupted again: running calls are cancelled now")
                 await stopped(draining)
                 await self._leaving.drain(0)
             else:
@@ -203,7 +203,7 @@ class DrainingServer(uvicorn.Server):
             self._is_announced = True
             why = "SIGINT" if self.interrupted else "SIGTERM"
             logger.info(
-                "draining after %s: new connections are taken for %g s, calls have %g s",
+                "draining after %s: new connections are accepted for %g s, calls may run for %g s",
                 why,
                 0 if self.interrupted else self._leaving.delay,
                 self._leaving.grace,
@@ -218,7 +218,7 @@ class DrainingServer(uvicorn.Server):
         try:
             waiting = [listener.dup() for listener in sockets]
         except OSError as failed:
-            logger.warning("connections that wait are not served: %s", failed)
+            logger.warning("waiting connections are not served: %s", failed)
             waiting = []
         for server in self.servers:
             server.close()
@@ -354,7 +354,7 @@ def _accept_all(listener: socket.socket) -> list[socket.socket]:
         except OSError as failed:
             if failed.errno == errno.ECONNABORTED:
                 continue
-            logger.warning("connections that wait are not served: %s", failed)
+            logger.warning("waiting connections are not served: %s", failed)
             break
         connection.setblocking(False)
         accepted.append(connection)

@@ -163,10 +163,10 @@ class OpenConnections:
         while len(self._open) - len(self._leaving) > most:
             waiting = [each for each in self._open if self._may_go(each, connection)]
             if not waiting:
-                self.tell("refused, since all others are at work")
+                self.tell("refused: all other connections are busy")
                 connection.serve_only(self._health)
                 return
-            self.tell("closed while they waited, to make room")
+            self.tell("closed while idle, to make room")
             first = min(waiting, key=lambda each: each.looked.heard_at)
             self._leaving.add(first)
             first.transport.abort()
@@ -194,7 +194,7 @@ class OpenConnections:
             if looked.late_at is not None and looked.late_at <= now:
                 looked.late_at = None
                 if each.give_up():
-                    self.tell("closed: no whole request came in time")
+                    self.tell("closed: no complete request came in time")
             closes = each.transport.is_closing()
             if closes or each.is_stuck():
                 self._look_at_unsent(each, now, closes)
@@ -241,7 +241,7 @@ class OpenConnections:
         limits = self.limits
         most = limits.slow_timeout if closes else limits.receive_timeout
         if size and now - looked.unsent_since >= most:
-            self.tell("cut: their peers took nothing")
+            self.tell("cut: their peers read nothing")
             each.transport.abort()
 
 

@@ -308,13 +308,13 @@ async def test_a_store_that_the_process_before_still_holds_is_waited_for(
     async with client_of(AcpSessionLayer(ToldAgent(), store=SQLiteStore(path))) as client:
         answer = await client.begin("initialize", {"protocolVersion": 1})
         with anyio.fail_after(WITHIN):
-            while "waiting for its end" not in caplog.text:  # noqa: ASYNC110
+            while "waiting for it to exit" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert not answer.done()
         await before.close()
         assert (await answer)["result"]["protocolVersion"] == 1
         await expect_still_serves(client)
-    assert caplog.text.count("waiting for its end") == 1
+    assert caplog.text.count("waiting for it to exit") == 1
 
 
 async def test_a_store_that_stays_in_use_is_an_error_that_says_by_whom(

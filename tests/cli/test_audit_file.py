@@ -91,12 +91,12 @@ def test_a_full_disk_is_one_warning_and_no_request_notices(
     for _ in range(3):
         write(audit, "a")
     assert [each.message for each in caplog.records if each.levelno == logging.WARNING] == [
-        "--audit: requests are served, but not written down: No space left on device"
+        "--audit: requests are served, but not recorded: No space left on device"
     ]
     path.unlink()
     write(audit, "b")
     assert lines(path) == ["b"]
-    assert caplog.messages[-1] == "--audit: it is written again; 3 requests are missing"
+    assert caplog.messages[-1] == "--audit: requests are recorded again; 3 are missing"
 
 
 def test_a_line_that_was_cut_by_a_full_disk_stands_alone(

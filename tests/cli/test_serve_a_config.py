@@ -178,7 +178,7 @@ def test_what_hosts_write_is_read(
         "shared",
     )
     (warned,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert warned.endswith("command: not used here: autoApprove")
+    assert warned.endswith("command: serve ignores autoApprove")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_what_hosts_leave_empty_and_what_is_no_path_is_read_all_the_same(
         "C": "$HOME",
     }
     (warned, *_) = [record.getMessage() for record in caplog.records]
-    assert warned == "env.C: what begins with $ is no variable here; ${NAME} is"
+    assert warned == "env.C: $NAME is not expanded here; write ${NAME}"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

@@ -90,7 +90,7 @@ def test_workers_share_a_port_and_one_that_dies_is_replaced(here: Path) -> None:
         with pytest.raises(httpx.ConnectError):
             who(url)
         assert keeper.stderr is not None
-        assert len(re.findall(r"worker \d ended with status -9", keeper.stderr.read())) == 1
+        assert len(re.findall(r"worker \d exited with status -9", keeper.stderr.read())) == 1
 
 
 @pytest.mark.redis

@@ -78,7 +78,7 @@ def test_connections_that_wait_make_room_for_a_new_one(what: str, tmp_path: Path
             assert place.status(place.post(BODY)) == b"200 OK"
         assert place.descriptors() < DESCRIPTORS
 
-        assert "closed while they waited, to make room" in first_line(place)
+        assert "closed while idle, to make room" in first_line(place)
         rest = place.log()
         assert "connections were" not in rest and "Traceback" not in rest, rest
 
@@ -142,7 +142,7 @@ def test_health_checks_answer_while_all_connections_are_at_work(what: str, tmp_p
         while place.status(place.post(BODY)) != b"200 OK":
             assert time.monotonic() < until
 
-        assert "refused, since all others are at work" in first_line(place)
+        assert "refused: all other connections are busy" in first_line(place)
         rest = place.log()
         assert "connections were" not in rest and "Traceback" not in rest, rest
 

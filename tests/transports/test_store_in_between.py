@@ -127,7 +127,7 @@ async def test_a_stream_that_cannot_be_forgotten_now_is_forgotten_later(
             assert text_of(await sent.result()) == "late"
             reply = await sent.reply.done()
             assert reply.status == 200 and reply.error is None
-        assert "forgotten" in caplog.text
+        assert "deleted later" in caplog.text
 
         interposed.mend()
         assert text_of(await called_late(client).result()) == "late"

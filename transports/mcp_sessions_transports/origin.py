@@ -68,16 +68,16 @@ class OriginGuard:
     ) -> tuple[int, str] | None:
         if not host or not _matches(host.decode("latin-1"), settings.allowed_hosts):
             logger.warning(
-                "refused a request (421): its Host is not among the allowed hosts. The name that "
-                "clients call the server by is allowed with serve --allowed-host NAME, or "
-                "allowed_hosts of security=TransportSecuritySettings(...)"
+                "refused a request (421): its Host is not an allowed host. Allow the name with "
+                "serve --allowed-host NAME, or allowed_hosts of "
+                "security=TransportSecuritySettings(...)"
             )
             return 421, "Invalid Host header"
         if origin and not _matches(origin.decode("latin-1"), settings.allowed_origins):
             logger.warning(
-                "refused a request (403): its Origin is not among the allowed origins. Pages "
-                "that may call the server are allowed with serve --allowed-origin URL, or "
-                "allowed_origins of security=TransportSecuritySettings(...)"
+                "refused a request (403): its Origin is not an allowed origin. Allow the page "
+                "with serve --allowed-origin URL, or allowed_origins of "
+                "security=TransportSecuritySettings(...)"
             )
             return 403, "Invalid Origin header"
         return None

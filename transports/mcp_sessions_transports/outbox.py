@@ -100,7 +100,7 @@ class Outbox:
         self._size += len(chunk)
         # One alone goes out however large it is.
         if was_full and self._most is not None and self._size > self._most:
-            logger.warning("%d bytes wait for a client that does not take them", self._size)
+            logger.warning("%d bytes wait for a client that reads nothing", self._size)
             self.cut_slow()
             return
         if self._slow is None and self.full:

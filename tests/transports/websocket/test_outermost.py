@@ -193,7 +193,7 @@ async def test_nobody_comes_in_by_an_application_that_is_not_the_outermost_one(
             url = f"ws://127.0.0.1:{port}/mcp"
             caplog.clear()
             assert (await refused(url, headers=KEY)).status_code == 403
-            assert "closure_guard" in caplog.text and "the argument application" in caplog.text
+            assert "closure_guard" in caplog.text and "Pass application=" in caplog.text
 
         layer = SessionLayer(Toolbox().server)
         guarded: list[ASGIApp] = []

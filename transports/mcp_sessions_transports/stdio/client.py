@@ -63,7 +63,7 @@ class StdioLink:
                     async for item in read:
                         if not isinstance(item, SessionMessage):
                             # A line without a usable id: nobody can be told.
-                            logger.warning("dropped what is no message: %s", type(item).__name__)
+                            logger.warning("dropped an invalid message: %s", type(item).__name__)
                         else:
                             message = item.message.model_dump(
                                 by_alias=True, mode="json", exclude_unset=True

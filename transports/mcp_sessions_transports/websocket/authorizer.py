@@ -92,10 +92,9 @@ class HandshakeAuthorizer:
                 app, path_of = around.app, {**around.scope, "headers": scope["headers"]}
             if app is None:
                 logger.warning(
-                    "a WebSocket is refused: %s, which stands around the endpoint, cannot be asked "
-                    "whether it would let an HTTP request in; give asgi_app() or routes() the "
-                    "argument application, which answers with the application that the HTTP "
-                    "server calls",
+                    "a WebSocket is refused: %s wraps the endpoint, and the layer cannot ask it "
+                    "whether it accepts the credential. Pass application=lambda: app to "
+                    "asgi_app() or routes(), with the outermost application",
                     around.described if around is not None else "an application",
                 )
                 return Denied(403, [(b"content-length", b"0")], b"")
@@ -120,7 +119,9 @@ class HandshakeAuthorizer:
             async with asyncio.timeout(_ANSWER):
                 await app(get, asked.receive, asked.send)
         except TimeoutError:
-            logger.warning("a WebSocket is refused: nothing was answered for %d s", _ANSWER)
+            logger.warning(
+                "a WebSocket is refused: the application did not answer within %d s", _ANSWER
+            )
             return Denied(504, [(b"content-length", b"0")], b"")
         return asked.outcome()
 

@@ -205,7 +205,7 @@ class WebSocketLink:
             try:
                 await self.send(answer, {})
             except Failed as failed:
-                logger.info("a question was not refused: %s", failed)
+                logger.info("the refusal of a question could not be sent: %s", failed)
         else:
             await sink(self, Received(answer))
 

@@ -166,9 +166,9 @@ class WebSocketBinding:
                 closing.said()
                 if message.get("code") == CloseCode.TOO_BIG:
                     logger.warning(
-                        "a WebSocket was closed since a message was too large: either the "
-                        "client's, for max_message=%d, or one of ours, for the client; our "
-                        "largest had %d bytes",
+                        "a WebSocket was closed: a message was too large. Either the client's "
+                        "exceeds max_message=%d, or ours exceeds the client's limit (our largest "
+                        "had %d bytes)",
                         policy.max_message,
                         closing.largest,
                     )

@@ -144,9 +144,11 @@ async def tell_what_was_told(place: Place, child: Child) -> None:
                 await child.request(None, method, params)
         except TimeoutError:
             # It would not answer the other requests either.
-            logger.warning("%s: a new one does not answer %s", place.label(), method)
+            logger.warning("%s: after its restart it does not answer %s", place.label(), method)
             return
         except UpstreamError as refused:
             if child.is_over:
                 raise
-            logger.warning("%s: a new one refuses %s: %s", place.label(), method, refused)
+            logger.warning(
+                "%s: after its restart it refuses %s: %s", place.label(), method, refused
+            )

@@ -403,7 +403,7 @@ class Child(ABC):
         return True
 
     def _leave_out(self, longest: int) -> None:
-        self._warn("too large", f"a message of {more_than(longest)} is left out")
+        self._warn("too large", f"a message of {more_than(longest)} is dropped")
 
     def _fail(self, waiting: Waiting, why: str) -> None:
         self.unanswered.answered(waiting.request_id)
@@ -428,7 +428,7 @@ class Child(ABC):
         clients ignore that. No id is used twice, so it cannot answer another request.
         """
         if request_id is None or not 0 < request_id <= self._last:
-            self._warn("not asked", "it answers what it was not asked, which is ignored")
+            self._warn("not asked", "it answers a request that the layer did not send: ignored")
         # Otherwise the request was cancelled, or is answered twice.
 
     def _warn(self, kind: str, text: str) -> None:

@@ -64,8 +64,8 @@ _CLOSING = 10.0
 """Seconds that background work for children has when the layer stops."""
 
 _LEAVING = "the layer stops"
-_OVER = "whose it is asks nothing more"
-_HUNG = "it took long to start, and others needed its room"
+_OVER = "its session or connection ended"
+_HUNG = "it started too slowly while other clients waited for room"
 
 
 @dataclass(eq=False)
@@ -266,13 +266,13 @@ class Children:
             if isinstance(failed, Refused):
                 # Its error is for its client: it may be long, or quote its input.
                 code = failed.error.get("code")
-                logger.warning("%s: it refuses a client in its handshake (%s)", place.label(), code)
+                logger.warning("%s: it refuses initialize of a client (%s)", place.label(), code)
             else:
                 logger.warning("%s: %s", place.label(), failed.error["message"])
             metrics.child_begun("failed")
             tries = self._failures.failed(principal, place.client, failed, loop.time())
             if tries:
-                self._background.run("a try of a server", self._try(place, principal, tries))
+                self._background.run("a retry of a server", self._try(place, principal, tries))
             raise
         metrics.child_begun("started")
         self._failures.started(principal, place.client)
@@ -305,7 +305,7 @@ class Children:
         finally:
             if failed is not None:
                 said = failed.error.get("message")
-                logger.warning("%s fails whoever asks: %s", self.server.title, said)
+                logger.warning("%s fails for all clients: %s", self.server.title, said)
             now = asyncio.get_running_loop().time()
             self._failures.was_tried(principal, failed, now)
 
@@ -344,7 +344,7 @@ class Children:
         place.occupy(child)
         self.capabilities = child.capabilities
         if place.serves():
-            self._background.run("telling clients to read again", self._tell_again(place, child))
+            self._background.run("asking clients to read again", self._tell_again(place, child))
         return child
 
     def keep(self, place: Place, child: Child) -> bool:
@@ -450,7 +450,7 @@ class Children:
             await asyncio.sleep(LOOKS)
 
     def _no_room(self, limit: str) -> UpstreamError:
-        self._say_now_and_then(f"there are as many as {limit} allows")
+        self._say_now_and_then(f"the limit {limit} is reached")
         return UpstreamError(wire_error(LimitReached(limit)))
 
     def _say_now_and_then(self, what: str) -> None:

@@ -82,7 +82,7 @@ class Listening:
         again = Reopening(self._retry)
         stream = _Stream(hear, self._missed, again, self._label, self._retry, self._task)
         self._stream = stream
-        self._task = self._background.run("what a server says by itself", stream.run())
+        self._task = self._background.run("the stream for changes of a server", stream.run())
         # Otherwise changes until then would reach no client.
         await asyncio.wait({stream.tried}, timeout=_STREAM)
 
@@ -131,9 +131,7 @@ class _Stream:
                     if not self._is_needed:
                         # The server has no such stream.
                         return
-                    logger.warning(
-                        "%s: it does not tell of changes now: %s", self._label(), refused
-                    )
+                    logger.warning("%s: it sends no changes for now: %s", self._label(), refused)
                     retry = None
                 self._has_gap = True
                 self._set_tried()

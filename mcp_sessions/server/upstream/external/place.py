@@ -321,7 +321,9 @@ class Place:
         until = loop.time() + ANSWERING
         for uri in asked:
             if loop.time() >= until:
-                logger.warning("%s: it does not answer: not all is subscribed to", self.label())
+                logger.warning(
+                    "%s: it does not answer subscriptions: some updates are missing", self.label()
+                )
                 return
             await self._settle(uri, until)
 
@@ -474,7 +476,9 @@ class Place:
         if not any(isinstance(call, CallInRounds) for call in self.calls):
             raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
         if about is None:
-            logger.info("%s: a question is refused: several requests may ask it", self.label())
+            logger.info(
+                "%s: a question is refused: it may belong to several requests", self.label()
+            )
             raise PeerError(INVALID_REQUEST, _WHOSE)
         if about not in self.calls:
             raise PeerError(INVALID_REQUEST, "the request that asks is over")

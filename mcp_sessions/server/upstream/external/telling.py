@@ -148,7 +148,7 @@ class Telling:
         size = len(said) + OVERHEAD
         if waiting.size and waiting.size + size > (CHANGES if is_change else WAITING):
             if not waiting.is_full:
-                logger.warning("%s is left out: its client takes nothing", _WHAT)
+                logger.warning("%s is dropped: its client reads nothing", _WHAT)
             waiting.is_full = True
             if not is_change:
                 return

@@ -230,10 +230,12 @@ class ExternalUpstream:
         try:
             await peer.listen(call, uris)
         except TimeoutError:
-            logger.warning("a listen hears of no resource for now: its child takes too long")
+            logger.warning(
+                "a listen gets no resource updates for now: its server starts too slowly"
+            )
         except UpstreamError as failed:
             said = failed.error.get("message")
-            logger.warning("a listen hears of no resource for now: %s", said)
+            logger.warning("a listen gets no resource updates for now: %s", said)
 
     async def session_over(self, session_id: SessionId, *, sleeps: bool = False) -> None:
         if self._wrapped.elsewhere is not None:

@@ -191,12 +191,12 @@ class StdioChild(EitherEraChild):
         try:
             await self._process.room()
         except OSError:
-            self._break("it takes no more input")
+            self._break("it closed its input")
 
     def _write(self, message: bytes) -> None:
         self._process.write(message)
         if self._process.untaken > _UNREAD * self._longest:
-            self._break("it does not read what it is told")
+            self._break("it does not read its input")
 
     def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
         self._process.write(encode(message))
@@ -207,7 +207,7 @@ class StdioChild(EitherEraChild):
             self.failure = failure
             if self.result:
                 # Otherwise its start fails, and that is logged.
-                logger.warning("%s: it is ended: %s", self._process.label(), failure)
+                logger.warning("%s: the layer kills it: %s", self._process.label(), failure)
         self._process.kill()
         self._process.output.leave()
 
@@ -215,7 +215,7 @@ class StdioChild(EitherEraChild):
         self._is_over = True
         super()._give_up()
         if self.result and not self._is_stopping and not self.failure:
-            self._dying = self._background.run("the last words of a child", self._died())
+            self._dying = self._background.run("the last output of a child", self._died())
 
     async def _died(self) -> None:
         logger.warning("%s: %s", self._process.label(), await self.last_words())
@@ -262,10 +262,10 @@ class StdioChild(EitherEraChild):
         return None
 
     def _noise(self, size: int, why: str) -> None:
-        self._warn("noise", f"it writes on its output what is no message: it {why}")
+        self._warn("noise", f"its output is not a message: it {why}")
         self._junk += size + 1
         if self._junk > _JUNK:
-            self._break("it writes on its output what is no message")
+            self._break("its output is not a message")
 
     def _too_long(self, line: TooLong) -> None:
         why = f"has {more_than(self._longest)}"

@@ -159,7 +159,7 @@ class Processes:
         if self._pipe is not None and self._guard is not None and self._guard.returncode is None:
             return self._pipe
         if self._pipe is not None:
-            logger.warning("the guard of the child processes was killed; it is started again")
+            logger.warning("the guard of the child processes was killed; it is restarted")
             os.close(self._pipe)
             self._pipe = None
         read, write = os.pipe()
@@ -293,7 +293,7 @@ class ChildProcess:
     async def _watch(self) -> None:
         await self._protocol.of_no_use.wait()
         if not await self._ends_within(_DRAINING) and not self._is_stopping:
-            logger.warning("a child process is ended: it takes no more input")
+            logger.warning("a child process is killed: it closed its input and did not exit")
             self.kill()
         await self._exited.wait()
         # These are processes that it left behind. The number is still theirs: no other process gets

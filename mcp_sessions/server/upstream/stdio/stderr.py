@@ -93,7 +93,7 @@ class StandardError:
             if now - self._second >= 1:
                 if self._logged > _LINES:
                     left_out = self._logged - _LINES
-                    logger.warning("%s: %d lines were left out", self._label(), left_out)
+                    logger.warning("%s: %d lines were dropped", self._label(), left_out)
                 self._second, self._logged = now, 0
             self._logged += 1
             if self._logged <= _LINES or number >= last:

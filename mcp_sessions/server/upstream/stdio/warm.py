@@ -58,7 +58,7 @@ class WarmProcesses:
             room: Returns how many waiting processes there may be.
         """
         if self._count:
-            self._background.loop("the start of processes that wait", lambda: self._fill(room))
+            self._background.loop("the start of processes for --warm", lambda: self._fill(room))
 
     async def take(self, of: Callable[[], str]) -> ChildProcess | None:
         """Take a waiting process for a client. None: there is none.
@@ -109,17 +109,17 @@ class WarmProcesses:
                 process = await self._start(label)
                 self._ready[process] = label
         except OSError as failed:
-            logger.warning("a process that is to wait cannot be started: %s", failed.strerror)
+            logger.warning("a process for --warm cannot be started: %s", failed.strerror)
             await asyncio.sleep(self._backoff.failed(1.0))
             return
-        self._background.run("watching a process that waits", self._watch(process))
+        self._background.run("watching a process for --warm", self._watch(process))
 
     async def _watch(self, process: ChildProcess) -> None:
         await process.ended()
         if self._ready.pop(process, None) is None:
             return
         self._over.add(process)
-        logger.warning("a process that waited is over: %s", await process.last_words())
+        logger.warning("a process for --warm exited: %s", await process.last_words())
         await process.stop()
         self._over.discard(process)
         await asyncio.sleep(self._backoff.failed(1.0))

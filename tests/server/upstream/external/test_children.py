@@ -35,7 +35,7 @@ def starts(noted: Path) -> int:
 async def test_a_command_of_the_era_before_serves_whatever_it_does_when_asked_for_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, misdeed: str, first: int
 ) -> None:
-    """It refuses, says nothing, or ends: then it is started again, and not asked that any more."""
+    """It refuses, says nothing, or ends: then it is restarted, and not asked that any more."""
     monkeypatch.setattr(either_era, "_DISCOVERING", 0.3)
     noted = tmp_path / "calls"
     async with child_world(misdeed, options={"env": {"CALLS": str(noted)}}) as w:

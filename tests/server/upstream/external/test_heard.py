@@ -141,7 +141,7 @@ async def test_a_listen_of_a_session_is_heard_whatever_its_child_does(
         client = ModernClient(w.carrier)
         session = (await client.start())["sessionId"]
         heard = await client.listening(session, "test://a", lists=("tools",))
-        assert "a listen hears of no resource for now" in caplog.text
+        assert "a listen gets no resource updates for now" in caplog.text
         await w.layer.notify_tools_changed()
         assert (await heard.has_events(1))[0]["method"] == LISTS
 
@@ -194,11 +194,11 @@ async def test_a_server_that_does_not_answer_holds_up_nobody_who_listens(
         assert await told(many, 1) == ["test://b"]
     said = [line.partition(": ")[2] for line in caplog.messages if "answer" in line]
     assert said == [
-        "a new one does not answer resources/subscribe",
+        "after its restart it does not answer resources/subscribe",
         # Of that resource it is asked once, whoever listens; and of many by one listen, too.
         "it does not answer resources/subscribe",
         "it does not answer resources/subscribe",
-        "it does not answer: not all is subscribed to",
+        "it does not answer subscriptions: some updates are missing",
     ]
 
 

@@ -289,7 +289,7 @@ async def test_the_log_says_whose_it_is_now(warm: int, caplog: pytest.LogCapture
         session = (await client.create())["sessionId"]
         await client.text("errors", {"lines": 1}, session=session)
         await client.text("no_id", {"id": "77"}, session=session)
-        for said in ("error 0", "it answers what it was not asked"):
+        for said in ("error 0", "it answers a request that the layer did not send"):
             await until(lambda said=said: said in caplog.text, "it is logged")
             (line,) = [each for each in caplog.messages if said in each]
             assert f"of {digest(session)}" in line

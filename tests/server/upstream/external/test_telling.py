@@ -97,7 +97,7 @@ async def test_changes_that_nobody_can_have_asked_for_are_bounded_and_said_to_be
     lists = [f"notifications/{name}/list_changed" for name in ("resources", "tools")]
     assert slow.methods == [CHANGED] * len(told) + lists
     assert slow.heard[-2:] == [None, None]
-    assert caplog.text.count("is left out") == 1
+    assert caplog.text.count("is dropped") == 1
 
 
 async def test_a_change_that_comes_while_the_same_is_told_is_told_again() -> None:

@@ -336,7 +336,7 @@ async def test_an_answer_to_nothing_is_ignored_and_said_once(
         await child.says(b'{"jsonrpc":"2.0",' + said + b"}")
     assert await waits == {"n": 1}
     assert [record.getMessage() for record in caplog.records] == [
-        "the server of a client: it answers what it was not asked, which is ignored"
+        "the server of a client: it answers a request that the layer did not send: ignored"
     ]
     assert child.noise == 0
 

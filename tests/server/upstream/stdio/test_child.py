@@ -87,7 +87,7 @@ async def test_a_banner_is_skipped_with_one_warning(caplog: pytest.LogCaptureFix
 
 async def test_a_banner_without_end_is_not_skipped_for_ever() -> None:
     async with child_world("banner", "10000000") as w:
-        assert "what is no message" in (await refused(w.client()))["message"]
+        assert "is not a message" in (await refused(w.client()))["message"]
 
 
 async def test_a_version_that_nobody_knows_is_refused() -> None:
@@ -145,7 +145,9 @@ async def test_one_that_answers_notifications_serves_and_is_said_once(
         for count in ("1", "2"):
             await client.notify("notifications/roots/list_changed")
             assert await client.text("count") == count
-    said = [record.getMessage() for record in caplog.records if "not asked" in record.getMessage()]
+    said = [
+        record.getMessage() for record in caplog.records if "did not send" in record.getMessage()
+    ]
     assert len(said) == 1
 
 

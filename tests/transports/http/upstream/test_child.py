@@ -233,7 +233,7 @@ async def test_a_server_that_takes_no_messages_is_asked_by_others_all_the_same(
         assert await other.text("count") == "10"
         assert await talker.text("count") == "11"
         assert len(server.sessions) == 1
-        await until(lambda: "5 messages were left out" in caplog.text, "what waited is over")
+        await until(lambda: "5 messages were dropped" in caplog.text, "what waited is over")
         server.takes.set()
 
 

@@ -82,7 +82,7 @@ class Incoming:
     async def _refuse(self, answer: Json) -> None:
         failure = await self.requester.post(answer, {})
         if failure is not None:
-            logger.info("a question was not refused: %s", failure.explanation)
+            logger.info("the refusal of a question could not be sent: %s", failure.explanation)
 
     def too_large(self, what: str) -> Failure:
         """A server's message that this side does not take: the request is answered so."""

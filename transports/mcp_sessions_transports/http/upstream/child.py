@@ -319,4 +319,4 @@ class HttpChild(EitherEraChild):
         self._is_over = True
 
     def _noise(self, size: int, why: str) -> None:
-        self._warn("noise", f"it says what is no message: it {why}")
+        self._warn("noise", f"its answer is not a message: it {why}")

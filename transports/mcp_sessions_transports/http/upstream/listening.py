@@ -50,7 +50,7 @@ class HttpStream:
             async with self._open(self._last_id) as response:
                 await self._check(response)
                 if not is_sse(response):
-                    raise refused("it tells of nothing by itself")
+                    raise refused("it has no stream for changes")
                 self._was_heard = True
                 if not self.is_acknowledged:
                     await heard.begun(goes_on=self._last_id is not None)
@@ -67,7 +67,7 @@ class HttpStream:
         except Forgotten:
             if not self._was_heard:
                 # There may only be nothing to be had by GET. What is asked next knows.
-                raise refused("it tells of nothing by itself") from None
+                raise refused("it has no stream for changes") from None
             self._forget()
             raise
         except (*FAILURES, EventTooLarge) as broken:

@@ -78,7 +78,9 @@ class Messages:
     def _is_told(self, _: asyncio.Task[None]) -> None:
         self._waiting -= 1
         if not self._waiting and self._left_out:
-            logger.warning("%d messages were left out: a server takes none", self._left_out)
+            logger.warning(
+                "%d messages were dropped: the server at a URL accepts none", self._left_out
+            )
             self._left_out = 0
 
     # --- how it is told ----------------------------------------------------------------------
@@ -95,9 +97,9 @@ class Messages:
             self._takes = True
         except TimeoutError:
             self._takes = False
-            logger.info("a message was not taken in time")
+            logger.info("the server at a URL did not accept a message in time")
         except (*FAILURES, UpstreamError) as failed:
-            logger.info("a message was not taken: %s", said(failed))
+            logger.info("the server at a URL did not accept a message: %s", said(failed))
 
 
 async def _done(task: asyncio.Task[None] | None) -> None:
