@@ -1,6 +1,6 @@
 """A server process is killed and comes back: when its clients are answered again.
 
-    python -m bench.bench_outage [--clients N] [--rounds N] [--outages S,S] [--ways W,W]
+    python -m bench.bench_outage [--clients N] [--rounds N] [--outages S,S] [--ways W,W] [--apart N]
 
 The server is ``mcp-sessions serve`` with a SQLite store, killed by SIGKILL. The clients are
 ``mcp.Client`` on `resumable`, with the limits that they have by default; all of them share one
@@ -8,20 +8,27 @@ process. Each has a session, and makes one call just after the kill. The figures
 the moment when the new server process accepts a TCP connection until a client has the answer of
 that call. A client has failed if its call raises, or if it is answered in another session. The
 clients of all ways share one outage, so the figures include their waiting for each other.
+
+With ``--apart``, one more outage of 8 s has so many HTTP clients. Each of them returns by itself,
+as clients in as many processes do: none waits for another. A process of its own asks the server
+for a page ten times a second meanwhile. A server that is overloaded answers that late.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import resource
+import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import anyio
@@ -37,6 +44,15 @@ from tests.support.resuming import text_of
 WAYS = {"HTTP 2025": ("http", "legacy"), "HTTP 2026": ("http", "auto"), "WebSocket": ("ws", "auto")}
 WITHIN = 240.0
 """Seconds that one outage may take."""
+
+AT_ONCE = 20
+"""Clients that connect at the same time."""
+
+APART = 8.0
+"""Seconds of the outage of ``--apart``."""
+
+APART_WITHIN = 540.0
+"""Seconds that this may take: the clients of one process share its CPU."""
 
 
 @dataclass
@@ -143,11 +159,108 @@ async def run(outage: Outage, ways: Sequence[str], count: int) -> None:
             await asyncio.to_thread(served.kill)
 
 
-async def connect(stack: AsyncExitStack, port: int, way: str) -> One:
+@dataclass
+class Crowd:
+    """Clients of which each is in a task of its own."""
+
+    count: int
+    clients: list[One] = field(default_factory=list[One])
+    connected: anyio.Event = field(default_factory=anyio.Event)
+    killed: anyio.Event = field(default_factory=anyio.Event)
+    answered: anyio.Event = field(default_factory=anyio.Event)
+    over: anyio.Event = field(default_factory=anyio.Event)
+    left: int = field(init=False)
+    """Clients that wait for their answer."""
+
+    def __post_init__(self) -> None:
+        self.left = self.count
+
+    async def one(self, port: int, number: int, room: anyio.Semaphore) -> None:
+        """Connect, call when the server was killed, and leave when all have their answer."""
+        async with AsyncExitStack() as stack:
+            async with room:
+                # An address of its own: clients of one address return one after the other.
+                one = await connect(stack, port, "HTTP 2025", f"?client={number}")
+            self.clients.append(one)
+            if len(self.clients) == self.count:
+                self.connected.set()
+            await self.killed.wait()
+            await one.call("after")
+            self.left -= 1
+            if not self.left:
+                self.answered.set()
+            await self.over.wait()
+
+
+async def run_apart(count: int) -> list[Row]:
+    """Kill the server under clients that know nothing of each other, and bring it back."""
+    outage, crowd, room = Outage(APART), Crowd(count), anyio.Semaphore(AT_ONCE)
+    waited: list[float] = []
+    back_at = 0.0
+    with tempfile.TemporaryDirectory() as place:
+        served = KilledServer(Path(place))
+        await asyncio.to_thread(served.start)
+        try:
+            async with asyncio.timeout(APART_WITHIN), anyio.create_task_group() as tasks:
+                for number in range(count):
+                    tasks.start_soon(crowd.one, served.port, number, room)
+                await crowd.connected.wait()
+                await asyncio.to_thread(served.kill)
+                crowd.killed.set()
+                await asyncio.sleep(APART)
+                await asyncio.to_thread(served.start)
+                back_at, started = time.monotonic(), served.cpu
+                async with bystander(served.port, waited):
+                    await crowd.answered.wait()
+                    outage.cpu = served.cpu - started
+                crowd.over.set()
+            for one in crowd.clients:
+                outage.of(one, back_at)
+        finally:
+            await asyncio.to_thread(served.kill)
+    name = f"{count} clients apart, {APART:g} s away"
+    delays = outage.delays.get("HTTP 2025", [APART_WITHIN])
+    cpu = 1_000 * outage.cpu / count
+    slowest = f"the slowest of {len(waited)}: {max(waited, default=APART_WITHIN):.2f} s"
+    failed, why = len(outage.failed), "; ".join(outage.failed[:5])
+    return [
+        Row(name=f"{name}: p50", measured=at(delays, 0.5), unit="s", includes="all in one process"),
+        Row(name=f"{name}: the last", measured=max(delays), unit="s"),
+        Row(name=f"{name}: CPU of the server for each", measured=cpu, unit="ms"),
+        Row(name=f"{name}: failed", measured=failed, most=0, includes=why),
+        Row(
+            name=f"{name}: somebody else's page, p99",
+            measured=at(waited or [APART_WITHIN], 0.99),
+            unit="s",
+            most=1,
+            includes=slowest,
+        ),
+    ]
+
+
+@asynccontextmanager
+async def bystander(port: int, waited: list[float]) -> AsyncGenerator[None]:
+    """Somebody else, in a process of its own. At the end its seconds are in ``waited``."""
+    asking = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.bystander", str(port)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield
+        said, _ = await asyncio.wait_for(asking.communicate(b"\n"), 60)
+        waited += json.loads(said)
+    finally:
+        if asking.returncode is None:
+            asking.kill()
+            await asking.wait()
+
+
+async def connect(stack: AsyncExitStack, port: int, way: str, query: str = "") -> One:
     """One more client, with a session."""
     scheme, mode = WAYS[way]
     outcomes: list[ResumeOutcome] = []
-    transport = resumable(f"{scheme}://127.0.0.1:{port}/mcp", on_resume=outcomes.append)
+    transport = resumable(f"{scheme}://127.0.0.1:{port}/mcp{query}", on_resume=outcomes.append)
     client = await stack.enter_async_context(Client(transport, mode=mode))
     one = One(way, client, outcomes)
     await client.call_tool("remember", {"word": "before"})
@@ -170,13 +283,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--outages", default="4,12,60")
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--apart", type=int, default=0)
     options = parser.parse_args()
     logging.disable(logging.ERROR)
     warnings.filterwarnings("ignore", apps.DEPRECATED.removeprefix("ignore:"))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    outages = [float(seconds) for seconds in options.outages.split(",")]
-    report(rows(outages, options.ways.split(","), options.clients, options.rounds))
+    outages = [float(seconds) for seconds in options.outages.split(",") if seconds]
+    found = rows(outages, options.ways.split(","), options.clients, options.rounds)
+    apart = asyncio.run(run_apart(options.apart)) if options.apart else ()
+    report(chain(found, apart))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,12 @@ BENCHES = (
         "replicas", 300, ("--count", "100", "--rounds", "1"), ("--count", "200", "--rounds", "2")
     ),
     Bench("recover", 300, ("20",), ("100",)),
-    Bench("outage", 600, ("--clients", "3", "--rounds", "1", "--outages", "2"), ("--rounds", "2")),
+    Bench(
+        "outage",
+        1_200,
+        ("--clients", "3", "--rounds", "1", "--outages", "2", "--apart", "10"),
+        ("--rounds", "2", "--apart", "1000"),
+    ),
     Bench(
         "many",
         600,

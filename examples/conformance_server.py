@@ -53,6 +53,7 @@ BRIEF = replace(
     POLICY,
     # Short enough to be waited for; and a window that a slow reader leaves much unread of.
     idle_timeout=4,
+    forget_after=4,
     max_age=1,
     detached_timeout=2,
     slow_timeout=1,

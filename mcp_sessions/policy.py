@@ -44,11 +44,16 @@ class SessionPolicy:
     forget_after: float | None = None
     """Seconds after its last use until a sleeping session expires, if longer than ``idle_timeout``.
 
-    A transport-mode session sleeps after ``idle_timeout``, and its streams are emptied. The session
-    of a conversation sleeps as well. Both expire ``max_lifetime`` and this after they were made,
-    however busy. At ``max_sessions``, sleeping sessions are ended first, the least recently used
-    before others. None: 30 days, if the store outlives the process; otherwise ``idle_timeout``.
+    A session sleeps after ``idle_timeout``, and its streams and its log are emptied. The session of
+    a conversation sleeps as well, and keeps its log. All expire ``max_lifetime`` and this after
+    they were made, however busy. At ``max_sessions`` and ``max_sleeping_bytes``, sleeping sessions
+    are ended, the least recently used first. None: 30 days, if the store outlives the process;
+    otherwise ``idle_timeout``.
     """
+
+    max_sleeping_bytes: int = 1_073_741_824
+    """The most bytes that all sleeping sessions of one store hold, about. Beyond it the least
+    recently used are ended, within a tenth of ``idle_timeout``."""
 
     stateless_lifetime: float = 3_600
     """Without a store: how long a session id can be used, whatever happens."""

@@ -266,7 +266,7 @@ class SessionSecurity:
         return token
 
     def open_state(
-        self, token: str, *, session_id: str, principal: Principal, now: float
+        self, token: object, *, session_id: str, principal: Principal, now: float
     ) -> tuple[dict[str, Any], int]:
         """The state and version that ``token`` was made of.
 
@@ -283,6 +283,8 @@ class SessionSecurity:
                 always the same.
         """
         try:
+            if not isinstance(token, str):
+                raise InvalidState("not a string")
             if len(token) > self.max_token:
                 raise InvalidState("larger than max_token")
             claims = self._states.open(token, binding=self._binding(principal, session_id))

@@ -23,7 +23,9 @@ from mcp_sessions.assembly import Assembly
 from mcp_sessions.cli.access import access_of
 from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line
 from mcp_sessions.cli.telemetry import described
+from mcp_sessions.core.lifetime import idle_time
 from mcp_sessions.core.messages import members_of
+from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, SessionsError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
@@ -175,7 +177,9 @@ async def _reach_all(report: Report, options: argparse.Namespace, served: Sequen
 
 def _say_limits(report: Report, policy: SessionPolicy) -> None:
     connections = policy.max_connections or "as many as file descriptors allow"
-    report.say("limits", f"a session expires after {policy.idle_timeout:g} s without a request")
+    idle, expires = policy.idle_timeout, idle_time(Mode.PROTOCOL, policy)
+    sleeps = f"sleeps after {idle:g} s, and " if expires > idle else ""
+    report.say("limits", f"an unused session {sleeps}expires after {expires:.15g} s")
     report.say("", f"events of a session for replay: {policy.max_events}")
     report.say("", f"message of a client: {policy.max_message} bytes")
     report.say("", f"answer of a command or URL: {policy.max_answer} bytes")

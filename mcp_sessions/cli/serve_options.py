@@ -287,9 +287,8 @@ def make_parser() -> types.OneLineParser:
         "--forget-after",
         type=types.seconds,
         metavar="S",
-        help="seconds after which an unused conversation, or 2025 connection, is forgotten, which "
-        f"sleeps after --idle-timeout; default: {FORGET_AFTER} with a store that outlives the "
-        "process, else as --idle-timeout",
+        help="seconds after which an unused session expires, which sleeps after --idle-timeout; "
+        f"default: {FORGET_AFTER} with a store that outlives the process, else as --idle-timeout",
     )
     parser.add_argument(
         "--hide",
@@ -317,6 +316,13 @@ def make_parser() -> types.OneLineParser:
         metavar="N",
         help="open sessions in the store; above it those that sleep are ended, the least recently "
         f"used first; default: {limits.max_sessions}",
+    )
+    parser.add_argument(
+        "--max-sleeping-bytes",
+        type=types.count,
+        metavar="BYTES",
+        help="that the sessions that sleep hold in the store; above it the least recently used are "
+        f"ended; default: {limits.max_sleeping_bytes}",
     )
     parser.add_argument(
         "--max-events",

@@ -187,10 +187,8 @@ def _idle(record: SessionRecord, view: View) -> float:
     if not math.isfinite(record.expires_at):
         return math.nan
     used_at = record.expires_at - view.options.forget_after
-    # A connection sleeps when idle, unless that is switched off. A last use before its creation
-    # shows that it is off.
-    sleeps = record.mode is Mode.TRANSPORT and used_at >= record.created_at
-    if not sleeps and record.mode is not Mode.BOUND:
+    if used_at < record.created_at and record.mode is not Mode.BOUND:
+        # It was not used before it was made: sleep is switched off.
         used_at = record.expires_at - view.options.idle_timeout
     return max(0.0, view.now - used_at)
 
@@ -364,7 +362,7 @@ def _parser() -> argparse.ArgumentParser:
         type=types.seconds,
         metavar="S",
         default=FORGET_AFTER,
-        help="the same of conversations' sessions, and of 2025 connections; default: %(default)g",
+        help="the same of sessions that sleep; default: %(default)g",
     )
     commands = parser.add_subparsers(dest="what", required=True, metavar="list|show|end")
     listing = commands.add_parser("list", parents=[common], help="the live sessions")

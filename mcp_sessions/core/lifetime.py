@@ -24,15 +24,19 @@ def longest_life(mode: Mode, policy: SessionPolicy) -> float:
     return policy.max_lifetime + (_longer(mode, policy) or 0)
 
 
+SLEEPERS: tuple[Mode, ...] = (Mode.PROTOCOL, Mode.TRANSPORT)
+"""The modes whose sessions sleep when they are idle, if they may live longer than that."""
+
+
 def _longer(mode: Mode, policy: SessionPolicy) -> float | None:
     forget = policy.forget_after
-    sleeps = mode is Mode.TRANSPORT and forget is not None and forget > policy.idle_timeout
+    sleeps = mode in SLEEPERS and forget is not None and forget > policy.idle_timeout
     return forget if sleeps or mode is Mode.BOUND else None
 
 
 def asleep_by(now: float, policy: SessionPolicy) -> float:
-    """The latest idle deadline of a transport-mode session that sleeps: nobody used it for
-    ``idle_timeout``, and it lives. Minus infinity: none does that.
+    """The latest idle deadline of a session that sleeps: nobody used it for ``idle_timeout``, and
+    it lives. Minus infinity: none sleeps.
     """
     longer = _longer(Mode.TRANSPORT, policy)
     return -math.inf if longer is None else now - policy.idle_timeout + longer

@@ -6,10 +6,8 @@ seconds since 1970, so that time can be passed in. A store that processes share 
 of its own: a process whose clock is set wrong must not end what belongs to others.
 
 Each method is one atomic step: two callers never see each other's half. Nothing is written
-after a session has ended; a late write is refused and never brings the session back.
-
-There is no ``update(session)``. A whole-session write would let a slow process overwrite
-what a faster one stored; each change has its own method instead.
+after a session has ended; a late write is refused and never brings the session back. There is no
+``update(session)``: a slow process would overwrite what a faster one stored.
 """
 
 from __future__ import annotations
@@ -187,20 +185,16 @@ class SessionStore(Ends, Protocol):
         limit: int,
         opened: bool,
     ) -> Sequence[SessionRecord]:
-        """End up to ``limit`` of the transport-mode sessions that sleep
-        (:func:`~mcp_sessions.core.lifetime.asleep_by`), or are nobody's
-        (:data:`~mcp_sessions.principal.ANONYMOUS`) and hold nothing: no subscription, no current
-        session, no session that is attached there. The records as they were.
-
-        First go those that sleep, then those that were used for no longer than ``unused_for``
-        after they were made; of each kind those that were not used for longest.
+        """End up to ``limit`` sessions, none of ``held``; the records as they were. First go those
+        that sleep (:func:`~mcp_sessions.core.lifetime.asleep_by`), then transport-mode sessions
+        that are nobody's (:data:`~mcp_sessions.principal.ANONYMOUS`) and hold nothing: no
+        subscription, no current session, no session that is attached there. Of these first those
+        that were used for no longer than ``unused_for`` after they were made; and always those
+        that were not used for longest.
 
         Args:
-            now: Seconds since 1970.
             unused_for: Seconds that nobody used it. Of one whose lifetime ends before its idle
                 time that is not known; it stays.
-            held: Never one of these.
-            limit: How many at the most.
             opened: Those too whose GET stream was open once: the caller holds those where it
                 still is, and nobody else serves them.
         """
@@ -216,16 +210,23 @@ class SessionStore(Ends, Protocol):
         limit: int,
     ) -> Sequence[SessionRecord]:
         """End up to ``limit`` of the principal's sessions of ``Mode.BOUND`` that were not used for
-        so long, and of those of ``Mode.TRANSPORT`` that sleep; those first that were not used for
-        longest. The records as they were. For the arguments see :meth:`evict`.
+        so long, and of the others that sleep; those first that were not used for longest. The
+        records as they were. For the arguments see :meth:`evict`.
+        """
+        ...
+
+    async def evict_heavy(
+        self, *, now: float, most: int, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        """End up to ``limit`` of the sessions that sleep, those of ``Mode.BOUND`` included, but
+        none of ``held``: the least recently used first, until the others keep no more than ``most``
+        bytes, about: events, answers, data, state, subscriptions, and descriptions of clients.
         """
         ...
 
     async def sleep(self, *, now: float) -> None:
-        """Empty the streams of the transport-mode sessions that sleep (see :meth:`evict`).
-
-        Their GET stream is emptied as if its events had exceeded the space. Their response streams
-        are dropped. This happens once after each use of the session, and nothing else changes. If a
+        """Empty the events and the GET streams of the sessions that sleep (see :meth:`evict`), as
+        if they had exceeded the space, and drop their response streams: once after each use. If a
         call fails, the next one does the rest.
         """
         ...
@@ -405,9 +406,8 @@ class SessionStore(Ends, Protocol):
         ...
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-        """Let go of the session, if the attachment with that epoch still has it.
-
-        A late close of a displaced connection changes nothing (TKO9).
+        """Let go of the session, if the attachment with that epoch still has it: a late close of a
+        displaced connection changes nothing (TKO9).
         """
         ...
 

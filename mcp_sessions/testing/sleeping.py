@@ -1,9 +1,10 @@
-"""Check sessions of conversations and sleeping connections, which outlive their idle time."""
+"""Check sessions that sleep, and those of conversations: they outlive their idle time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mcp_sessions.core.log import Draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import GET_STREAM, SessionId
@@ -26,8 +27,8 @@ from mcp_sessions.testing.parts import (
 
 
 async def a_bound_session_lives_as_long_as_it_may_be_idle(make: MakeStore) -> None:
-    """With ``forget_after``, however a request or the work on one moved its deadline; and it is
-    over that much later than others, however busy. Of others nothing changes.
+    """With ``forget_after``, however a request or the work on one moved its deadline; and its
+    lifetime ends that much later, however busy. The same holds for sessions that clients start.
     """
     forget = 3 * LIFETIME
     bound, second = SessionId("bound" + "x" * 38), SessionId("second" + "x" * 37)
@@ -42,13 +43,15 @@ async def a_bound_session_lives_as_long_as_it_may_be_idle(make: MakeStore) -> No
             gone = await store.expire(now=now, held=held, limit=9)
             return [record.session_id for record in gone]
 
-        other = (await new_session(store)).id
+        started = [(await new_session(store, mode=mode)).id for mode in MCP_MODES]
         for each in (bound, second):
             await store.create(Mode.BOUND, ALICE, peer=None, now=NOW, session_id=each)
-            assert await life_of(each) == (forget, LIFETIME + forget)
             assert await store.head(each) is None
-        assert await life_of(other) == (IDLE, LIFETIME)
-        assert await expired(NOW + IDLE) == [other]
+        for each in (bound, second, *started):
+            assert await life_of(each) == (forget, LIFETIME + forget)
+        assert await expired(NOW + forget - 0.1) == []
+        for each in started:
+            assert await store.end(each) is not None
 
         await store.touch([bound], now=NOW + 1)
         assert (await life_of(bound))[0] == forget + 1
@@ -118,19 +121,61 @@ async def what_sleeps_makes_room_first(make: MakeStore) -> None:
         await store.subscribe(older.id, "note://1")
         await store.mark_stream_opened(older.id)
         await used.admit(mode=Mode.TRANSPORT, now=NOW + 90)
-        started = await new_session(store)
+        started, young = [await new_session(store, now=NOW + at) for at in (4, 90)]
         assert await evicted_own(ALICE, IDLE - 0.1) == []
         assert await evicted(IDLE, nobodys.id) == [older.id]
         assert await evicted(IDLE) == [nobodys.id]
-        assert await evicted_own(ALICE, IDLE + 9) == []
+        assert await evicted_own(ALICE, IDLE + 9) == [started.id]
         assert await evicted_own(BOB, IDLE + 9) == [his.id]
         assert await evicted(IDLE + 89.9) == []
-        assert await ids_of(store) == {used.id, started.id}
-        assert await evicted_own(ALICE, IDLE + 90) == [used.id]
+        assert await ids_of(store) == {used.id, young.id}
+        assert set(await evicted_own(ALICE, IDLE + 90)) == {used.id, young.id}
 
 
-async def a_connection_that_sleeps_loses_its_past_alone(make: MakeStore) -> None:
-    """It lives on, and what waits for it then waits. Of a session that was started nothing goes."""
+async def what_sleeps_is_bounded_in_bytes(make: MakeStore) -> None:
+    """The least recently used go, whoever's they are and of whatever mode. What is awake or at work
+    stays. Events that come later count as well.
+    """
+    heavy, event = {"text": "x" * 11_000}, Draft(b"y" * 11_000)
+    named = SessionId("named" + "x" * 38)
+    async with opened(make, forget_after=500.0) as store:
+
+        async def evicted(
+            at: float, most: int, *held: SessionId, limit: int = 9
+        ) -> list[SessionId]:
+            gone = await store.evict_heavy(now=NOW + at, most=most, held=held, limit=limit)
+            return [record.session_id for record in gone]
+
+        whose = ((ALICE, Mode.PROTOCOL), (BOB, Mode.TRANSPORT), (ALICE, Mode.TRANSPORT))
+        made = [
+            (await new_session(store, principal, mode=mode, now=NOW + at)).id
+            for at, (principal, mode) in enumerate(whose)
+        ]
+        await store.create(Mode.BOUND, BOB, peer=None, now=NOW + 3, session_id=named)
+        made += [named, (await new_session(store, now=NOW + 4)).id]
+        for each in made:
+            assert await store.replace_data(each, heavy, expected_version=0)
+        first, second, third, bound, last = made
+        assert await evicted(IDLE - 0.1, 1) == []
+        assert await evicted(IDLE + 1.5, 30_000) == []
+        assert await store.admit(first, ALICE, mode=Mode.PROTOCOL, now=NOW + 50) is not None
+        await store.sleep(now=NOW + IDLE + 9)
+        assert await evicted(IDLE + 9, 60_000) == []
+        assert await evicted(IDLE + 9, 30_000, second) == [third]
+        assert await evicted(IDLE + 9, 30_000) == [second]
+        assert await evicted(IDLE + 9, 1, limit=1) == [bound]
+        assert await ids_of(store) == {first, last}
+        subscribed = await new_session(store, now=NOW + 5)
+        for _ in range(3):
+            await subscribed.append(event, now=NOW + IDLE + 9)
+        assert await evicted(IDLE + 9, 60_000) == []
+        assert await evicted(IDLE + 9, 43_000) == [last]
+        assert await evicted(IDLE + 9, 20_000) == [subscribed.id]
+        await subscribed.check_gone()
+
+
+async def a_session_that_sleeps_loses_its_past_alone(make: MakeStore) -> None:
+    """It lives on, and what waits for it then waits."""
     forget = 3 * LIFETIME
     async with opened(make, forget_after=forget) as store:
         connection, started = [await new_session(store, mode=mode) for mode in reversed(MCP_MODES)]
@@ -147,11 +192,15 @@ async def a_connection_that_sleeps_loses_its_past_alone(make: MakeStore) -> None
         await store.sleep(now=NOW + IDLE - 0.1)
         assert await replayed(0) == ([1, 2], None)
         assert await connection.kept(POST_STREAM) == [1]
+        assert await started.kept() == [1]
         await store.sleep(now=NOW + IDLE)
         assert await replayed(1) == ([], Refusal.EVICTED)
         assert await replayed(2) == ([], None)
         assert await store.head(connection.id, stream=POST_STREAM) is None
-        assert await started.kept() == [1]
+        assert await started.read(await started.position(0)) == ([], Refusal.EVICTED)
+        assert await started.read(await started.position(1)) == ([], None)
+        await started.append(now=NOW + IDLE + 1)
+        assert await started.read(await started.position(1)) == ([2], None)
         assert await store.subscribers("note://1") == [connection.id]
         record = await connection.record(now=NOW + forget - 0.1)
         assert (record.state, record.ends_at) == ({"n": 1}, NOW + LIFETIME + forget)
@@ -192,6 +241,7 @@ CHECKS: Sequence[Check] = (
     a_bound_session_lives_as_long_as_it_may_be_idle,
     a_principals_oldest_bound_sessions_make_room,
     what_sleeps_makes_room_first,
-    a_connection_that_sleeps_loses_its_past_alone,
+    what_sleeps_is_bounded_in_bytes,
+    a_session_that_sleeps_loses_its_past_alone,
     one_principals_names_do_not_fill_the_store,
 )

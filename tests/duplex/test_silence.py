@@ -4,6 +4,9 @@ import pytest
 
 from tests.support.children import child_world
 from tests.support.duplex import duplex_world
+from tests.support.raw import text_of
+from tests.support.urls import stock_server
+from tests.support.world import Toolbox, world
 
 pytestmark = pytest.mark.anyio
 
@@ -41,3 +44,21 @@ async def test_a_silent_call_of_a_command_is_heard_of() -> None:
         await sent.reply.until(lambda: count() >= 3, "three messages")
         assert count() >= 3
         await client.notify("notifications/cancelled", {"requestId": sent.id})
+
+
+async def test_a_silent_call_of_a_url_is_heard_of() -> None:
+    """A server at a URL that says nothing: the layer tells it, until the answer comes."""
+    box = Toolbox()
+    async with stock_server(box) as server, world(server=server, progress_every=0.3) as w:
+        client = await w.connected()
+        sent = client.call("wait", gate="g", meta=TOKEN)
+
+        def told() -> list[float]:
+            said = [m["params"] for m in sent.reply.messages if m.get("method") == PROGRESS]
+            assert all(each["progressToken"] == "t" for each in said)
+            return [each["progress"] for each in said]
+
+        await sent.reply.until(lambda: len(told()) >= 3, "three messages")
+        box.gate("g").go.set()
+        assert text_of(await sent.result()) == "through g"
+        assert told() == sorted(set(told()))

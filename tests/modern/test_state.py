@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity, current_session
+from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.requests.memory import SessionState
 from mcp_sessions.testing.clock import ClockedLayer
@@ -259,9 +260,11 @@ async def _bad_tokens(w: World, client: ModernClient, created: Json) -> dict[str
     }
 
 
-async def test_a_bad_token_changes_nothing_and_has_one_answer(era: str) -> None:
+async def test_a_bad_token_changes_nothing_and_has_one_answer(
+    era: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """STT8, on the wire: "``-32602``, ``data.reason = "invalid_state"``, one text for every
-    cause". Neither the request key nor the deadline was touched.
+    cause", and one line in the log. Neither the request key nor the deadline was touched.
     """
     box = Notebook()
     clock = Clock()
@@ -291,6 +294,9 @@ async def test_a_bad_token_changes_nothing_and_has_one_answer(era: str) -> None:
                 answer = await sent.answer()
                 status = sent.reply.status
             assert answer["error"] == INVALID, cause
+            [line] = [said for said in caplog.messages if "state" in said and "refused: " in said]
+            assert digest(session) in line, cause
+            caplog.clear()
             assert status == (400 if era == "modern" else 200)
         assert box.seen == []
 

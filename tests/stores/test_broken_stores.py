@@ -299,7 +299,7 @@ class ForgetsAConversationAsItSleeps(MemoryStore):
     """Idle is taken for dead."""
 
     def _deadline(self, mode: Mode, now: float, ends_at: float) -> float:
-        return super()._deadline(Mode.PROTOCOL, now, ends_at)
+        return super()._deadline(Mode.CONVERSATION, now, ends_at)
 
 
 class PutsToSleepWhatWasUsed(MemoryStore):
@@ -334,6 +334,24 @@ class KeepsWhatSleeps(MemoryStore):
         return await super().evict(
             now=now, unused_for=unused_for, held={*held, *users}, limit=limit, opened=opened
         )
+
+
+class CountsWhatIsAwake(MemoryStore):
+    """Sessions that sleep are ended since others hold much."""
+
+    async def evict_heavy(
+        self, *, now: float, most: int, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        return await super().evict_heavy(now=now, most=most // 3, held=held, limit=limit)
+
+
+class EndsTheHeavyAtWork(MemoryStore):
+    """What runs a request is ended for its bytes."""
+
+    async def evict_heavy(
+        self, *, now: float, most: int, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        return await super().evict_heavy(now=now, most=most, held=(), limit=limit)
 
 
 class CountsNobodysNames(MemoryStore):
@@ -509,9 +527,11 @@ class IsMadeAnewByWhoLooks(MemoryStore):
         (EvictsWhatIsUsed, lives.evict_ends_what_is_nobodys_and_holds_nothing),
         (ForgetsWhoeversConversations, sleeping.a_principals_oldest_bound_sessions_make_room),
         (ForgetsAConversationAsItSleeps, sleeping.a_bound_session_lives_as_long_as_it_may_be_idle),
-        (PutsToSleepWhatWasUsed, sleeping.a_connection_that_sleeps_loses_its_past_alone),
-        (NeverSleeps, sleeping.a_connection_that_sleeps_loses_its_past_alone),
+        (PutsToSleepWhatWasUsed, sleeping.a_session_that_sleeps_loses_its_past_alone),
+        (NeverSleeps, sleeping.a_session_that_sleeps_loses_its_past_alone),
         (KeepsWhatSleeps, sleeping.what_sleeps_makes_room_first),
+        (CountsWhatIsAwake, sleeping.what_sleeps_is_bounded_in_bytes),
+        (EndsTheHeavyAtWork, sleeping.what_sleeps_is_bounded_in_bytes),
         (CountsNobodysNames, sleeping.one_principals_names_do_not_fill_the_store),
         (BringsTheEndedBack, lives.an_ended_session_leaves_no_trace_and_never_comes_back),
         (MergesIntoAnOldState, belongings.state_is_changed_key_by_key),

@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 _BATCH = 256
 """Sessions ended before others may run."""
 
+_HEAVY = 10 * _BATCH
+"""Sessions ended for their bytes by one call. Each call measures all that have room."""
+
 _PAUSE = 1.0
 """Seconds after which it is looked again what could make room, if nothing could."""
 
@@ -133,14 +136,14 @@ class Lifecycle:
         evicts: bool,
         limit: str,
     ) -> SessionRecord:
-        """In place of what has expired, else of the oldest conversations of the same principal,
-        else of what is nobody's, if ``evicts``.
+        """In place of what has expired, else of the oldest conversations of the same principal and
+        of his sessions that sleep, else of what sleeps or is nobody's, if ``evicts``.
 
         Raises:
             LimitReached: There is nothing of these.
         """
         ways = [partial(self._make_room, evicts, limit)]
-        if self._binds:
+        if self._binds or limit == "max_sessions_per_principal":
             own = partial(self._evict_own, principal, limit)
             ways = [partial(self._make_room, False, limit), own, *(ways if evicts else ())]
         for makes_room in ways[:-1]:
@@ -276,8 +279,9 @@ class Lifecycle:
             await self.forget_here(session_id, None)
 
     async def sleep(self) -> None:
-        """Give back what transport-mode sessions take that nobody uses, and that live on: what this
-        process has of them, and their past in the store. Their next request finds the rest.
+        """Give back what sessions take that nobody uses, and that live on: what this process has of
+        connections over HTTP, and their past in the store. Their next request finds the rest. If
+        what sleeps holds too many bytes, end the least recently used.
         """
         now = self._clock()
         if asleep_by(now, self._policy) == -math.inf:
@@ -292,6 +296,25 @@ class Lifecycle:
                 await self._connections.let_go(connection)
                 await self._session_over(connection.session_id, sleeps=True)
         await self._store.sleep(now=now)
+        ended = _HEAVY
+        while ended == _HEAVY:
+            # Each round asks the store, and others have their turn.
+            ended = await self._evict_heavy()
+
+    async def _evict_heavy(self) -> int:
+        """End some sessions if those that sleep hold more than ``max_sleeping_bytes``; how many."""
+        most = self._policy.max_sleeping_bytes
+        held = frozenset(self._runner.held)
+        heavy = await self._store.evict_heavy(now=self._clock(), most=most, held=held, limit=_HEAVY)
+        if heavy:
+            logger.warning(
+                "sleeping sessions hold more than %d bytes: %d unused ones were ended",
+                most,
+                len(heavy),
+            )
+        self._are_over(heavy, EndReason.LIMIT, "max_sleeping_bytes")
+        await self._forget_all()
+        return len(heavy)
 
     async def _make_room(self, evicts: bool, limit: str) -> None:
         """A limit is reached: end what has expired; if that is nothing, sessions that are nobody's

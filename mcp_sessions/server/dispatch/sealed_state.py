@@ -7,7 +7,6 @@ opened when it comes back.
 from __future__ import annotations
 
 import hmac
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,13 +15,11 @@ from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import SESSION_META, meta_of
 from mcp_sessions.core.visibility import STATE_KEY
 from mcp_sessions.errors import InvalidState, SessionNotFound
-from mcp_sessions.ids import SessionId, digest
+from mcp_sessions.ids import SessionId
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Mode, SessionRecord
-
-logger = logging.getLogger(__name__)
 
 _TOKENS_KEPT = 10_000
 """Tokens that need not be sealed anew, since their session's state did not change."""
@@ -79,15 +76,13 @@ class SealedState:
             return None
         now = self._clock()
         try:
-            if not isinstance(token, str):
-                raise InvalidState("not a string")
             return self._security.open_state(
                 token, session_id=session_id, principal=inbound.principal, now=now
             )
-        except InvalidState as invalid:
+        except InvalidState:
+            # Its cause is in the log.
             if not await self._is_owned(session_id, inbound, now):
                 raise SessionNotFound(session_id) from None
-            logger.warning("session %s: state refused: %s", digest(session_id), invalid.cause)
             raise
 
     def _is_last(self, token: str, session_id: SessionId) -> bool:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from mcp_sessions.core.admission import Admission, admission
+from mcp_sessions.core.client_description import size_of
 from mcp_sessions.core.lifetime import (
+    SLEEPERS,
     asleep_by,
     end_of_life,
     idle_time,
@@ -238,14 +240,14 @@ class MemoryStore(Events, EndsInMemory):
             return record.expires_at > asleep, was_used, used_at
 
         def goes(record: SessionRecord) -> bool:
-            return record.mode is Mode.TRANSPORT and (
-                record.expires_at <= asleep
-                or (
-                    record.expires_at - idle <= now - unused_for
-                    and record.principal == ANONYMOUS
-                    and (opened or not record.stream_opened)
-                    and not (record.subscriptions or record.carried or record.current)
-                )
+            if record.expires_at <= asleep and record.mode in SLEEPERS:
+                return True
+            return (
+                record.mode is Mode.TRANSPORT
+                and record.expires_at - idle <= now - unused_for
+                and record.principal == ANONYMOUS
+                and (opened or not record.stream_opened)
+                and not (record.subscriptions or record.carried or record.current)
             )
 
         return self._evict(goes, order, held, limit)
@@ -259,10 +261,8 @@ class MemoryStore(Events, EndsInMemory):
         held: Collection[SessionId],
         limit: int,
     ) -> Sequence[SessionRecord]:
-        latest = {
-            Mode.BOUND: now - unused_for + idle_time(Mode.BOUND, self._policy),
-            Mode.TRANSPORT: asleep_by(now, self._policy),
-        }
+        latest = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
+        latest[Mode.BOUND] = now - unused_for + idle_time(Mode.BOUND, self._policy)
 
         def goes(record: SessionRecord) -> bool:
             return (
@@ -290,20 +290,38 @@ class MemoryStore(Events, EndsInMemory):
             self._forget(self._sessions[record.session_id])
         return going
 
+    async def evict_heavy(
+        self, *, now: float, most: int, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        by = asleep_by(now, self._policy)
+        asleep = [each for each in self._sessions.values() if each.record.expires_at <= by]
+        asleep.sort(key=lambda each: each.record.expires_at, reverse=True)
+        heavy: set[SessionId] = set()
+        size = 0
+        for session in asleep:
+            size += _size_of(session) if size <= most else 0
+            if size > most:
+                heavy.add(session.record.session_id)
+
+        def goes(record: SessionRecord) -> bool:
+            return record.session_id in heavy
+
+        return self._evict(goes, lambda record: record.expires_at, held, limit) if heavy else []
+
     async def sleep(self, *, now: float) -> None:
         since, self._slept_by = self._slept_by, asleep_by(now, self._policy)
         for session in self._sessions.values():
             record = session.record
             if (
-                record.mode is Mode.TRANSPORT
+                record.mode in SLEEPERS
                 and since < record.expires_at <= self._slept_by
                 and record.expires_at < record.ends_at
             ):
                 stream = (session.streams or {}).get(GET_STREAM)
-                session.streams = None
-                if stream is not None:
-                    stream.empty()
-                    session.streams = {GET_STREAM: stream}
+                session.streams = {GET_STREAM: stream} if stream is not None else None
+                for log in (session.events, stream):
+                    if log is not None:
+                        log.empty()
 
     async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
         session = self._sessions.get(session_id)
@@ -423,6 +441,20 @@ class MemoryStore(Events, EndsInMemory):
         check_data(_json_size(dict(value)), self._policy)
         session.data = Data(copy.deepcopy(dict(value)), expected_version + 1)
         return True
+
+
+def _size_of(session: Session) -> int:
+    """Bytes of what is kept of a session, about."""
+    logs = [session.events, *(session.streams or {}).values()]
+    record, data, keys = session.record, session.data, session.keys
+    return (
+        sum(log.size for log in logs if log is not None)
+        + (keys.size if keys is not None else 0)
+        + (_json_size(data.value) if data is not None else 0)
+        + _json_size(dict(record.state))
+        + session.uri_bytes
+        + (size_of(record.peer.initialize_params) if record.peer is not None else 0)
+    )
 
 
 def _json_size(value: Any) -> int:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
-from mcp_sessions.core.lifetime import (
-    asleep_by,
-    end_of_life,
-    idle_deadline,
-    idle_time,
-    longest_life,
-)
+from mcp_sessions.core.lifetime import end_of_life, idle_deadline, idle_time, longest_life
 from mcp_sessions.core.request_keys import Begun, KeyUse, key_cost
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import FencingEpoch, SessionId
-from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, most_of_one
 from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
@@ -39,25 +31,12 @@ from mcp_sessions.stores.redis.codec import (
 )
 from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, told_to_script
 from mcp_sessions.stores.redis.connection import Link, Value
-from mcp_sessions.stores.redis.lists import SAMPLE, Lists, is_old, is_place, tag_in
-
-_BOUND = b".b"
-"""Ends the place of a conversation's session: its principal may have many of others."""
-
-_MOST_LOOKED_AT = 2_048
-"""Sessions that are asked whether they hold something, when room has to be made."""
+from mcp_sessions.stores.redis.lists import SAMPLE, is_old, is_place, tag_in
+from mcp_sessions.stores.redis.sleepers import BOUND, Sleepers
 
 
-class Lives(Lists):
+class Lives(Sleepers):
     """Sessions from their making to their end, and who may use them."""
-
-    def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
-        super().__init__(link, namespace, clock)
-        self._looked_at = 0
-        """The number of sessions that :meth:`evict` looked at in vain. It continues after them."""
-
-        self._slept_by = -math.inf
-        """The latest place that :meth:`sleep` looked at."""
 
     async def create(
         self,
@@ -81,7 +60,7 @@ class Lives(Lists):
         owned = self._owned(owner_of(principal))
         member = f"{tag_of(session_id)}.{owned[-16:]}.{int(await self._clock.now()):x}"
         if mode is Mode.BOUND:
-            member += _BOUND.decode()
+            member += BOUND.decode()
         # A place first, then the session: a process that dies in between leaves a place that
         # nobody has, which is given up when its deadline has passed.
         for attempt in range(2):
@@ -157,7 +136,10 @@ class Lives(Lists):
         let_in = None
         if inner is not None and inner[0] == b"admitted":
             let_in = await self._admitted(inner, within, key)
-        return Admitted(self._record(outer[1], known), current=let_in)
+        record = self._record(outer[1], known)
+        if outer[2] is not None:
+            await self._wake(record, outer[2])
+        return Admitted(record, current=let_in)
 
     def _of_key(self, key: KeyUse) -> tuple[Value, ...]:
         return (
@@ -176,19 +158,21 @@ class Lives(Lists):
         record = self._record(answer[1], known)
         if answer[0] == b"displaced":
             return Admitted(record, displaced=True)
-        if answer[0] == b"woken":
-            # Its place is where sleep() looked before.
-            await self._command("ZADD", self._all, "XX", repr(record.expires_at), answer[2])
+        if len(answer) > 2 and answer[2] is not None:
+            await self._wake(record, answer[2])
+        if len(answer) <= 3:
             return Admitted(record)
-        if len(answer) == 2:
-            return Admitted(record)
-        begun = Begun(answer[2].decode())
+        begun = Begun(answer[3].decode())
         if begun in (Begun.FULL, Begun.OTHER_CONTENT):
             return Admitted(record, begun)
-        _, _, _, runner, scopes, outcome, run = answer
+        _, _, _, _, runner, scopes, outcome, run = answer
         if key is not None and not key.scopes.issuperset(unpacked(scopes)):
             return Admitted(record, Begun.FEWER_SCOPES)
         return Admitted(record, begun, outcome, runner.decode(), (run or b"").decode())
+
+    async def _wake(self, record: SessionRecord, member: bytes) -> None:
+        """Move the place of a session that slept: :meth:`sleep` looked there before."""
+        await self._command("ZADD", self._all, "XX", repr(record.expires_at), member)
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         now = await self._clock.at(now)
@@ -230,133 +214,6 @@ class Lives(Lists):
                 if record is not None:
                     expired.append(record)
         return expired
-
-    async def evict(
-        self,
-        *,
-        now: float,
-        unused_for: float,
-        held: Collection[SessionId],
-        limit: int,
-        opened: bool,
-    ) -> Sequence[SessionRecord]:
-        now = await self._clock.at(now)
-        owner, asleep = owner_of(ANONYMOUS), asleep_by(now, self._policy)
-        idle = idle_time(Mode.TRANSPORT, self._policy)
-        latest, of = now - unused_for + idle, f".{self._owned(owner)[-16:]}.".encode()
-        held_tags = {tag_of(session_id) for session_id in held}
-        listed = await self._places("ZRANGEBYSCORE", self._all, "-inf", repr(latest))
-        sleeping: int = await self._command("ZCOUNT", self._all, "-inf", repr(asleep))
-        known = [
-            member
-            for place, member in enumerate(listed)
-            if (of in member or place < sleeping)
-            and not member.endswith(_BOUND)
-            and tag_in(member) not in held_tags
-        ]
-        # Those that were looked at in vain have their turn again after all others.
-        start = self._looked_at if self._looked_at < len(known) else 0
-        known = known[start : start + _MOST_LOOKED_AT]
-        times = await each_of(self._times_of(member) for member in known)
-        order: list[tuple[bool, bool, float, bytes]] = []
-        for member, found in zip(known, times, strict=True):
-            if found is not None:
-                expires, created = found
-                used_at = expires - idle
-                was_used = used_at - created > unused_for
-                order.append((expires > asleep, was_used, used_at, member))
-        args = repr(latest), repr(asleep), owner, 0, int(opened)
-        members = [member for *_, member in sorted(order)]
-        evicted = await self._evict_some(members, limit, args, now)
-        self._looked_at = start if evicted else start + len(known)
-        return evicted
-
-    async def evict_own(
-        self,
-        principal: Principal,
-        *,
-        now: float,
-        unused_for: float,
-        held: Collection[SessionId],
-        limit: int,
-    ) -> Sequence[SessionRecord]:
-        now = await self._clock.at(now)
-        owner, held_tags = owner_of(principal), {tag_of(session_id) for session_id in held}
-        asleep = asleep_by(now, self._policy)
-        latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
-        listed = await self._places("SMEMBERS", self._owned(owner))
-        if not listed:
-            return []
-        places: list[Any] = await self._command("ZMSCORE", self._all, *listed)
-        order = sorted(
-            (float(place), member)
-            for place, member in zip(places, listed, strict=True)
-            if place is not None
-            and float(place) <= (latest if member.endswith(_BOUND) else asleep)
-            and tag_in(member) not in held_tags
-        )
-        # A place is no later than the deadline, which requests have moved since.
-        known = [member for _, member in order[:_MOST_LOOKED_AT]]
-        times = await each_of(self._times_of(member) for member in known)
-        due = [
-            (found[0], member)
-            for found, member in zip(times, known, strict=True)
-            if found is not None
-        ]
-        if not due:
-            return []
-        # So that those which are in use are not looked at again, before others.
-        await self._command(
-            "ZADD", self._all, "XX", *(each for at, member in due for each in (repr(at), member))
-        )
-        members = [member for at, member in sorted(due) if at <= max(asleep, latest)]
-        args = repr(latest), repr(asleep), owner, 1, 0
-        return await self._evict_some(members, limit, args, now)
-
-    async def sleep(self, *, now: float) -> None:
-        by = asleep_by(await self._clock.at(now), self._policy)
-        passed = 0
-        while members := await self._places(
-            *("ZRANGEBYSCORE", self._all, f"({self._slept_by!r}", repr(by)),
-            *("LIMIT", passed, AT_ONCE),
-        ):
-            later = await each_of(self._fall_asleep(member, by) for member in members)
-            passed += later.count(None)
-        self._slept_by = by
-
-    async def _times_of(self, member: bytes) -> tuple[float, float] | None:
-        """When a session expires and when it was made; None: nobody can read it."""
-        key = self._key_of(tag_in(member))
-        expires, created = await self._command("HMGET", key, "expires", "created")
-        if expires is None or created is None:
-            return None
-        try:
-            return float(expires), float(created)
-        except ValueError:
-            await self._mend([key], is_read=True)
-            return None
-
-    async def _fall_asleep(self, member: bytes, by: float) -> bytes | None:
-        """The deadline of one that does not sleep yet. It has its turn at its place then."""
-        key, epoch = self._key_of(tag_in(member)), mint_log_epoch()
-        later = await self._run(scripts.FALL_ASLEEP, [key], epoch, repr(by))
-        if later is not None:
-            await self._command("ZADD", self._all, "XX", later, member)
-        return later
-
-    async def _evict_some(
-        self, members: Sequence[bytes], limit: int, args: Sequence[Value], now: float
-    ) -> list[SessionRecord]:
-        waiting = deque(members)
-        evicted: list[SessionRecord] = []
-        while waiting and len(evicted) < limit:
-            most = min(len(waiting), limit - len(evicted))
-            some = [waiting.popleft() for _ in range(most)]
-            done = await each_of(
-                self._leave(member, scripts.EVICT, *args, now=now) for member in some
-            )
-            evicted += [each[0] for each in done if each is not None and each[0] is not None]
-        return evicted
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         if principal is None:

@@ -94,12 +94,13 @@ def fall_asleep(tx: Transaction, sid: int) -> None:
     for (stream,) in streams:
         if stream not in (EVENTS, GET_STREAM):
             drop(tx, sid, stream)
-    log = find(tx, sid, GET_STREAM)
-    if log is not None and log.events:
-        tx.execute("DELETE FROM events WHERE log = ?", (log.log,))
-        log.floor = log.evicted = log.head
-        log.events = log.bytes = 0
-        log.write(tx)
+            continue
+        log = find(tx, sid, stream)
+        if log is not None and log.events:
+            tx.execute("DELETE FROM events WHERE log = ?", (log.log,))
+            log.floor = log.evicted = log.head
+            log.events = log.bytes = 0
+            log.write(tx)
 
 
 _ONE = "sid = ? AND stream = ?"

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions.core.lifetime import SLEEPERS as SLEEPING_MODES
 from mcp_sessions.core.lifetime import idle_deadline, idle_time, is_over
 from mcp_sessions.core.log import UNBOUNDED, Window
 from mcp_sessions.core.messages import decode, encode
@@ -240,6 +241,9 @@ def expire(
     return expired
 
 
+SLEEPERS = ", ".join(f"'{mode.value}'" for mode in SLEEPING_MODES)
+"""The modes of the sessions that sleep, as SQL."""
+
 _ASLEEP_AT_ONCE = 256
 
 
@@ -258,12 +262,12 @@ def fall_asleep(
     """
     move_deadlines(tx, deadlines)
     rows = tx.execute(
-        "SELECT expires_at, sid, mode, ends_at FROM sessions"
+        f"SELECT expires_at, sid, expires_at < ends_at AND mode IN ({SLEEPERS}) FROM sessions"
         " WHERE (expires_at, sid) > (?, ?) AND expires_at <= ? ORDER BY expires_at, sid LIMIT ?",
         (*after, by, _ASLEEP_AT_ONCE),
     ).fetchall()
-    for expires_at, sid, mode, ends_at in rows:
-        if mode == Mode.TRANSPORT.value and expires_at < ends_at:
+    for _, sid, sleeps in rows:
+        if sleeps:
             logs.fall_asleep(tx, sid)
     return rows[-1][:2] if len(rows) == _ASLEEP_AT_ONCE else None
 

@@ -53,19 +53,23 @@ from mcp_sessions.core.admission import Admission, admission, is_displaced
 from mcp_sessions.core.lifetime import asleep_by, end_of_life, idle_time, longest_life
 from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_session_id
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import check_peer
 from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
-from mcp_sessions.stores.sqlite import sessions
+from mcp_sessions.stores.sqlite import sessions, sizes
 from mcp_sessions.stores.sqlite.attachment import Attachments
 from mcp_sessions.stores.sqlite.belongings import Belongings
 from mcp_sessions.stores.sqlite.ends import EndsInFile
 from mcp_sessions.stores.sqlite.events import Events
 from mcp_sessions.stores.sqlite.keys import keys_of
 from mcp_sessions.stores.sqlite.transaction import Transaction
+
+_ENDED_AT_ONCE = 256
+"""Sessions that one transaction ends for their bytes. Others write in between."""
 
 _PAGE = 500
 """Records read at once: some milliseconds in which no other call is served."""
@@ -198,13 +202,13 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         asleep, idle = asleep_by(now, self._policy), idle_time(Mode.TRANSPORT, self._policy)
         latest = now - unused_for + idle
         return await self._evict(
-            "mode = ? AND (expires_at <= ? OR expires_at <= ? AND owner = ?"
-            " AND current_id IS NULL AND (? OR NOT stream_opened)"
+            f"(mode IN ({sessions.SLEEPERS}) AND expires_at <= ? OR mode = ? AND expires_at <= ?"
+            " AND owner = ? AND current_id IS NULL AND (? OR NOT stream_opened)"
             " AND NOT EXISTS (SELECT 1 FROM subscriptions WHERE sid = s.sid)"
             " AND NOT EXISTS (SELECT 1 FROM carried WHERE sid = s.sid))"
             " ORDER BY expires_at > ?, expires_at - created_at > ?, expires_at",
             (
-                *(Mode.TRANSPORT.value, asleep, latest, sessions.owner_bytes(ANONYMOUS), opened),
+                *(asleep, Mode.TRANSPORT.value, latest, sessions.owner_bytes(ANONYMOUS), opened),
                 *(asleep, idle + unused_for),
             ),
             latest=max(asleep, latest),
@@ -224,16 +228,41 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         asleep = asleep_by(now, self._policy)
         latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
         return await self._evict(
-            "owner = ? AND (mode = ? AND expires_at <= ? OR mode = ? AND expires_at <= ?)"
-            " ORDER BY expires_at",
-            (
-                sessions.owner_bytes(principal),
-                *(Mode.BOUND.value, latest, Mode.TRANSPORT.value, asleep),
-            ),
+            f"owner = ? AND (mode = ? AND expires_at <= ? OR mode IN ({sessions.SLEEPERS})"
+            " AND expires_at <= ?) ORDER BY expires_at",
+            (sessions.owner_bytes(principal), Mode.BOUND.value, latest, asleep),
             latest=max(asleep, latest),
             held=held,
             limit=limit,
         )
+
+    async def evict_heavy(
+        self, *, now: float, most: int, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        size = 0
+        at: tuple[float, int] | None = (asleep_by(now, self._policy), sys.maxsize)
+        # What sleeps is a part of what is in the file.
+        if await self._writer.call(sizes.in_use) <= most:
+            return []
+        while at is not None and size <= most:
+            size, at = await self._writer.call(
+                lambda tx, size=size, at=at: sizes.add_asleep(tx, at, size, most)
+            )
+        gone: list[SessionRecord] = []
+        while at is not None and len(gone) < limit:
+            wanted = min(_ENDED_AT_ONCE, limit - len(gone))
+            which = "(expires_at, sid) <= (?, ?) ORDER BY expires_at, sid"
+            try:
+                some = await self._evict(which, at, latest=at[0], held=held, limit=wanted)
+            except StoreUnavailable:
+                if not gone:
+                    raise
+                # Those are over, and nobody is told of them a second time.
+                break
+            gone += some
+            if len(some) < wanted:
+                break
+        return gone
 
     async def _evict(
         self,

@@ -1,4 +1,4 @@
-"""Idle is not dead: a connection over HTTP that nobody used goes on, over a store that lasts."""
+"""Idle is not dead: a session that nobody used is found again, over a store that lasts."""
 
 from pathlib import Path
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from mcp_sessions import Conversations, SessionSecurity
+from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.sqlite.store import SQLiteStore
 from tests.server.dispatch.test_conversations import tools
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, in_session
 from tests.support.replicas import Backplane, cluster, user
 from tests.support.world import Clock, World, world
 
@@ -17,6 +19,11 @@ pytestmark = pytest.mark.anyio
 
 HALF_AN_HOUR, DAY = 1_800, 86_400
 ON: dict[str, Any] = {"conversations": Conversations(), "forget_after": 30 * DAY}
+
+
+def that_lasts(kind: str, tmp_path: Path) -> Any:
+    """A store that outlives the process."""
+    return f"sqlite:///{tmp_path}/s.db" if kind == "sqlite" else Backplane().store()
 
 
 async def sleep(w: World) -> int:
@@ -196,8 +203,7 @@ async def test_over_a_store_that_lasts_it_sleeps_without_any_setting(
     store: str, tmp_path: Path
 ) -> None:
     """A stock client that comes back after a week is not answered 404. What it was sent is gone."""
-    lasts: Any = f"sqlite:///{tmp_path}/s.db" if store == "sqlite" else Backplane().store()
-    async with world(store=lasts, forget_after=None) as w:
+    async with world(store=that_lasts(store, tmp_path), forget_after=None) as w:
         client, had = await at_work(w)
         w.clock.advance(7 * DAY)
         assert await sleep(w) == 0
@@ -232,3 +238,98 @@ async def test_after_a_restart_nobody_who_comes_back_makes_room(tmp_path: Path) 
         assert (await clients[0].send("ping").reply.done()).status == 200
         assert (await clients[1].send("ping").reply.done()).status == 404
         back.leave()
+
+
+# --- sessions that a client started ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["sqlite", "shared"])
+async def test_a_session_that_a_client_started_sleeps_over_a_store_that_lasts(
+    store: str, tmp_path: Path
+) -> None:
+    """SES13: it is resumed after a weekend, with its data and its subscriptions, and hears what
+    comes then. Its past is gone. ``expiresAt`` is the day on which it expires (SES16).
+    """
+    async with world(store=that_lasts(store, tmp_path), forget_after=None) as w:
+        client = await w.connected()
+        started = await client.start()
+        session, had = started["sessionId"], started["sessionEventId"]
+        await client.result("resources/subscribe", {"uri": "a:1"})
+        assert await w.layer.store.replace_data(session, {"n": 1}, expected_version=0)
+        await w.layer.notify_resource_updated("a:1")
+        assert await client.delete().done()
+        w.clock.advance(HALF_AN_HOUR)
+        assert await sleep(w) == 0
+        await w.layer.notify_resource_updated("a:1")
+        w.clock.advance(3 * DAY - HALF_AN_HOUR)
+        assert await sleep(w) == 0
+
+        again = await (await w.connected()).resume(session, had)
+        assert (again["resumed"], again["catchup"], again["reason"]) == (True, False, "evicted")
+        assert again["expiresAt"] == "2027-02-17T08:00:00Z"
+        head = again["sessionEventId"]
+        data = await w.layer.store.load_data(session)
+        assert data is not None and data.value == {"n": 1}
+        w.clock.advance(HALF_AN_HOUR)
+        await w.layer.notify_resource_updated("a:1")
+        again = await (await w.connected()).resume(session, head)
+        assert (again["catchup"], again["replayed"]) == (True, 1)
+
+        w.clock.advance(30 * DAY)
+        assert (await w.client().error("session/resume", {"sessionId": session}))["code"] == -32043
+        assert await sleep(w) > 0
+        [end] = [each for each in await w.layer.sessions.ended() if each.session == digest(session)]
+        assert str(end) == "it expired after 30d without a request"
+
+
+async def test_in_memory_it_expires_as_soon_as_it_would_sleep() -> None:
+    """What is kept there costs memory, and ends with the process."""
+    async with world(store=MemoryStore(), forget_after=None) as w:
+        session = (await w.client().start())["sessionId"]
+        w.clock.advance(HALF_AN_HOUR)
+        assert (await w.client().error("session/resume", {"sessionId": session}))["code"] == -32043
+        assert await sleep(w) == 1
+
+
+@pytest.mark.parametrize("limit", ["max_sessions", "max_sessions_per_principal"])
+async def test_what_sleeps_makes_room_for_what_a_client_starts(limit: str) -> None:
+    """SES20: the least recently used first, also of a user who has a limit of his own. What is
+    awake stays.
+    """
+    limits: dict[str, Any] = {"forget_after": 30 * DAY, limit: 2}
+    async with world(**limits) as w:
+        client = RawClient(await w.carrier_of(user("ann")))
+        first, second = [(await client.start())["sessionId"] for _ in range(2)]
+        w.clock.advance(HALF_AN_HOUR - 1)
+        await client.resume(first)
+        assert (await client.error("session/start"))["code"] == -31011
+        w.clock.advance(1)
+        await client.start()
+        assert (await client.error("session/start"))["code"] == -31011
+        assert (await client.resume(first))["resumed"]
+        assert (await client.error("session/resume", {"sessionId": second}))["code"] == -32043
+        ended = [(each.session, each.limit) for each in await w.layer.sessions.ended()]
+        assert ended == [(digest(second), limit)]
+
+
+async def test_what_sleeps_has_a_bound_in_bytes(caplog: pytest.LogCaptureFixture) -> None:
+    """The least recently used end, with a reason. What is awake does not count."""
+    async with world(forget_after=30 * DAY, max_sleeping_bytes=30_000) as w:
+        client = await w.connected()
+        sessions: list[SessionId] = []
+        for _ in range(4):
+            sessions.append(SessionId((await client.start())["sessionId"]))
+            heavy = {"text": "x" * 11_000}
+            assert await w.layer.store.replace_data(sessions[-1], heavy, expected_version=0)
+            w.clock.advance(10)
+        w.clock.advance(HALF_AN_HOUR - 30)
+        await sleep(w)
+        assert await w.layer.sessions.ended() == []
+        w.clock.advance(20)
+        await client.result("ping", {"_meta": in_session(sessions[3])})
+        await sleep(w)
+        [end] = await w.layer.sessions.ended()
+        assert (end.session, end.limit) == (digest(sessions[0]), "max_sleeping_bytes")
+        assert "hold more than 30000 bytes: 1 unused ones were ended" in caplog.text
+        await sleep(w)
+        assert len(await w.layer.sessions.ended()) == 1

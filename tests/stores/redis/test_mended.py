@@ -146,6 +146,7 @@ def calls(store: RedisStore, of: SessionId) -> list[tuple[str, Callable[[], Awai
             "evict",
             lambda: store.evict(now=NOW, unused_for=900, held=[of], limit=1, opened=False),
         ),
+        ("evict heavy", lambda: store.evict_heavy(now=NOW, most=1, held=[of], limit=1)),
         ("expire", lambda: store.expire(now=NOW, held=[], limit=9)),
     ]
 

@@ -7,12 +7,13 @@ import pytest
 
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.core.states import Mode
-from mcp_sessions.ids import SessionId
+from mcp_sessions.errors import Refusal
+from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.records import Admitted, CurrentSession, CurrentUse
 from mcp_sessions.stores.redis.store import RedisStore
-from mcp_sessions.testing.parts import HERE, KEY, RESULT
+from mcp_sessions.testing.parts import HERE, KEY, MESSAGE, RESULT
 from tests.support.redis_server import RedisServer, redis_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
@@ -67,13 +68,23 @@ async def test_a_call_with_a_key_is_two_scripts(server: RedisServer) -> None:
         assert within is not None and within.outcome == RESULT
 
 
-async def test_a_connection_that_wakes_up_is_let_in_alone(server: RedisServer) -> None:
-    """Its place in the list of all is put right first, by a command of its own; its caller asks
-    for the session then, and the next request takes one step again.
+async def test_a_connection_that_wakes_up_brings_its_session_along(server: RedisServer) -> None:
+    """One script lets the request into both. Their places in the list of all are put right, so both
+    fall asleep again, and neither is ended in place of what was used earlier.
     """
+    idle = POLICY.idle_timeout
     async with opened(server) as (store, connection, session):
-        await store.sleep(now=NOW + POLICY.idle_timeout)
-        woken = await admit(store, connection, CurrentUse(session, key=KEY))
-        assert woken.current is None
-        within = (await admit(store, connection, CurrentUse(session, key=KEY))).current
+        await store.sleep(now=NOW + idle)
+        woken = NOW + idle + 50
+        within = (await admit(store, connection, CurrentUse(session, key=KEY), now=woken)).current
         assert within is not None and within.key is Begun.FIRST
+        appended = await store.append(session, MESSAGE, now=woken)
+        assert appended is not None
+        # Those of other tests are in this Redis, too.
+        gone = await store.evict_heavy(now=woken + idle - 1, most=1, held=(), limit=99)
+        assert {connection, session}.isdisjoint(record.session_id for record in gone)
+        await store.sleep(now=woken + idle - 1)
+        first = Position(appended.event.position.log_epoch, 0).event_id()
+        assert (await store.read(session, first, now=woken))[1] is None
+        await store.sleep(now=woken + idle)
+        assert (await store.read(session, first, now=woken))[1] is Refusal.EVICTED

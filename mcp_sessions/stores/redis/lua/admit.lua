@@ -34,19 +34,18 @@ local function admit(at, epoch, has_key)
         return { 'displaced', found }
     end
     fields[6] = move_deadline(now, idle, ends)
-    if redis.call('HDEL', base, 'slept') == 1 then
-        return { 'woken', found, redis.call('HGET', base, 'member') }
-    end
+    -- The place of one that slept has to be moved.
+    local woken = redis.call('HDEL', base, 'slept') == 1 and redis.call('HGET', base, 'member')
     local key = 3 + OF_EACH * #KEYS
     if not has_key or not ARGV[key] then
-        return { 'admitted', found }
+        return { 'admitted', found, woken }
     end
     local all = open_keys(ARGV[key + 5], ARGV[key + 6])
     local begun, entry, answer = begin_key(
         all, ARGV[key], tonumber(ARGV[key + 1]), ARGV[key + 2], ARGV[key + 3], ARGV[key + 4], now,
         ARGV[key + 7], ARGV[key + 8])
     return {
-        'admitted', found, begun, entry and entry.runner, entry and entry.scopes, answer,
+        'admitted', found, woken, begun, entry and entry.runner, entry and entry.scopes, answer,
         entry and entry.run,
     }
 end

@@ -1,6 +1,6 @@
 -- needs: session
--- ARGV: latest deadline, that of one that sleeps, whose, whether they make room for their own; if not:
--- whether one goes whose GET stream was open
+-- ARGV: latest deadline, that of one that sleeps, whose, whom they make room for (0: anybody, 1: their
+-- own, 2: bytes); if for anybody: whether one goes whose GET stream was open
 local times = redis.call('HMGET', base, 'expires', 'ends', 'mode', 'owner', 'current', 'opened')
 if not times[1] then
     return { 'gone' }
@@ -12,7 +12,10 @@ if expires > math.max(latest, asleep) then
 end
 
 local function goes()
-    if mode == 'transport' and expires <= asleep then
+    if ARGV[4] == '2' then
+        return expires <= asleep
+    end
+    if (mode == 'transport' or mode == 'protocol') and expires <= asleep then
         return ARGV[4] == '0' or times[4] == ARGV[3]
     end
     if times[4] ~= ARGV[3] or expires > latest then

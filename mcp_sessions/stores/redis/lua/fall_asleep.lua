@@ -2,14 +2,14 @@
 -- ARGV: new log epoch, latest deadline of one that sleeps
 -- The deadline, if it is a later one; false: nothing is left to be done.
 local times = redis.call('HMGET', base, 'expires', 'ends', 'mode')
-if not times[1] or times[3] ~= 'transport' then
+if not times[1] then
     return false
 end
-local expires, ends = seconds(times[1]), seconds(times[2])
+local expires, ends, mode = seconds(times[1]), seconds(times[2]), times[3]
 if expires > seconds(ARGV[2]) then
     return times[1]
 end
-if expires >= ends then
+if expires >= ends or mode ~= 'transport' and mode ~= 'protocol' then
     return false
 end
 for _, field in ipairs(redis.call('HKEYS', base)) do
@@ -21,11 +21,13 @@ for _, field in ipairs(redis.call('HKEYS', base)) do
 end
 redis.call('UNLINK', base .. ':r')
 redis.call('HSET', base, 'slept', '1')
-local log = open_log('get', ARGV[1], ends)
-if log and log.count > 0 then
-    redis.call('UNLINK', log.events, log.by_key)
-    log.floor, log.evicted = log.head, log.head
-    log.count, log.bytes, log.first = 0, 0, 0
-    save(log)
+for _, stream in ipairs({ 'events', 'get' }) do
+    local log = open_log(stream, ARGV[1], ends)
+    if log and log.count > 0 then
+        redis.call('UNLINK', log.events, log.by_key)
+        log.floor, log.evicted = log.head, log.head
+        log.count, log.bytes, log.first = 0, 0, 0
+        save(log)
+    end
 end
 return false

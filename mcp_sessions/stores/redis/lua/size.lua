@@ -1,0 +1,16 @@
+-- needs: session
+-- ARGV: latest deadline of one that sleeps
+-- Bytes of a session that sleeps, as Redis counts them; of any other 0.
+local times = redis.call('HMGET', base, 'expires', 'ends')
+if not times[1] then
+    return 0
+end
+local expires, ends = seconds(times[1]), seconds(times[2])
+if expires > seconds(ARGV[1]) or expires >= ends then
+    return 0
+end
+local bytes = 0
+for _, key in ipairs(keys()) do
+    bytes = bytes + (redis.call('MEMORY', 'USAGE', key) or 0)
+end
+return bytes
