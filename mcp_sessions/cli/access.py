@@ -11,13 +11,20 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from mcp_sessions.authentication.addresses import checked_url
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from mcp_sessions.authentication.api_keys import ApiKeys
+    from mcp_sessions.authentication.issuer import Issuer
     from mcp_sessions.server.upstream.sdk.authentication import Authentication
+
+SERVER = "{server}"
+"""Placeholder in the URL of a store, or in an audience, for the name of the server."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +43,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "again when it changes",
     )
     parser.add_argument(
+        "--auth-issuer",
+        metavar="URL",
+        help="each client needs an access token (a JWT) of this authorization server, such as "
+        "https://login.example.com; with --api-keys: a token or a key",
+    )
+    parser.add_argument(
+        "--auth-audience",
+        metavar="URL",
+        help="with --auth-issuer: the URL of this server for which tokens are issued, such as "
+        f"https://mcp.example.com/mcp; with --config {SERVER} stands for the name of the server",
+    )
+    parser.add_argument(
         "--auth-scope",
         metavar="S",
         action="append",
-        help="a scope that each key needs; may be given several times",
+        help="a scope that each key or token needs; may be given several times",
     )
 
 
@@ -47,33 +66,73 @@ def check_options(options: argparse.Namespace) -> None:
     """Refuse options that do not go together.
 
     Raises:
-        ConfigurationError: Two options do not go together.
+        ConfigurationError: Two options do not go together, or a URL is not safe.
     """
-    if options.api_keys and options.no_auth:
-        raise ConfigurationError("--no-auth: --api-keys asks for a key; leave out one of them")
-    if options.auth_scope and not options.api_keys:
-        raise ConfigurationError("--auth-scope goes with --api-keys")
+    asks = "--api-keys" if options.api_keys else "--auth-issuer" if options.auth_issuer else None
+    if asks is not None and options.no_auth:
+        raise ConfigurationError(f"--no-auth: {asks} asks for a credential; leave out one of them")
+    if options.auth_scope and asks is None:
+        raise ConfigurationError("--auth-scope goes with --api-keys or --auth-issuer")
+    if bool(options.auth_issuer) != bool(options.auth_audience):
+        raise ConfigurationError(
+            "--auth-issuer and --auth-audience go together: a token for another server must not be "
+            "good here"
+        )
+    if options.auth_issuer:
+        checked_url("--auth-issuer", options.auth_issuer)
+        if SERVER in options.auth_audience and options.config is None:
+            raise ConfigurationError(f"--auth-audience: {SERVER} goes with --config")
+        checked_url("--auth-audience", options.auth_audience.replace(SERVER, "server"))
 
 
-def authentication_of(options: argparse.Namespace) -> Authentication | None:
-    """Return what the options put before the server. None: nothing.
+def authenticating(options: argparse.Namespace) -> Callable[[str], Authentication | None]:
+    """Return what makes the authentication of a server. It takes the server's name.
 
     Raises:
         ConfigurationError: The file of keys cannot be read.
     """
-    if not options.api_keys:
+    keys = _keys_of(options.api_keys)
+    issuer = issuer_of(options)
+
+    def of(name: str) -> Authentication | None:
+        if keys is None and issuer is None:
+            return None
+        from mcp_sessions.authentication.tokens import Tokens
+        from mcp_sessions.server.upstream.sdk import authentication
+
+        scopes: list[str] = options.auth_scope or []
+        if issuer is None:
+            verifier = authentication.SdkVerifier([keys] if keys is not None else [])
+            return authentication.Authentication(verifier, scopes)
+        audience: str = options.auth_audience.replace(SERVER, name)
+        tokens = Tokens(issuer, audience, time.time)
+        verifier = authentication.SdkVerifier([keys, tokens] if keys is not None else [tokens])
+        return authentication.resource_server(verifier, issuer.url, audience, scopes)
+
+    return of
+
+
+def issuer_of(options: argparse.Namespace) -> Issuer | None:
+    """Return the authorization server that the options name. None: there is none."""
+    if not options.auth_issuer:
+        return None
+    from mcp_sessions.authentication.issuer import Issuer
+
+    return Issuer(options.auth_issuer, time.time)
+
+
+def _keys_of(path: str | None) -> ApiKeys | None:
+    if not path:
         return None
     from mcp_sessions.authentication.api_keys import ApiKeys
-    from mcp_sessions.server.upstream.sdk.authentication import Authentication, SdkVerifier
 
     try:
-        keys = ApiKeys(options.api_keys, time.time)
+        return ApiKeys(path, time.time)
     except ConfigurationError as failed:
         hint = ""
-        if not os.path.lexists(options.api_keys):
-            hint = f"; make it with mcp-sessions keys add NAME --file {options.api_keys}"
+        if not os.path.lexists(path):
+            hint = f"; make it with mcp-sessions keys add NAME --file {path}"
         raise ConfigurationError(f"--api-keys {failed}{hint}") from failed
-    return Authentication(SdkVerifier([keys]), options.auth_scope or ())
 
 
 def access_of(options: argparse.Namespace, *, authenticates: bool) -> str:
@@ -87,8 +146,10 @@ def access_of(options: argparse.Namespace, *, authenticates: bool) -> str:
     """
     if options.stdio and options.port is None:
         return "the program at standard input and output"
-    if options.api_keys:
-        return f"clients with a key of {options.api_keys}"
+    if options.api_keys or options.auth_issuer:
+        keys = f"a key of {options.api_keys}" if options.api_keys else ""
+        token = f"a token of {options.auth_issuer}" if options.auth_issuer else ""
+        return f"clients with {' or '.join(filter(None, (keys, token)))}"
     if authenticates:
         return "clients with a credential"
     if is_loopback(options.host):
@@ -97,6 +158,6 @@ def access_of(options: argparse.Namespace, *, authenticates: bool) -> str:
         return "every client that reaches the address (--no-auth)"
     raise ConfigurationError(
         f"--host {options.host} lets every client on the network call this server, which has no "
-        "authentication: give --api-keys FILE, serve on 127.0.0.1 behind a proxy that "
-        "authenticates, or write --no-auth"
+        "authentication: give --api-keys FILE, or --auth-issuer URL and --auth-audience URL, serve "
+        "on 127.0.0.1 behind a proxy that authenticates, or write --no-auth"
     )

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.assembly import Assembly
-from mcp_sessions.cli.access import access_of
+from mcp_sessions.authentication.fetching import FetchFailed
+from mcp_sessions.cli.access import access_of, issuer_of
 from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line
 from mcp_sessions.cli.telemetry import described
 from mcp_sessions.core.lifetime import idle_time
@@ -159,6 +160,7 @@ def _say_audit(report: Report, path: str) -> None:
 
 
 async def _reach_all(report: Report, options: argparse.Namespace, served: Sequence[Served]) -> None:
+    await _say_issuer(report, options)
     if served:
         _say_limits(report, served[0].policy)
     tries = [asyncio.create_task(_start(each)) for each in served]
@@ -173,6 +175,16 @@ async def _reach_all(report: Report, options: argparse.Namespace, served: Sequen
         for trying in tries:
             trying.cancel()
         await asyncio.gather(*tries, return_exceptions=True)
+
+
+async def _say_issuer(report: Report, options: argparse.Namespace) -> None:
+    issuer = issuer_of(options)
+    if issuer is None:
+        return
+    try:
+        report.say("issuer", f"{issuer.url}: keys that can be used: {len(await issuer.fetched())}")
+    except FetchFailed as failed:
+        report.wrong("issuer", failed)
 
 
 def _say_limits(report: Report, policy: SessionPolicy) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from mcp_sessions import __version__
 from mcp_sessions.cli import logs
-from mcp_sessions.cli.access import access_of, authentication_of
+from mcp_sessions.cli.access import SERVER, access_of, authenticating
 from mcp_sessions.cli.addresses import redacted
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.audit_file import AuditFile
@@ -279,7 +279,6 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     """Return the layer to run, and its store's name for the start-up lines."""
-    from mcp_sessions.cli.serve_config import SERVER
     from mcp_sessions.stores.urls import open_store
 
     given = {
@@ -289,6 +288,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         "--hide": options.hide,
         "--readable-state": options.readable_state or None,
         "--api-keys": options.api_keys,
+        "--auth-issuer": options.auth_issuer,
     }
     if options.store is not None and SERVER in options.store:
         raise ConfigurationError(f"--store: {SERVER} is the name of a server of a --config file")
@@ -317,7 +317,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         conversations=_conversations(options),
         hidden=options.hide or (),
         security=SessionSecurity.default(sign_only=True) if options.readable_state else None,
-        auth=authentication_of(options),
+        auth=authenticating(options)(""),
     )
     return layer, redacted(options.store or DEFAULT_STORE)
 

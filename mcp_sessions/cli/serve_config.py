@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
-from mcp_sessions.cli.access import authentication_of
+from mcp_sessions.cli.access import SERVER, authenticating
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.check import Served
 from mcp_sessions.cli.config_file import servers_of
@@ -21,9 +21,6 @@ from mcp_sessions.serve.open_connections import connection_limits
 from mcp_sessions.serve.together import Part, run_together
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.origin import SecuritySettings
-
-SERVER = "{server}"
-"""Placeholder in a store's URL for the name of the server."""
 
 
 def layers_of(
@@ -48,7 +45,7 @@ def layers_of(
         )
     security = SessionSecurity.default(sign_only=True) if options.readable_state else None
     layers: dict[str, Assembly] = {}
-    authentication = authentication_of(options)
+    authentication = authenticating(options)
     for name, server in servers.items():
         try:
             layers[f"/{name}{options.path}"] = Assembly(
@@ -59,7 +56,7 @@ def layers_of(
                 clock=time.time,
                 conversations=conversations,
                 hidden=options.hide or (),
-                authentication=authentication,
+                authentication=authentication(name),
             )
         except ConfigurationError as failed:
             raise ConfigurationError(f"{options.config}: {name}: {failed}") from failed
@@ -111,16 +108,11 @@ def serve_all(
     on_started: Callable[[], None],
 ) -> int:
     """Serve all layers until stopped, and return the exit status."""
-    parts = [
-        Part(
-            path,
-            layer.endpoint(path=path, host=options.host, security=security).app(layer.lifetime.run),
-            layer.lifetime,
-            layer.draining,
-            layer.health,
-        )
-        for path, layer in layers.items()
-    ]
+    parts: list[Part] = []
+    for path, layer in layers.items():
+        endpoint = layer.endpoint(path=path, host=options.host, security=security)
+        app, beside = endpoint.app(layer.lifetime.run), endpoint.metadata()
+        parts.append(Part(path, app, layer.lifetime, layer.draining, layer.health, beside))
     is_shared = any(layer.bus.is_shared for layer in layers.values())
     delay = options.drain_delay
     try:

@@ -158,6 +158,7 @@ def _check(options: argparse.Namespace) -> None:
             "--access-log": options.access_log,
             "--forwarded-allow-ips": options.forwarded_allow_ips,
             "--api-keys": options.api_keys,
+            "--auth-issuer": options.auth_issuer,
         }
         refused = [name for name, value in given.items() if value]
         if refused:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.serve.draining import Draining
@@ -28,6 +29,8 @@ class Part:
     lifetime: Lifetime
     draining: Draining
     health: Health
+    beside: Sequence[BaseRoute]
+    """Routes at paths of their own. Parts may have the same."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -54,7 +57,8 @@ class Together:
             ConfigurationError: It does not begin with ``/``.
         """
         checks = health_routes(health, [p.health for p in self._parts]) if health else []
-        rest = Starlette(routes=checks, lifespan=lambda _: self._lifespan())
+        beside = [route for part in self._parts for route in part.beside]
+        rest = Starlette(routes=[*checks, *beside], lifespan=lambda _: self._lifespan())
         rest.router.default = NotFound([part.path for part in self._parts])
         by_path = {part.path: part.app for part in self._parts}
 

@@ -39,6 +39,8 @@ OTHER: Mapping[str, tuple[str, Any]] = {
     "--forwarded-allow-ips": ("10.0.0.1", "10.0.0.1"),
     "--api-keys": ("keys.json", "keys.json"),
     "--auth-scope": ("use", ["use"]),
+    "--auth-issuer": ("https://login.example", "https://login.example"),
+    "--auth-audience": ("https://mcp.example/mcp", "https://mcp.example/mcp"),
 }
 """A value of each option that is not a number and no flag."""
 
@@ -61,6 +63,10 @@ def settings_of(option: str, text: str, *arguments: str) -> Any:
         more = ["--allowed-host", "a.example"]
     if option == "--auth-scope":
         more = ["--api-keys", "keys.json"]
+    if option == "--auth-issuer":
+        more = ["--auth-audience", "https://mcp.example/mcp"]
+    if option == "--auth-audience":
+        more = ["--auth-issuer", "https://login.example"]
     options = parsed([*more, *arguments, *group], {variable_of(option): text})
     return getattr(options, action.dest)
 

@@ -102,6 +102,26 @@ def authentication_of(
     )
 
 
+def resource_server(
+    verifier: TokenVerifier, issuer: str, resource: str, scopes: Sequence[str]
+) -> Authentication:
+    """Return what stands before a server with tokens of one issuer. The verifier checks for which
+    resource a token is.
+    """
+    # The settings keep each URL as it is written, which clients compare.
+    settings = AuthSettings.model_validate(
+        {
+            "issuer_url": issuer,
+            "resource_server_url": resource,
+            "required_scopes": list(scopes),
+            "validate_token_resource": False,
+        }
+    )
+    return Authentication(
+        verifier, scopes, resource=settings.resource_server_url, issuers=[settings.issuer_url]
+    )
+
+
 class SdkVerifier:
     """The SDK's ``TokenVerifier`` over verifiers of ours, each for tokens of its kind."""
 
@@ -117,11 +137,12 @@ class SdkVerifier:
         for verifier in self._verifiers:
             found = await verifier.verify(token)
             if found is not None:
+                ends = found.expires_at
                 return AccessToken(
                     token=token,
                     client_id=found.client_id,
                     scopes=list(found.scopes),
-                    expires_at=math.ceil(found.expires_at) if found.expires_at else None,
+                    expires_at=math.ceil(ends) if ends is not None else None,
                     subject=found.subject,
                     claims={"iss": found.issuer},
                 )

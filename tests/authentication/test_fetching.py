@@ -1,0 +1,97 @@
+"""What is fetched from an issuer has bounds, and says what was wrong."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from mcp_sessions.authentication.fetching import LARGEST, FetchFailed, fetch_json
+from tests.support.duplex import listening
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Real sockets."""
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by way of a proxy that the environment may name."""
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+class Site:
+    """Answers by its path, and counts the bytes that it sent."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.asked: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        self.asked.append(path)
+        status, headers = 200, [(b"content-type", b"application/json")]
+        if path == "/redirects":
+            status, headers = 302, [(b"location", b"/good")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        match path:
+            case "/good":
+                await self._say(send, b'{"a": 1}')
+            case "/html":
+                await self._say(send, b"<!DOCTYPE html><title>Sign in</title>")
+            case "/list":
+                await self._say(send, b"[]")
+            case "/deep":
+                await self._say(send, b"[" * 100_000)
+            case "/endless":
+                while True:
+                    await self._say(send, b" " * 65_536, more=True)
+            case _:
+                pass
+        await self._say(send, b"")
+
+    async def _say(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        self.sent += len(body)
+        await send({"type": "http.response.body", "body": body, "more_body": more and bool(body)})
+
+
+@pytest.fixture
+async def site() -> AsyncGenerator[tuple[Site, str]]:
+    serves = Site()
+    async with listening(serves) as port:
+        yield serves, f"http://127.0.0.1:{port}"
+
+
+async def test_an_object_is_returned(site: tuple[Site, str]) -> None:
+    assert await fetch_json(f"{site[1]}/good") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/redirects", "answers 302"),
+        ("/html", "answers no JSON"),
+        ("/list", "answers no JSON object"),
+        ("/deep", "answers no JSON"),
+        ("/endless", f"more than {LARGEST} bytes"),
+    ],
+)
+async def test_another_answer_is_none(site: tuple[Site, str], path: str, said: str) -> None:
+    """O: an issuer that redirects, answers HTML, or never ends."""
+    async with asyncio.timeout(20):
+        with pytest.raises(FetchFailed, match=said):
+            await fetch_json(f"{site[1]}{path}")
+    assert site[0].asked == [path]
+    assert site[0].sent < 10 * 1_048_576, "it was not read to its end"
+
+
+async def test_nobody_there_is_said() -> None:
+    with pytest.raises(FetchFailed, match="http://127.0.0.1:1/ cannot be reached: "):
+        await fetch_json("http://127.0.0.1:1/")
