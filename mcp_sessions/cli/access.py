@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mcp_sessions.authentication.addresses import checked_url
+from mcp_sessions.cli.arguments import Options
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
 
@@ -27,38 +28,33 @@ SERVER = "{server}"
 """Placeholder in the URL of a store, or in an audience, for the name of the server."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(group: Options) -> None:
     """Add the options that say who may use the server."""
-    parser.add_argument(
+    group.add_argument(
         "--no-auth",
         action="store_true",
-        help="serve on a --host that is not loopback without authentication: every client that "
-        "reaches the port can call every tool; for a network that you trust, or behind a proxy "
-        "that authenticates",
+        help="let every client on the network call every tool",
     )
-    parser.add_argument(
+    group.add_argument(
         "--api-keys",
         metavar="FILE",
-        help="each client needs a key of this file, which mcp-sessions keys add makes; it is read "
-        "again when it changes",
+        help="each client needs a key of FILE, or a token",
     )
-    parser.add_argument(
+    group.add_argument(
         "--auth-issuer",
         metavar="URL",
-        help="each client needs an access token (a JWT) of this authorization server, such as "
-        "https://login.example.com; with --api-keys: a token or a key",
+        help="accept tokens of this authorization server",
     )
-    parser.add_argument(
+    group.add_argument(
         "--auth-audience",
         metavar="URL",
-        help="with --auth-issuer: the URL of this server for which tokens are issued, such as "
-        f"https://mcp.example.com/mcp; with --config {SERVER} stands for the name of the server",
+        help="URL of this server in these tokens",
     )
-    parser.add_argument(
+    group.add_argument(
         "--auth-scope",
-        metavar="S",
+        metavar="SCOPE",
         action="append",
-        help="a scope that each key or token needs; may be given several times",
+        help="each key or token needs this scope *",
     )
 
 

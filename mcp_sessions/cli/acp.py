@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
             is not installed.
         StoreUnavailable: The store cannot be reached.
     """
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logs.configure(level=options.log_level, format=options.log_format)
     with _stdout_to_stderr():
         # The target's code runs, and may print: stdout is the protocol's.
@@ -104,38 +104,37 @@ def _is_agent(value: object) -> bool:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> types.OneLineParser:
+    """Make the parser of the command's options."""
     parser = types.OneLineParser(
         prog="mcp-sessions acp",
         description="Serve an ACP agent whose conversations outlive editor and process.",
-        epilog="Logs, and whatever the agent prints, go to stderr.",
+        examples=(
+            "mcp-sessions acp --agent agent.py --store sqlite:///conversations.db",
+            "mcp-sessions acp --agent my_package.agents:agent",
+        ),
+        notes=f"TARGET is {SHAPE}. Without attr it is the only\n"
+        "agent or AcpSessionLayer in the file. Logs, and all that the agent prints, go to\n"
+        f"stderr.\n\n{types.LEGEND}",
     )
-    parser.add_argument(
+    agent = parser.add_argument_group("agent")
+    agent.add_argument(
         "--agent",
         dest="target",
         metavar="TARGET",
         required=True,
-        help=f"{SHAPE}: an agent or an AcpSessionLayer; without attr the only one in the file",
+        help="an agent, or an AcpSessionLayer",
     )
-    parser.add_argument(
+    agent.add_argument(
         "--store",
         metavar="URL",
-        help="where conversations are kept, e.g. sqlite:///conversations.db; "
-        f"default: {DEFAULT_STORE}, which ends with the process",
+        help=f"store: sqlite:///conversations.db ({DEFAULT_STORE})",
     )
-    parser.add_argument(
+    agent.add_argument(
         "--connect-timeout",
         type=types.seconds,
         metavar="S",
-        help="seconds that an MCP server has to be ready; default: 10",
+        help="time for an MCP server to be ready (10)",
     )
-    parser.add_argument(
-        "--log-level",
-        choices=logs.LEVELS,
-        default="warning",
-        help="of mcp_sessions.*; default: %(default)s",
-    )
-    parser.add_argument(
-        "--log-format", choices=logs.FORMATS, default="text", help="default: %(default)s"
-    )
+    types.add_log_options(parser.add_argument_group("log"), level="warning")
     return parser

@@ -6,11 +6,12 @@ import argparse
 import math
 import os
 import re
+from collections.abc import Sequence
 from ipaddress import ip_network
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 from urllib.parse import urlsplit
 
-from mcp_sessions.cli.logs import complain
+from mcp_sessions.cli.logs import FORMATS, LEVELS, complain
 from mcp_sessions.errors import ConfigurationError
 
 _VARIABLE = re.compile(
@@ -29,9 +30,41 @@ INTERRUPTED = 130
 USAGE_ERROR = 2
 """Exit status for an error that the user can correct. argparse has the same."""
 
+LEGEND = """\
+S is a time in seconds. Parentheses have the default. You may give an option with *
+several times."""
+"""Notes on how options are written."""
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Print each option in one line of a terminal with 80 columns."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+
+class Options(Protocol):
+    """Take options: a parser, or a group of its options."""
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
+        """Add an option."""
+        ...
+
 
 class OneLineParser(argparse.ArgumentParser):
     """Parse arguments, and print an error in one line. argparse prints the whole usage first."""
+
+    def __init__(self, *, examples: Sequence[str] = (), notes: str = "", **options: Any) -> None:
+        """Make a parser.
+
+        Args:
+            examples: Command lines, at the end of the help.
+            notes: Lines before the examples.
+            options: Those of argparse.
+        """
+        shown = "\n".join(["examples:", *(f"  {each}" for each in examples)]) if examples else ""
+        epilog = "\n\n".join(each for each in (notes, shown) if each)
+        super().__init__(epilog=epilog or None, formatter_class=_Help, **options)
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` and how to see the help, and exit."""
@@ -47,6 +80,28 @@ class OneLineParser(argparse.ArgumentParser):
             and action.dest != "help"
             and action.help is not argparse.SUPPRESS
         ]
+
+
+def add_log_options(group: Options, *, level: str) -> None:
+    """Add the options that each command with a log has.
+
+    Args:
+        level: The default of ``--log-level``.
+    """
+    group.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default=level,
+        metavar="LEVEL",
+        help="debug, info, warning or error (%(default)s)",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default="text",
+        metavar="FORMAT",
+        help="text or json (%(default)s)",
+    )
 
 
 def one_line(error: object) -> str:

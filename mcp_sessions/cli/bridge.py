@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: A URL, a header or the jar is wrong.
     """
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logs.configure(level=options.log_level, format=options.log_format)
     jar_folder = Path(options.jar).resolve().parent if options.jar else None
     if jar_folder is not None and not jar_folder.is_dir():
@@ -99,42 +99,50 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> types.OneLineParser:
+    """Make the parser of the command's options."""
     parser = types.OneLineParser(
         prog="mcp-sessions bridge",
         description="Serve a remote MCP server on stdin and stdout, in one resumable session.",
-        epilog="Several URLs are addresses of one server, tried in this order. Logs go to stderr.",
-    )
-    parser.add_argument("url", metavar="URL", nargs="+", type=_url, help="where the server is")
-    parser.add_argument(
-        "--jar", metavar="FILE", help="keep the session there between runs (file mode 0600)"
-    )
-    parser.add_argument(
-        "--user", default="", help="whose session it is, if one jar serves several users"
+        examples=(
+            "mcp-sessions bridge https://mcp.example.com/mcp",
+            "mcp-sessions bridge https://mcp.example.com/mcp --jar ~/.mcp-sessions.json",
+            'mcp-sessions bridge wss://mcp.example.com/mcp --header "Authorization: Bearer $TOKEN"',
+        ),
+        notes=f"{types.LEGEND}\nLogs go to stderr.",
     )
     parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="+",
+        type=_url,
+        help="address of the server; several: in this order",
+    )
+    session = parser.add_argument_group("session")
+    session.add_argument("--jar", metavar="FILE", help="keep the session in FILE between runs")
+    session.add_argument("--user", default="", help="user of the session, if a jar has several")
+    messages = parser.add_argument_group("messages")
+    messages.add_argument(
         "--header",
         metavar="'NAME: VALUE'",
         action="append",
         default=[],
         type=_header,
-        help="send it with every request; may be given several times",
+        help="send this header with every request *",
     )
-    parser.add_argument(
+    messages.add_argument(
         "--max-message",
         metavar="BYTES",
         type=types.count,
         default=4_194_304,
-        help="of one message, of either side; default: %(default)s",
+        help="size of a message, both ways (%(default)s)",
     )
-    parser.add_argument(
+    messages.add_argument(
         "--last-wait",
         metavar="S",
         type=types.seconds,
         default=60.0,
-        help="seconds without any message after which it ends, once its input has ended; "
-        "default: %(default)g",
+        help="time for answers after the input ends (%(default)g)",
     )
-    parser.add_argument("--log-level", choices=logs.LEVELS, default="warning")
-    parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
+    types.add_log_options(parser.add_argument_group("log"), level="warning")
     return parser

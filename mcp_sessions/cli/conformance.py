@@ -6,7 +6,6 @@ is imported only if there is something to run, and so is asyncio.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: An argument is wrong, or the extra is not installed.
     """
-    parser = _parser()
+    parser = make_parser()
     options = parser.parse_args(arguments)
     if not (options.list or options.client or options.targets):
         parser.error("which TARGET? a URL or stdio:COMMAND, or --client COMMAND")
@@ -146,66 +145,79 @@ def show_progress(where: str, number: int, of: int, wrong: str) -> None:
         print(f"{where}: {wrong}"[:400], file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> types.OneLineParser:
+    """Make the parser of the command's options."""
     parser = types.OneLineParser(
         prog="mcp-sessions conformance",
         description="Test a server, or a client, against the sessions extension.",
-        epilog=f"Bearer tokens come from the environment: {TOKEN}, {OTHER_TOKEN} for a second "
-        f"principal, and {WEAK_TOKEN} for the first one with fewer scopes. Exit status: 0 if "
-        "every MUST holds, 1 if not, 2 for wrong arguments. The server needs the fixture tools "
-        "that conformance/README.md describes.",
+        examples=(
+            "mcp-sessions conformance http://127.0.0.1:8000/mcp",
+            "mcp-sessions conformance http://127.0.0.1:8000/mcp ws://127.0.0.1:8000/mcp",
+            "mcp-sessions conformance 'stdio:python server.py' --suite replay",
+            "mcp-sessions conformance --client 'node client.js'",
+        ),
+        notes=f"""\
+{types.LEGEND}
+
+The server needs the fixture tools that conformance/README.md describes.
+Bearer tokens are variables: {TOKEN}, {OTHER_TOKEN} for a second
+principal, {WEAK_TOKEN} for the first one with fewer scopes.
+Exit status: 0 if every MUST holds, 1 if not, 2 for wrong arguments.""",
     )
     parser.add_argument(
         "targets",
         nargs="*",
         metavar="TARGET",
-        help="http(s)://…, ws(s)://… or 'stdio:COMMAND'; several are ways to one server, and "
-        "enable the vectors that move between transports",
+        help="http(s)://, ws(s):// or 'stdio:COMMAND'",
     )
-    parser.add_argument(
-        "--client",
-        metavar="COMMAND",
-        help="test a client instead: COMMAND is started with the URL of a scripted server as its "
-        "last argument",
+    what = parser.add_argument_group("what to test")
+    what.add_argument(
+        "--client", metavar="COMMAND", help="test the client COMMAND, which gets a URL"
     )
-    parser.add_argument("--suite", action="append", default=[], help="only this suite; repeatable")
-    parser.add_argument(
+    what.add_argument("--suite", action="append", default=[], help="only this suite *")
+    what.add_argument(
         "--transport",
         action="append",
         default=[],
         choices=("http", "websocket", "stdio"),
-        help="only this transport; repeatable",
+        metavar="NAME",
+        help="only http, websocket or stdio *",
     )
-    parser.add_argument(
-        "--era", action="append", default=[], choices=("handshake", "modern"), help="only this era"
+    what.add_argument(
+        "--era",
+        action="append",
+        default=[],
+        choices=("handshake", "modern"),
+        metavar="NAME",
+        help="only handshake, or modern *",
     )
-    parser.add_argument(
+    what.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="ID",
-        help="only this vector or duty, or those of this clause; repeatable",
+        help="only this vector, duty or clause *",
     )
-    parser.add_argument(
+    what.add_argument(
         "--conversations",
         action="store_true",
-        help="the server binds conversations: play the vectors about them, too",
+        help="play the vectors about conversations, too",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the whole outcome there as well")
-    parser.add_argument(
+    run = parser.add_argument_group("run and outcome")
+    run.add_argument("--json", metavar="FILE", help="write the outcome to FILE as well")
+    run.add_argument(
         "--timeout",
         type=types.seconds,
         default=5.0,
         metavar="S",
-        help="seconds that any one answer may take; default: %(default)g",
+        help="time for any one answer (%(default)g)",
     )
-    parser.add_argument(
+    run.add_argument(
         "--give-up",
         type=types.count_or_none,
         default=12,
         metavar="N",
-        help="after N vectors in a row in which the server said nothing in time, what is left on "
-        "that way is not played, and the server not conformant; 0: never; default: %(default)d",
+        help="stop after N silent vectors; 0: never (%(default)d)",
     )
-    parser.add_argument("--list", action="store_true", help="print all vectors and duties, and end")
+    run.add_argument("--list", action="store_true", help="print all vectors and duties, and exit")
     return parser

@@ -29,12 +29,10 @@ SEPARATOR: Final = "||"
 or a semicolon, a path a colon.
 """
 
-EPILOG: Final = (
-    f"Each option can be set by a variable of the environment, such as {PREFIX}PORT or "
-    f"{PREFIX}MAX_CHILDREN. An option of the command line replaces the variable. A flag is 1, true "
-    f"or yes, or 0, false or no. Several values stand on a line each, or with {SEPARATOR} between "
-    "them. The variables OTEL_... of OpenTelemetry say where metrics and traces are exported to."
-)
+NOTES: Final = f"""\
+Each option can be a variable: --max-children is {PREFIX}MAX_CHILDREN.
+The command line wins. Write a flag as 1 or 0, and several values on a line each,
+or with {SEPARATOR} between them. The OTEL_ variables turn metrics and traces on."""
 
 _YES: Final = ("1", "true", "yes")
 _NO: Final = ("0", "false", "no")

@@ -10,13 +10,19 @@ from mcp_sessions.security import KEYS_VARIABLE, mint_key
 
 def main(arguments: Sequence[str]) -> int:
     """Print a key, alone on a line of stdout, so that a shell can capture it."""
-    parser = OneLineParser(
-        prog="mcp-sessions keygen",
-        description="Print a new random key: 43 characters of A-Z a-z 0-9 - _ (256 bits).",
-        epilog=f"It goes into the environment variable {KEYS_VARIABLE}: one key, or several, "
-        "comma-separated, newest first. Keep it secret: keep it out of the repository and of "
-        "process listings.",
-    )
-    parser.parse_args(arguments)
+    make_parser().parse_args(arguments)
     print(mint_key())
     return 0
+
+
+def make_parser() -> OneLineParser:
+    """Make the parser of the command, which has no options."""
+    return OneLineParser(
+        prog="mcp-sessions keygen",
+        description="Print a new random key: 43 characters of A-Z a-z 0-9 - _ (256 bits).",
+        examples=("mcp-sessions keygen",),
+        notes=f"""\
+Set the variable {KEYS_VARIABLE} to the key: one key, or several with commas
+between them, the newest first. Keep it secret: keep it out of the repository and of
+process listings.""",
+    )

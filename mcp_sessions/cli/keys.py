@@ -18,11 +18,22 @@ from datetime import UTC, datetime
 
 from mcp_sessions.authentication import key_file
 from mcp_sessions.authentication.key_file import ApiKey
-from mcp_sessions.cli.arguments import OneLineParser
+from mcp_sessions.cli.arguments import LEGEND, OneLineParser, Options
 from mcp_sessions.cli.environment import variable_of
 from mcp_sessions.errors import ConfigurationError
 
 _VARIABLE = variable_of("--api-keys")
+_EXAMPLES = (
+    "mcp-sessions keys add alice --file keys.json --expires 90d",
+    "mcp-sessions keys list --file keys.json",
+    "mcp-sessions keys revoke alice --file keys.json",
+)
+
+_NOTES = f"""\
+A client sends its key as a bearer token: Authorization: Bearer KEY.
+The variable {_VARIABLE} names the file as well.
+{LEGEND}"""
+
 _DURATION = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
@@ -33,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: An option is wrong, or the file cannot be read or written.
     """
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     path: str | None = options.file or os.environ.get(_VARIABLE)
     if not path:
         raise ConfigurationError(f"which file? Give --file FILE, or set {_VARIABLE}")
@@ -120,35 +131,38 @@ def _duration(text: str) -> int:
     return int(found[1]) * _SECONDS[found[2]]
 
 
-def _parser() -> OneLineParser:
+def make_parser() -> OneLineParser:
+    """Make the parser of the sub-commands and their options."""
     parser = OneLineParser(
         prog="mcp-sessions keys",
         description="Make, list and revoke API keys for serve --api-keys FILE.",
-        epilog="A client sends its key as a bearer token: Authorization: Bearer KEY.",
+        examples=_EXAMPLES,
+        notes=_NOTES,
     )
-    commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
-    add = commands.add_parser("add", help="make a key, and print it once")
-    add.add_argument("name", metavar="NAME", help="who has the key; sessions belong to this name")
-    add.add_argument(
-        "--scope",
-        metavar="S",
-        action="append",
-        default=[],
-        help="a scope of the key; may be given several times",
+    commands = parser.add_subparsers(dest="what", required=True, metavar="add|list|revoke")
+
+    def command(name: str, what: str, example: str) -> tuple[OneLineParser, Options]:
+        made = commands.add_parser(
+            name, help=what, description=f"{what.capitalize()}.", examples=(example,), notes=_NOTES
+        )
+        group = made.add_argument_group("keys")
+        group.add_argument("--file", metavar="FILE", help="the file of keys (the variable)")
+        return made, group
+
+    add, group = command("add", "make a key, and print it once", _EXAMPLES[0])
+    add.add_argument("name", metavar="NAME", help="owner of the key and its sessions")
+    group.add_argument(
+        "--scope", metavar="SCOPE", action="append", default=[], help="a scope of the key *"
     )
-    add.add_argument(
+    group.add_argument(
         "--expires",
         metavar="TIME",
         type=_duration,
-        help="how long the key is good, such as 12h or 90d; default: until it is revoked",
+        help="life of the key, as 12h or 90d (no end)",
     )
-    shown = commands.add_parser("list", help="list the keys, without the keys themselves")
-    revoke = commands.add_parser("revoke", help="refuse a key from now on, and end its streams")
+    command("list", "list the keys, without the keys themselves", _EXAMPLES[1])
+    revoke, group = command("revoke", "refuse a key, and end its streams", _EXAMPLES[2])
     revoke.add_argument("name", metavar="NAME", nargs="?", help="all keys of this name")
-    revoke.add_argument("--id", metavar="ID", help="only this one of them, see list")
-    revoke.add_argument("--all", action="store_true", help="all keys of the file")
-    for each in (add, shown, revoke):
-        each.add_argument(
-            "--file", metavar="FILE", help=f"the file of keys; default: what {_VARIABLE} says"
-        )
+    group.add_argument("--id", metavar="ID", help="only the key with this id")
+    group.add_argument("--all", action="store_true", help="all keys of the file")
     return parser

@@ -68,10 +68,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="mcp-sessions",
         usage="%(prog)s [--help] [--version] COMMAND ...",
         description="Resumable sessions for the Model Context Protocol.",
-        epilog="commands:\n"
-        + "\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items())
-        + "\n\n'mcp-sessions COMMAND --help' tells the options of a command.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=("mcp-sessions serve server.py", "mcp-sessions serve --help"),
+        notes="commands:\n" + "\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items()),
     )
     parser.add_argument("--version", action="version", version=f"mcp-sessions {__version__}")
     parser.add_argument(

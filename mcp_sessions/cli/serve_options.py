@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from itertools import pairwise
 from urllib.parse import urlsplit, urlunsplit
 
-from mcp_sessions.cli import access, logs
+from mcp_sessions.cli import access
 from mcp_sessions.cli import arguments as types
-from mcp_sessions.cli.environment import EPILOG, parse, unknown, variable_of, variables_named
+from mcp_sessions.cli.environment import NOTES, parse, unknown, variable_of, variables_named
 from mcp_sessions.cli.targets import SHAPE, program_of
 from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
 from mcp_sessions.errors import ConfigurationError
@@ -169,293 +169,299 @@ def _check(options: argparse.Namespace) -> None:
 
 def make_parser() -> types.OneLineParser:
     """Make the parser of the command line's options, which the environment has as well."""
-    limits = SessionPolicy()
     parser = types.OneLineParser(
         prog="mcp-sessions serve",
         usage="%(prog)s [OPTION ...] (TARGET | URL | --config FILE | -- COMMAND [ARG ...])",
-        description="Serve an MCP server whose sessions survive a cut connection.",
-        epilog="COMMAND is a server in any language that speaks MCP on its standard input and "
-        "output, such as: -- npx -y @modelcontextprotocol/server-everything. " + EPILOG,
+        description=f"""\
+Serve an MCP server whose sessions survive a cut connection. The server is one of:
+
+  TARGET       {SHAPE}: a server or a SessionLayer
+               of your code; without attr the only one in the file
+  URL          a server that speaks Streamable HTTP
+  FILE         the servers of a host, as {{"mcpServers": ...}}
+  COMMAND      a server in any language, on its standard input and output""",
+        examples=(
+            "mcp-sessions serve server.py",
+            "mcp-sessions serve server.py --store sqlite:///sessions.db --port 9000",
+            "mcp-sessions serve -- npx -y @modelcontextprotocol/server-everything",
+            "mcp-sessions serve https://mcp.example.com/mcp \\\n"
+            "      --header 'Authorization: Bearer ${TOKEN}'",
+            "mcp-sessions serve --config mcp.json --check",
+        ),
+        notes=f"{types.LEGEND}\n\n{NOTES}",
     )
-    parser.add_argument(
-        "target",
-        metavar="TARGET",
-        nargs="?",
-        help=f"{SHAPE}: a server or a SessionLayer; without attr the only one in the file; "
-        "or the URL of a server that speaks Streamable HTTP",
-    )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help='serve each server that this file names as hosts do ({"mcpServers": ...}) on '
-        "/NAME/mcp",
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
-    parser.add_argument(
+    parser.add_argument("target", metavar="TARGET", nargs="?", help=argparse.SUPPRESS)
+    # The process that keeps the workers sets it for each.
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    _add_address(parser.add_argument_group("server and address"))
+    _add_access(parser.add_argument_group("who may call"))
+    _add_sessions(parser.add_argument_group("sessions"))
+    _add_conversations(parser.add_argument_group("conversations, for hosts that start no session"))
+    _add_limits(parser.add_argument_group("requests of clients"))
+    _add_start_and_stop(parser.add_argument_group("start and stop"))
+    _add_logs(parser.add_argument_group("log"))
+    _add_external(parser.add_argument_group("-- COMMAND, a URL and --config"))
+    _add_command(parser.add_argument_group("-- COMMAND"))
+    _add_url(parser.add_argument_group("a URL"))
+    return parser
+
+
+def _add_address(group: types.Options) -> None:
+    group.add_argument("--config", metavar="FILE", help="serve each server of FILE on /NAME/mcp")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    group.add_argument(
         "--port",
         type=types.port,
-        help=f"0: any free one; default: {DEFAULT_PORT}, with --stdio: none",
+        help=f"port; 0: any free one ({DEFAULT_PORT}; none with --stdio)",
     )
-    parser.add_argument(
-        "--stdio",
-        action="store_true",
-        help="serve the client at standard input and output; with --port HTTP and WebSocket too",
+    group.add_argument(
+        "--path", type=types.url_path, default="/mcp", help="path of the endpoint (%(default)s)"
     )
-    parser.add_argument("--path", type=types.url_path, default="/mcp", help="default: %(default)s")
-    parser.add_argument(
+    group.add_argument(
+        "--stdio", action="store_true", help="serve the client at standard input and output"
+    )
+    group.add_argument(
+        "--workers",
+        metavar="N",
+        type=types.count,
+        help="processes on the port; they need a shared store",
+    )
+
+
+def _add_access(group: types.Options) -> None:
+    access.add_options(group)
+    group.add_argument(
         "--allowed-host",
         metavar="NAME",
         type=types.host,
         action="append",
         default=[],
-        help="a name that clients call this server by, such as mcp.example.com behind a proxy; "
-        "may be given several times; default: on a loopback --host loopback names, else any",
+        help="accept this Host header: mcp.example.com *",
     )
-    parser.add_argument(
+    group.add_argument(
         "--allowed-origin",
         metavar="URL",
         type=types.origin,
         action="append",
         default=[],
-        help="whose pages may call this server from a browser, such as https://app.example.com; "
-        "may be given several times",
+        help="accept web pages of this origin *",
     )
-    access.add_options(parser)
-    parser.add_argument(
+    group.add_argument(
+        "--forwarded-allow-ips",
+        metavar="IPS",
+        type=types.proxies,
+        help="proxies to trust, as 10.0.0.0/8 (127.0.0.1)",
+    )
+
+
+def _add_sessions(group: types.Options) -> None:
+    limits = SessionPolicy()
+    group.add_argument(
+        "--store", metavar="URL", help=f"sessions: sqlite:///notes.db ({DEFAULT_STORE})"
+    )
+    group.add_argument(
+        "--idle-timeout",
+        type=types.seconds,
+        metavar="S",
+        help=f"idle time until a session ends or sleeps ({limits.idle_timeout:g})",
+    )
+    group.add_argument(
+        "--forget-after",
+        type=types.seconds,
+        metavar="S",
+        help=f"sleeping time until a session ends ({FORGET_AFTER})",
+    )
+    group.add_argument(
+        "--max-sessions",
+        type=types.count,
+        metavar="N",
+        help=f"open sessions in the store ({limits.max_sessions})",
+    )
+    group.add_argument(
+        "--max-sleeping-bytes",
+        type=types.count,
+        metavar="BYTES",
+        help=f"size of sleeping sessions ({limits.max_sleeping_bytes})",
+    )
+    group.add_argument(
+        "--max-events",
+        type=types.count,
+        metavar="N",
+        help=f"events that a session keeps ({limits.max_events})",
+    )
+    group.add_argument(
+        "--hide",
+        action="append",
+        metavar="PATTERN",
+        help="hide names that match, until they are revealed *",
+    )
+    group.add_argument(
+        "--readable-state",
+        action="store_true",
+        help="let clients read their state, but not change it",
+    )
+
+
+def _add_conversations(group: types.Options) -> None:
+    group.add_argument(
+        "--conversations",
+        action="store_true",
+        help="make a session for each conversation",
+    )
+    group.add_argument(
+        "--platform-ids",
+        action="store_true",
+        help="take a platform's Mcp-Session-Id as a name",
+    )
+    group.add_argument(
+        "--per-principal",
+        action="store_true",
+        help="one session per user who names no conversation",
+    )
+    group.add_argument(
+        "--handle",
+        action="append",
+        metavar="TOOL",
+        help="TOOL returns a handle for later calls *",
+    )
+
+
+def _add_limits(group: types.Options) -> None:
+    limits = SessionPolicy()
+    group.add_argument(
+        "--max-message",
+        type=types.count,
+        metavar="BYTES",
+        help=f"largest message of a client ({limits.max_message})",
+    )
+    group.add_argument(
+        "--receive-timeout",
+        type=types.seconds,
+        metavar="S",
+        help=f"time for a request to arrive ({limits.receive_timeout:g})",
+    )
+    group.add_argument(
+        "--max-connections",
+        type=types.count,
+        metavar="N",
+        help="open connections (as the system allows)",
+    )
+    group.add_argument(
+        "--progress-every",
+        type=types.duration,
+        metavar="S",
+        help=f"send progress for silent calls; 0: never ({limits.progress_every:g})",
+    )
+
+
+def _add_start_and_stop(group: types.Options) -> None:
+    group.add_argument(
+        "--check",
+        action="store_true",
+        help="print what a start would do, and exit",
+    )
+    group.add_argument(
         "--health",
         metavar="PATH",
         type=types.url_path,
-        help="serve PATH/healthz (200: alive) and PATH/readyz (200: store reachable and not "
-        "draining, else 503); '/' for /healthz and /readyz; default: neither",
+        help="serve PATH/healthz and PATH/readyz",
     )
-    parser.add_argument(
+    group.add_argument(
         "--grace",
         metavar="S",
         type=types.duration,
         default=DEFAULT_GRACE,
-        help="seconds that running calls get when the server is stopped; default: %(default)s",
+        help="time for running calls at a stop (%(default)s)",
     )
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=types.count,
-        help="serve with N processes on the one port, each started again if it ends; needs a "
-        "store that processes share (redis://...)",
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="serve nothing: print what a start would do and what is wrong with it, and exit with "
-        "0 or 2; reaches the store, and starts each command or tries each URL once",
-    )
-    # The process that keeps the workers sets it for each.
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument(
+    group.add_argument(
         "--drain-delay",
         metavar="S",
         type=types.duration,
-        help="seconds after SIGTERM in which new connections are still taken and readyz is 503, "
-        "for a load balancer to notice; default: 3 where replicas share the store, else 0",
+        help="time with readyz 503 at a stop (0; replicas: 3)",
     )
-    parser.add_argument(
-        "--store",
-        metavar="URL",
-        help=f"where sessions are kept, such as sqlite:///notes.db; default: {DEFAULT_STORE}",
-    )
-    parser.add_argument(
-        "--conversations",
-        action="store_true",
-        help="hosts that start no session have one for each of their conversations",
-    )
-    parser.add_argument(
-        "--platform-ids",
-        action="store_true",
-        help="with --conversations: an Mcp-Session-Id that is none of the server's names one, too",
-    )
-    parser.add_argument(
-        "--per-principal",
-        action="store_true",
-        help="with --conversations: who is authenticated and names none has one for everything",
-    )
-    parser.add_argument(
-        "--handle",
-        action="append",
-        metavar="TOOL",
-        help="with --conversations: this tool's answer tells the model a handle for later calls, "
-        "for hosts that name no conversation; may be given again",
-    )
-    parser.add_argument(
-        "--forget-after",
-        type=types.seconds,
-        metavar="S",
-        help="seconds after which an unused session expires, which sleeps after --idle-timeout; "
-        f"default: {FORGET_AFTER} with a store that outlives the process, else as --idle-timeout",
-    )
-    parser.add_argument(
-        "--hide",
-        action="append",
-        metavar="PATTERN",
-        help="no session sees a tool, prompt or resource of that name, or URI (* is any text), if "
-        "the server reveals it to none; may be given again",
-    )
-    parser.add_argument(
-        "--readable-state",
-        action="store_true",
-        help="sign the state that clients keep, instead of sealing it: they can read it and not "
-        "change it",
-    )
-    parser.add_argument(
-        "--idle-timeout",
-        type=types.seconds,
-        metavar="S",
-        help="seconds after which an unused session expires, or sleeps (see --forget-after); "
-        f"default: {limits.idle_timeout:g}",
-    )
-    parser.add_argument(
-        "--max-sessions",
-        type=types.count,
-        metavar="N",
-        help="open sessions in the store; above it those that sleep are ended, the least recently "
-        f"used first; default: {limits.max_sessions}",
-    )
-    parser.add_argument(
-        "--max-sleeping-bytes",
-        type=types.count,
-        metavar="BYTES",
-        help="that the sessions that sleep hold in the store; above it the least recently used are "
-        f"ended; default: {limits.max_sleeping_bytes}",
-    )
-    parser.add_argument(
-        "--max-events",
-        type=types.count,
-        metavar="N",
-        help=f"events that one session keeps for replay; default: {limits.max_events}",
-    )
-    parser.add_argument(
-        "--progress-every",
-        type=types.duration,
-        metavar="S",
-        help="seconds after which a silent call with a progress token is sent a progress message; "
-        f"0: never; default: {limits.progress_every:g}",
-    )
-    parser.add_argument(
-        "--max-message",
-        type=types.count,
-        metavar="BYTES",
-        help=f"of one message of a client; default: {limits.max_message}",
-    )
-    parser.add_argument(
-        "--receive-timeout",
-        type=types.seconds,
-        metavar="S",
-        help="seconds in which a whole request arrives, or it is answered 408; default: "
-        f"{limits.receive_timeout:g}",
-    )
-    parser.add_argument(
-        "--max-connections",
-        type=types.count,
-        metavar="N",
-        help="open connections; above it an idle one is closed for a new one; default: as many "
-        "as the limit of file descriptors allows, but for a few",
-    )
-    parser.add_argument(
-        "--log-level",
-        choices=logs.LEVELS,
-        default="info",
-        help="of mcp_sessions.*; default: %(default)s",
-    )
-    parser.add_argument(
+
+
+def _add_logs(group: types.Options) -> None:
+    types.add_log_options(group, level="info")
+    group.add_argument(
         "--access-log",
         action="store_true",
-        help="log a line for each HTTP request and WebSocket: client, path, status, MCP method, "
-        "digest of the session, milliseconds",
+        help="log a line for each HTTP request and WebSocket",
     )
-    parser.add_argument(
-        "--forwarded-allow-ips",
-        metavar="ADDRESSES",
-        type=types.proxies,
-        help="proxies whose X-Forwarded-For names the client, separated by commas: addresses, "
-        "networks such as 10.0.0.0/8, or '*' for any; default: 127.0.0.1",
-    )
-    parser.add_argument(
+    group.add_argument(
         "--audit",
         metavar="FILE",
-        help="append a line of JSON for each request that was served: who, what, in which session, "
-        "how it ended; no arguments, results, ids or keys; '-': standard output; default: none",
+        help="append a JSON line for each request; -: stdout",
     )
-    parser.add_argument(
-        "--log-format", choices=logs.FORMATS, default="text", help="default: %(default)s"
-    )
-    _add_external_options(parser)
-    return parser
 
 
-def _add_external_options(parser: argparse.ArgumentParser) -> None:
-    external = parser.add_argument_group("options of -- COMMAND, of a URL and of --config")
-    external.add_argument(
+def _add_external(group: types.Options) -> None:
+    group.add_argument(
         "--per",
         choices=("session", "principal", "shared"),
-        help="who shares a process, or a session there; default: session, each has its own",
+        metavar="SCOPE",
+        help="process per session (default), principal, shared",
     )
-    external.add_argument(
+    group.add_argument(
         "--max-children",
         metavar="N",
         type=types.count,
-        help="processes, or sessions there, at a time; default: 64, of a URL 1000",
+        help="processes, or sessions at a URL (64; 1000)",
     )
-    external.add_argument(
+    group.add_argument(
         "--max-children-per-principal",
         metavar="N",
         type=types.count,
-        help="of these, those of one principal; default: all",
+        help="the same for one principal (no limit)",
     )
-    external.add_argument(
+    group.add_argument(
         "--lazy",
         action="store_true",
         default=None,
-        help="start no server before a client needs it; default: each is started once when serve "
-        "starts, and a warning says why one fails",
+        help="start no server before a client needs it",
     )
-    external.add_argument(
+    group.add_argument(
         "--child-idle",
         metavar="S",
         type=types.seconds,
-        help="seconds after its last request in which one ends; default: 900",
+        help="idle time until a process is stopped (900)",
     )
-    external.add_argument(
+    group.add_argument(
         "--start-timeout",
         metavar="S",
         type=types.seconds,
-        help="seconds that the server has to answer initialize; default: 30",
+        help="time for the answer to initialize (30)",
     )
-    external.add_argument(
+    group.add_argument(
         "--max-answer",
         metavar="BYTES",
         type=types.count,
-        help=f"of one message of the server; default: {SessionPolicy().max_answer}",
+        help=f"largest message of the server ({SessionPolicy().max_answer})",
     )
-    of_url = parser.add_argument_group("options of a URL")
-    of_url.add_argument(
-        "--header",
-        metavar="'NAME: VALUE'",
-        type=types.header,
-        action="append",
-        help="sent with each request, such as 'Authorization: Bearer ${TOKEN}', where ${TOKEN} is "
-        "a variable of the environment; may be given several times",
-    )
-    of_command = parser.add_argument_group("options of -- COMMAND")
-    of_command.add_argument(
+
+
+def _add_command(group: types.Options) -> None:
+    group.add_argument(
         "--warm",
         metavar="N",
         type=types.count_or_none,
-        help="processes that wait for a session; default: 0",
+        help="processes started before they are needed (0)",
     )
-    of_command.add_argument(
+    group.add_argument(
         "--env",
         metavar="NAME[=VALUE]",
         type=types.variable,
         action="append",
-        help="a variable of its environment, without VALUE as it is here; may be given several "
-        "times; of itself it has PATH, HOME and the like only",
+        help="set a variable, or pass it on as it is here *",
     )
-    of_command.add_argument("--cwd", metavar="DIR", help="where it runs; default: here")
+    group.add_argument("--cwd", metavar="DIR", help="directory of the command (this one)")
+
+
+def _add_url(group: types.Options) -> None:
+    group.add_argument(
+        "--header",
+        metavar="'NAME: VALUE'",
+        type=types.header,
+        action="append",
+        help="send this header; ${NAME} is a variable *",
+    )

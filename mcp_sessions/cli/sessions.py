@@ -52,6 +52,17 @@ NOWHERE = "none"
 
 TRANSPORTS = ("http", *_KINDS, NOWHERE)
 
+_EXAMPLES = (
+    "mcp-sessions sessions list --store sqlite:///sessions.db --idle 3600",
+    "mcp-sessions sessions show --store sqlite:///sessions.db 3f9c",
+    "mcp-sessions sessions end --store redis://localhost 3f9c 81d0",
+)
+
+_NOTES = """\
+A session is named by the first digits of its digest, 4 or more. The log has the
+digest, too. A whole id works as well, but others see your command line, and an
+id can be a credential."""
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -73,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     # argparse takes an argument that begins with a dash for an option.
     named = [digest(SessionId(each)) if _DASHED_ID.fullmatch(each) else each for each in arguments]
-    options = _parser().parse_args(named)
+    options = make_parser().parse_args(named)
     return asyncio.run(_run(options))
 
 
@@ -336,65 +347,71 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2)
 
 
-def _parser() -> argparse.ArgumentParser:
-    limits = SessionPolicy()
+def make_parser() -> types.OneLineParser:
+    """Make the parser of the sub-commands and their options."""
     parser = types.OneLineParser(
         prog="mcp-sessions sessions",
-        description="List, show and end the sessions of a store, beside the server that uses it.",
-        epilog="A session is named by the first digits (4 or more) of its digest, which is in "
-        "the logs too. A whole id is a credential where there is no other, and what is on a "
-        "command line is seen by others: use it where you must.",
+        description="List, show and end the sessions of a store while servers use it.",
+        examples=_EXAMPLES,
+        notes=_NOTES,
     )
-    common = types.OneLineParser(add_help=False)
-    common.add_argument(
-        "--store", metavar="URL", required=True, help="the server's, such as sqlite:///notes.db"
+    commands = parser.add_subparsers(dest="what", required=True, metavar="list|show|end")
+
+    def command(name: str, what: str, example: str) -> types.OneLineParser:
+        made = commands.add_parser(
+            name, help=what, description=f"{what.capitalize()}.", examples=(example,), notes=_NOTES
+        )
+        _add_store(made.add_argument_group("store"))
+        return made
+
+    listing = command("list", "list the live sessions, or those that ended", _EXAMPLES[0])
+    chosen = listing.add_argument_group("which sessions")
+    chosen.add_argument("--ended", action="store_true", help="those that ended: when and why")
+    chosen.add_argument(
+        "--principal", metavar="NAME", help="this subject, client or issuer; or anonymous"
     )
-    common.add_argument("--ids", action="store_true", help="print whole ids, which are credentials")
-    common.add_argument(
+    chosen.add_argument("--age", type=types.seconds, metavar="S", help="made S seconds ago or more")
+    chosen.add_argument(
+        "--idle", type=types.seconds, metavar="S", help="unused for S seconds or more"
+    )
+    chosen.add_argument(
+        "--transport",
+        choices=TRANSPORTS,
+        metavar="NAME",
+        help=", ".join(TRANSPORTS),
+    )
+    modes = [mode.value for mode in Mode]
+    chosen.add_argument("--mode", choices=modes, metavar="MODE", help=", ".join(modes))
+    listing.add_argument_group("output").add_argument(
+        "--format",
+        choices=("table", "json"),
+        default="table",
+        metavar="FORMAT",
+        help="table or json (%(default)s)",
+    )
+    showing = command("show", "print one session as JSON", _EXAMPLES[1])
+    showing.add_argument("session", metavar="SESSION", help="first digits of its digest")
+    ending = command("end", "end sessions for ever, and wait for their server", _EXAMPLES[2])
+    ending.add_argument("sessions", metavar="SESSION", nargs="+", help="first digits of its digest")
+    return parser
+
+
+def _add_store(group: types.Options) -> None:
+    group.add_argument(
+        "--store", metavar="URL", required=True, help="store of the server: sqlite:///notes.db"
+    )
+    group.add_argument("--ids", action="store_true", help="print whole ids: they are credentials")
+    group.add_argument(
         "--idle-timeout",
         type=types.seconds,
         metavar="S",
-        default=limits.idle_timeout,
-        help="the server's, from which idle times are reckoned; default: %(default)g",
+        default=SessionPolicy().idle_timeout,
+        help="as the server's (%(default)g)",
     )
-    common.add_argument(
+    group.add_argument(
         "--forget-after",
         type=types.seconds,
         metavar="S",
         default=FORGET_AFTER,
-        help="the same of sessions that sleep; default: %(default)g",
+        help="as the server's (%(default)d)",
     )
-    commands = parser.add_subparsers(dest="what", required=True, metavar="list|show|end")
-    listing = commands.add_parser("list", parents=[common], help="the live sessions")
-    listing.add_argument(
-        "--ended",
-        action="store_true",
-        help="those that ended instead, as far as the store remembers: when and why",
-    )
-    listing.add_argument(
-        "--principal", metavar="NAME", help="of this subject, client or issuer; or 'anonymous'"
-    )
-    listing.add_argument(
-        "--age", type=types.seconds, metavar="S", help="made S seconds ago or more"
-    )
-    listing.add_argument(
-        "--idle", type=types.seconds, metavar="S", help="without a request for S seconds or more"
-    )
-    listing.add_argument(
-        "--transport",
-        choices=TRANSPORTS,
-        help="where its events go now; listen: a stream of the modern era",
-    )
-    listing.add_argument("--mode", choices=[mode.value for mode in Mode])
-    listing.add_argument("--format", choices=("table", "json"), default="table")
-    showing = commands.add_parser(
-        "show", parents=[common], help="one session, as JSON; of one that ended when and why"
-    )
-    showing.add_argument("session", metavar="SESSION")
-    ending = commands.add_parser(
-        "end",
-        parents=[common],
-        help="end sessions for ever; returns when the server that has them knows",
-    )
-    ending.add_argument("sessions", metavar="SESSION", nargs="+")
-    return parser

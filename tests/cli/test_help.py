@@ -1,0 +1,85 @@
+"""The help of each command: options in groups, one line for each, and examples at the end."""
+
+import argparse
+import os
+import shlex
+from typing import Any
+
+import pytest
+
+from mcp_sessions.cli import acp, bridge, conformance, keygen, keys, serve_options, sessions
+from mcp_sessions.cli.arguments import OneLineParser
+
+MAKERS = {
+    "serve": serve_options.make_parser,
+    "bridge": bridge.make_parser,
+    "acp": acp.make_parser,
+    "conformance": conformance.make_parser,
+    "keys": keys.make_parser,
+    "keygen": keygen.make_parser,
+    "sessions": sessions.make_parser,
+}
+
+
+def parsers() -> list[OneLineParser]:
+    """Each command's parser, and those of its sub-commands."""
+    made = [make() for make in MAKERS.values()]
+    below: list[OneLineParser] = []
+    for parser in made:
+        for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
+            choices: Any = action.choices
+            below += choices.values() if isinstance(choices, dict) else ()
+    return [*made, *below]
+
+
+every_parser = pytest.mark.parametrize("parser", parsers(), ids=lambda parser: parser.prog)
+
+
+def options_of(parser: OneLineParser, monkeypatch: pytest.MonkeyPatch, columns: int) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = parser.format_help().splitlines()
+    return lines[lines.index("options:") :]
+
+
+@every_parser
+def test_the_help_of_an_option_has_one_line_in_a_small_terminal(
+    parser: OneLineParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = options_of(parser, monkeypatch, 80)
+
+    assert narrow == options_of(parser, monkeypatch, 300)
+    assert [line for line in narrow if len(line) > 88] == []
+
+
+@every_parser
+def test_each_option_is_in_a_group_and_says_what_it_does(parser: OneLineParser) -> None:
+    general, *groups = (
+        group
+        for group in parser._action_groups  # pyright: ignore[reportPrivateUsage]
+        if group.title != "positional arguments"
+    )
+    grouped = [each for group in groups for each in group._group_actions]  # pyright: ignore[reportPrivateUsage]
+
+    assert general.title == "options"
+    assert [each.dest for each in parser.shown_options() if each not in grouped] == []
+    assert [each.dest for each in grouped if not each.help] == []
+
+
+@every_parser
+def test_the_help_ends_with_examples_that_the_command_accepts(
+    parser: OneLineParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "a-token")
+    examples = parser.format_help().partition("\nexamples:\n")[2]
+    lines = examples.replace("\\\n", "").splitlines()
+
+    assert lines
+    for line in lines:
+        program, name, *arguments = shlex.split(os.path.expandvars(line))
+        assert program == "mcp-sessions"
+        accepted = (
+            serve_options.parsed(arguments, {})
+            if name == "serve"
+            else MAKERS[name]().parse_args(arguments)
+        )
+        assert isinstance(accepted, argparse.Namespace)
