@@ -40,8 +40,6 @@ STORES = ("memory", "sqlite")
 
 
 class Silent:
-    """An agent that is only there."""
-
     async def initialize(self, protocol_version: int, **_: Any) -> dict[str, Any]:
         """See ``acp.Agent``."""
         return {"protocolVersion": protocol_version}

@@ -125,7 +125,6 @@ def measure(store: Callable[[str], str], sessions: int, updates: int) -> dict[st
 
 
 def rows(wanted: str, sessions: int, updates: int) -> Iterator[Row]:
-    """For each store."""
     with stores(wanted) as each:
         for store in each.names:
             found = measure(lambda way, store=store: each.url(store, way), sessions, updates)

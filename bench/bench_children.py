@@ -63,7 +63,6 @@ class Proxy:
         return cpu_of(self.process.pid)
 
     def stop(self) -> None:
-        """End it."""
         self.process.terminate()
         try:
             self.process.wait(timeout=20)
@@ -73,7 +72,6 @@ class Proxy:
 
 
 def ours(*options: str) -> Proxy:
-    """The layer."""
     port = free_port()
     command = [sys.executable, "-m", "mcp_sessions.cli", "serve", "--port", str(port)]
     return Proxy([*command, "--log-level", "error", *options, "--", *COMMAND], port)
@@ -87,7 +85,6 @@ def bare() -> Proxy:
 
 
 def mcp_proxy() -> Proxy:
-    """One child for all."""
     home = CACHE / "mcp-proxy"
     program = home / "bin" / "mcp-proxy"
     if not program.exists():

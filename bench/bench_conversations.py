@@ -80,12 +80,10 @@ async def fill(store: SessionStore) -> None:
 async def make(
     store: SessionStore, principal: Principal, session_id: SessionId, now: float
 ) -> None:
-    """The session of one."""
     await store.create(Mode.BOUND, principal, peer=None, now=now, session_id=session_id)
 
 
 async def in_memory() -> float:
-    """Bytes of each."""
     # So that what is imported when it is first used is there before.
     await fill(MemoryStore())
     store = MemoryStore()

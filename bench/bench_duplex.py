@@ -58,7 +58,6 @@ OVER_STDIO = [
 
 
 def request(number: int, method: str, params: dict[str, Any]) -> str:
-    """One, encoded."""
     return json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
 
 
@@ -123,8 +122,6 @@ class Client(ABC):
 
 
 class WebSocketClient(Client):
-    """On a WebSocket."""
-
     def __init__(self, case: Case, server: Server) -> None:
         super().__init__(case)
         self.pid = server.process.pid
@@ -140,15 +137,12 @@ class WebSocketClient(Client):
         )
 
     def put(self, text: str) -> None:
-        """See :class:`Client`."""
         self._socket.send(text)
 
     def get(self) -> str | bytes:
-        """See :class:`Client`."""
         return self._socket.recv(timeout=WITHIN)
 
     def stop(self) -> None:
-        """See :class:`Client`."""
         self._stack.close()
 
 
@@ -166,11 +160,9 @@ class StdioClient(Client):
         self._rest = b""
 
     def put(self, text: str) -> None:
-        """See :class:`Client`."""
         os.write(self._in, text.encode() + b"\n")
 
     def get(self) -> str | bytes:
-        """See :class:`Client`."""
         while b"\n" not in self._rest:
             ready, _, _ = select.select([self._out], [], [], WITHIN)
             data = os.read(self._out, 65_536) if ready else b""
@@ -181,7 +173,6 @@ class StdioClient(Client):
         return line
 
     def stop(self) -> None:
-        """See :class:`Client`."""
         self._process.communicate(timeout=WITHIN)
 
 

@@ -29,7 +29,6 @@ WITHIN = 60.0
 
 
 def size(directory: Path) -> int:
-    """Bytes of all that is there."""
     return sum(file.stat().st_size for file in directory.iterdir())
 
 
@@ -64,7 +63,6 @@ async def fill(directory: Path, count: int) -> tuple[int, float]:
 
 
 def rows(count: int) -> Iterator[Row]:
-    """The file."""
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as used:
         asyncio.run(fill(Path(empty), 0))
         full, each = asyncio.run(fill(Path(used), count))

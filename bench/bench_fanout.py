@@ -34,8 +34,6 @@ MOST = {"memory": (8.0, 30.0), "sqlite": (40.0, 50.0), "redis": (60.0, 50.0)}
 
 
 class Found(NamedTuple):
-    """Of one size."""
-
     cpu: float
     """Microseconds of this process for each subscriber; the least of all rounds."""
 

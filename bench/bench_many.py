@@ -76,7 +76,6 @@ class Crowd:
         return await asyncio.to_thread(self.does, *step)
 
     def stop(self) -> None:
-        """End it."""
         self._process.kill()
         self._process.wait()
 
@@ -99,7 +98,6 @@ class Process:
         return int(pages) * resource.getpagesize()
 
     def stalls(self, *, watch: bool = True) -> dict[str, float]:
-        """See :class:`~bench.stalls.Stalls`."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
         connection.request("POST", "/stalls", b"on" if watch else b"off")
         answer = connection.getresponse()
@@ -243,7 +241,6 @@ class Run:
         )
 
     def calls(self, count: int) -> Iterator[Row]:
-        """Some call."""
         self.process.stalls()
         took = self.runner.run(self.callers.call(lambda done: done >= count))
         yield Row(
@@ -369,7 +366,6 @@ def _stalls(found: dict[str, dict[str, float]]) -> Iterator[Row]:
 
 
 def rows(sessions: int, streams: int, calls: int, idle: float) -> Iterator[Row]:
-    """Of one run."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < streams + 1_000:
         raise SystemExit(f"{streams} streams need as many open files; {hard} are allowed")

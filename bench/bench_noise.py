@@ -143,7 +143,6 @@ class Client:
 
 
 def noise_of(kind: str, client: Client) -> Callable[[], None]:
-    """What makes that noise once."""
     match kind:
         case "updates":
             for _ in range(SUBSCRIPTIONS):
@@ -209,7 +208,6 @@ def give_way() -> None:
 
 
 def main() -> None:
-    """Make noise."""
     give_way()
     client = Client(int(sys.argv[2]))
     client.initialize()

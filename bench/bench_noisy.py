@@ -58,18 +58,15 @@ class Noise:
             raise SystemExit(f"the client that makes {kind} could not begin")
 
     def go(self) -> None:
-        """Make noise."""
         self._say("go")
 
     def stop(self) -> None:
-        """Be quiet."""
         self._say("stop")
         _, count, errors = self._hear()
         self.count += int(count)
         self.errors += int(errors)
 
     def end(self) -> None:
-        """Go."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.kill()
@@ -149,7 +146,6 @@ def measure(kind: str, store: str, rounds: int) -> Figures:
 
 
 def rows(wanted: str, noises: Sequence[str], rounds: int) -> Iterator[Row]:
-    """For each store and noise."""
     with on_cores(CORES[1:]), stores(wanted) as each:
         for store in each.names:
             for kind in noises:

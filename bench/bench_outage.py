@@ -98,7 +98,6 @@ class Outage:
             self.delays.setdefault(one.way, []).append(max(0.0, one.answered_at - back_at))
 
     def rows(self) -> Iterator[Row]:
-        """The figures."""
         for way, delays in self.delays.items():
             name = f"{way}, {self.seconds:g} s away, {len(delays)} clients"
             told = f"on_resume told {self.told[way]}"

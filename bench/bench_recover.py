@@ -48,7 +48,6 @@ class Barrier:
         self._open = asyncio.Event()
 
     def arrive(self) -> None:
-        """One more."""
         self._missing -= 1
         if not self._missing:
             self._open.set()
@@ -156,7 +155,6 @@ class Run:
                             watching.cancel_scope.cancel()
 
     def rows(self, scheme: str) -> Iterator[Row]:
-        """The figures."""
         failed = [one for one in self.clients if one.failed is not None]
         said = "; ".join(f"client {one.number}: {one.failed}" for one in failed[:10])
         yield Row(

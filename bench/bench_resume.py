@@ -40,7 +40,6 @@ class OverWebSocket:
         self._socket: RawSocket | None = None
 
     def connect(self) -> None:
-        """By the next one."""
         self._socket = RawSocket(self._server.port)
         self._socket.ask("ping", {})
 
@@ -74,8 +73,7 @@ class OverGet:
         self._read(0)
         self.leave()
 
-    def connect(self) -> None:
-        """A GET is its connection."""
+    def connect(self) -> None: ...
 
     def resume(self) -> None:
         """Read all that was missed."""

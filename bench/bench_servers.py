@@ -93,7 +93,6 @@ Result = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 async def nothing(message: dict[str, Any]) -> dict[str, Any]:
-    """No MCP."""
     return {"content": [], "isError": False}
 
 
@@ -190,7 +189,6 @@ async def echo(socket: WebSocket) -> None:
 
 
 def app(kind: str) -> Any:
-    """The application of one kind."""
     match kind:
         case "floor":
             return floor
@@ -211,7 +209,6 @@ def app(kind: str) -> Any:
 
 
 def main() -> None:
-    """Serve."""
     kind = sys.argv[1]
     match kind:
         case "ours":

@@ -40,8 +40,6 @@ CPU_AIM = {False: 520.0, True: 650.0}
 
 
 class OfStore(NamedTuple):
-    """One row."""
-
     store: str
     era: str
     keyed: bool

@@ -57,8 +57,6 @@ class Sessions(Enum):
 
 @dataclass(frozen=True)
 class Workers:
-    """Those of one ``serve``."""
-
     port: int
     pids: tuple[int, ...]
     redis: RedisServer
@@ -132,8 +130,6 @@ async def _pids(number: int, port: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Calls:
-    """One round of calls."""
-
     a_second: float
     cpu: float
     """Microseconds of all workers for each."""

@@ -44,8 +44,6 @@ _URI = re.compile(rb'"uri":"([^"]+)"')
 
 @dataclass
 class Crowd:
-    """All of them."""
-
     port: int
     sessions: int
     wanted: int
@@ -169,7 +167,6 @@ class Crowd:
 
 
 async def serve(crowd: Crowd) -> None:
-    """Do what each line says."""
     loop = asyncio.get_running_loop()
     steps: dict[str, Callable[..., Any]] = {
         "start": crowd.start,

@@ -33,7 +33,6 @@ section says what is in its figures, and which command measures them. A missed a
 
 
 def page(results: dict[str, Any]) -> str:
-    """The page of one run."""
     parts = [OPENING.format(**results), *_ratios(results), *_sections(results)]
     return "\n".join(parts).rstrip() + "\n"
 

@@ -20,8 +20,6 @@ ROWS = "MCP_SESSIONS_BENCH_ROWS"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure."""
-
     name: str
     measured: float | None = None
     """None: see ``absent``."""
@@ -58,7 +56,6 @@ class Row:
 
     @property
     def figure(self) -> str:
-        """With its unit."""
         if self.measured is None:
             return f"absent: {self.absent}"
         return f"{short(self.measured)} {self.unit}".rstrip()
@@ -75,7 +72,6 @@ class Row:
 
     @property
     def compared(self) -> str:
-        """The ratio, and what it says."""
         return "" if self.ratio is None else f"{self.ratio:.2f} {self.beside}"
 
 

@@ -229,8 +229,6 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Found:
-    """Of one simulation."""
-
     p99: float
     """Milliseconds of an event, a call or a stream that opens."""
 

@@ -18,8 +18,6 @@ STORES = "memory,sqlite,redis"
 
 @dataclass(frozen=True)
 class Stores:
-    """Those of one run."""
-
     names: list[str]
     """In the order in which they were asked for, without what is absent."""
 
@@ -43,7 +41,6 @@ class Stores:
         return self._redis.executed(command) if self._redis is not None else 0
 
     def missing(self, name: str = "") -> Iterator[Row]:
-        """A row for each store that there is no program for."""
         for store in self.absent:
             yield Row(
                 name=f"{store}{name and f', {name}'}", absent="no redis-server, no valkey-server"

@@ -55,7 +55,6 @@ class Connection(asyncio.Protocol):
 
     @staticmethod
     async def to(port: int) -> Connection:
-        """Connected."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(lambda: Connection(port), "127.0.0.1", port)
         return connection
@@ -191,7 +190,6 @@ class Connection(asyncio.Protocol):
         self.transport.abort()
 
     def close(self) -> None:
-        """Go."""
         if self.transport is not None:
             self.transport.close()
 
@@ -242,7 +240,6 @@ class Stream:
         self.open_on(connection)
 
     def open_on(self, connection: Connection) -> None:
-        """The same, on a connection that there is."""
         connection.session = self.session
         self._got.clear()
         self.is_open = False

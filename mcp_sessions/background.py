@@ -84,7 +84,6 @@ class Background:
 
     @property
     def tasks(self) -> Collection[asyncio.Task[None]]:
-        """Those that are not done."""
         return self._tasks
 
     def run(

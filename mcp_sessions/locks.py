@@ -13,7 +13,6 @@ class Locks(weakref.WeakValueDictionary[Key, asyncio.Lock]):
     """Those that somebody holds or waits for."""
 
     def of(self, key: Key) -> asyncio.Lock:
-        """The lock of a key."""
         lock = self.get(key)
         if lock is None:
             lock = self[key] = asyncio.Lock()

@@ -31,8 +31,6 @@ ENDS_WITHIN = 10.0
 
 @dataclass(frozen=True)
 class DutyOutcome:
-    """The outcome of one duty."""
-
     duty: Duty
     verdict: str
     """``passed``, ``failure`` or ``warning``."""

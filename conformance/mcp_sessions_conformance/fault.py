@@ -130,8 +130,6 @@ class Fault:
 
 
 class FaultInjector:
-    """A fault at work."""
-
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
         self.memory: dict[Any, Any] = {}
@@ -141,7 +139,6 @@ class FaultInjector:
         """Messages that the server still has to get."""
 
     def talk(self, name: str) -> Talk:
-        """The connection of that name."""
         return self.talks.setdefault(name, Talk(name))
 
     def outgoing(self, message: Any, talk: Talk) -> tuple[list[Any], list[Json]]:
@@ -160,7 +157,6 @@ class FaultInjector:
         return ([body] if rewritten is None else list(rewritten)), case.answers
 
     def incoming(self, message: Any, talk: Talk, asked: Json | None = None) -> list[Any]:
-        """Return the messages for the client."""
         if not isinstance(message, dict):
             return [message]
         body = cast("Json", message)

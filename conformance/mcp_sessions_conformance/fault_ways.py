@@ -61,7 +61,6 @@ def buffered(
 
 
 def status_of(fault: Fault, exchange: Http, body: bytes) -> int:
-    """The status of a response with that body."""
     try:
         code = json.loads(body)["error"]["code"]
     except (ValueError, LookupError, TypeError):

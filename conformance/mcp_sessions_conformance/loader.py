@@ -81,7 +81,6 @@ class Vector:
 
     @property
     def severity(self) -> Literal["failure", "warning"]:
-        """The severity of a failed vector."""
         return "failure" if self.keyword == "MUST" else "warning"
 
     @property
@@ -131,7 +130,6 @@ class Duty:
 
     @property
     def severity(self) -> Literal["failure", "warning"]:
-        """The severity of a failed duty."""
         return "failure" if self.keyword == "MUST" else "warning"
 
 

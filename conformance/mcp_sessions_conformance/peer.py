@@ -87,7 +87,6 @@ class Arrival:
 
     @property
     def event_of(self) -> str | None:
-        """The session of which it is an event, if it is one."""
         params = self.message.get("params")
         if self.is_response or "id" in self.message or not isinstance(params, dict):
             return None
@@ -102,8 +101,6 @@ class Arrival:
 
 @dataclass(eq=False)
 class Sent:
-    """A request that was sent."""
-
     id: Any
     method: str
     stream: str = "socket"

@@ -27,12 +27,10 @@ class Received:
 
     @property
     def params(self) -> Json:
-        """Its params."""
         return as_object(self.message.get("params"))
 
     @property
     def meta(self) -> Json:
-        """Its ``_meta``."""
         return as_object(self.params.get("_meta"))
 
     @property
@@ -42,17 +40,14 @@ class Received:
 
     @property
     def tool(self) -> str:
-        """The tool that it calls."""
         return str(self.params.get("name")) if self.method == "tools/call" else ""
 
     @property
     def is_modern(self) -> bool:
-        """Whether it is of the modern era."""
         return self.headers.get("mcp-protocol-version", "") >= "2026"
 
     @property
     def key(self) -> Any:
-        """Its request key."""
         return self.meta.get(KEY)
 
 
@@ -112,7 +107,6 @@ def on_listen(message: Json, listen: Received) -> Json:
 
 
 def error(code: int, text: str, data: Any = None) -> Json:
-    """An answer that is an error."""
     body: Json = {"code": code, "message": text}
     if data is not None:
         body["data"] = data
@@ -125,7 +119,6 @@ def session_not_found(name: Any) -> Json:
 
 
 def tool(name: str) -> Json:
-    """A tool as it is listed."""
     return {"name": name, "description": name, "inputSchema": {"type": "object"}}
 
 

@@ -373,5 +373,4 @@ async def _within(seconds: float, work: Coroutine[Any, Any, None], what: str) ->
 
 
 def known_transports() -> tuple[Transport, ...]:
-    """Transports, as ``--transport`` names them."""
     return ("http", "websocket", "stdio")

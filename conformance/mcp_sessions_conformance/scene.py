@@ -17,14 +17,10 @@ class Way(Protocol):
     """How a vector reaches the server: one transport in one era."""
 
     @property
-    def transport(self) -> Transport:
-        """The transport."""
-        ...
+    def transport(self) -> Transport: ...
 
     @property
-    def era(self) -> Era:
-        """In which era."""
-        ...
+    def era(self) -> Era: ...
 
     @property
     def issued(self) -> dict[str, str]:
@@ -84,21 +80,18 @@ class Scene:
         """The principal of each connection's credential: ``one`` or ``other``."""
 
     def peer(self, step: Json) -> Peer:
-        """The connection of a step."""
         peer = self.peers.get(step["on"])
         if peer is None:
             raise AssertionError(f"{self.vector.id} uses {step['on']} before it opens it")
         return peer
 
     def http_peer(self, step: Json) -> HttpPeer:
-        """The same, which is over HTTP."""
         peer = self.peer(step)
         if not isinstance(peer, HttpPeer):
             raise AssertionError(f"{self.vector.id}: {step['step']} is for HTTP")
         return peer
 
     def fill(self, template: Any) -> Any:
-        """Fill in a template."""
         return filled(template, self.names)
 
     def meta(self, step: Json) -> Json:
@@ -117,7 +110,6 @@ class Scene:
         return meta
 
     def capture(self, step: Json, document: Any) -> None:
-        """Take what a step captures."""
         for name, pointer in cast("dict[str, str]", step.get("capture", {})).items():
             self.names[name] = pointed(document, pointer)
 
@@ -162,7 +154,6 @@ class Scene:
                 raise Failure(f"the error of {sent.method} has an id of another principal's")
 
     async def request(self, peer: Peer, step: Json) -> Sent:
-        """Send the request of a step."""
         return await peer.request(
             step["method"],
             self.fill(step["params"]) if "params" in step else None,

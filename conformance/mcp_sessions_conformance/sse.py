@@ -15,8 +15,6 @@ class TooLong(Exception):
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a stream."""
-
     data: str
     id: str | None
     """The id that this event itself has; None: it has none."""

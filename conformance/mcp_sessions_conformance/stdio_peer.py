@@ -34,7 +34,6 @@ class Program:
 
     @property
     def runs(self) -> bool:
-        """Whether it does."""
         return self.process is not None and self.process.returncode is None
 
     async def start(self) -> asyncio.subprocess.Process:

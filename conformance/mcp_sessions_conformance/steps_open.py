@@ -80,7 +80,6 @@ async def ended(scene: Scene, step: Json) -> None:
 
 
 async def _connect(scene: Scene, peer: WebSocketPeer, step: Json) -> bool:
-    """Open a WebSocket; whether it is open as expected."""
     offered = [scene.fill(name) for name in step.get("subprotocols", ["mcp"])]
     if "bearer_subprotocol" in step:
         offered.append(bearer_subprotocol(scene.fill(step["bearer_subprotocol"])))

@@ -116,7 +116,6 @@ async def check(scene: Scene, step: Json) -> None:
 
 
 def _id_in(text: str) -> Any:
-    """The id of a message, if it is one and has one."""
     if len(text) > 10_000:
         return None
     try:

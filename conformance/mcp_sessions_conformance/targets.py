@@ -20,8 +20,6 @@ IN_VAIN = 10
 
 
 class BadTarget(Exception):
-    """A TARGET that is none."""
-
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
         self.sentence = sentence
@@ -94,8 +92,6 @@ class Credentials:
 
 @dataclass
 class UrlWay:
-    """A URL in one era."""
-
     target: Target
     era: Era
     limits: Limits
@@ -115,7 +111,6 @@ class UrlWay:
 
     @property
     def name(self) -> str:
-        """For the report."""
         return f"{self.transport}/{self.era}"
 
     @property
@@ -192,8 +187,6 @@ class Pipe:
 
 @dataclass
 class PipeWay:
-    """A pipe in one era."""
-
     pipe: Pipe
     era: Era
     transport: Transport = "stdio"
@@ -207,7 +200,6 @@ class PipeWay:
 
     @property
     def name(self) -> str:
-        """For the report."""
         return f"stdio/{self.era}"
 
     @property

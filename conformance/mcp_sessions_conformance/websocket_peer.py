@@ -24,8 +24,6 @@ MAX_FRAME = 16 * 1024 * 1024
 
 
 class WebSocketPeer(Peer):
-    """One WebSocket."""
-
     transport: Transport = "websocket"
 
     def __init__(

@@ -130,7 +130,6 @@ class AgentSide:
             logger.exception("the agent failed in %s", method)
 
     async def take(self, message: Json) -> None:
-        """Take a message that the agent sends."""
         method = cast(str, message["method"])
         params = cast("Json", message.get("params") or {})
         if "id" in message:

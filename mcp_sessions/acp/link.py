@@ -77,9 +77,7 @@ class Incoming:
 class Service(Protocol):
     """Serves the requests of the links. `mcp_sessions.acp.service` implements it."""
 
-    async def initialize(self, incoming: Incoming) -> None:
-        """Answer ``initialize``."""
-        ...
+    async def initialize(self, incoming: Incoming) -> None: ...
 
     async def serve(self, incoming: Incoming) -> None:
         """Answer any other request. Called in the order of arrival, without a step between.

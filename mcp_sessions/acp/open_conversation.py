@@ -70,8 +70,6 @@ class Turn:
 
 @dataclass(eq=False, repr=False)
 class OpenConversation:
-    """A conversation that is open in this process."""
-
     session_id: SessionId
     _store: SessionStore
     servers: Servers
@@ -124,7 +122,6 @@ class OpenConversation:
         return not had_title
 
     def named_by_agent(self, agent_id: str) -> None:
-        """The agent gave it a name."""
         if agent_id in self.agent_ids:
             self.agent_ids.remove(agent_id)
         self.agent_ids.append(agent_id)

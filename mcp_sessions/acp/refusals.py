@@ -39,7 +39,6 @@ def method_not_found(method: str) -> RequestError:
 
 
 def session_not_found(session_id: str) -> RequestError:
-    """No such conversation."""
     return RequestError(RESOURCE_NOT_FOUND, "Session not found", {"sessionId": session_id})
 
 

@@ -51,23 +51,19 @@ class Registry:
                 del self._locks[session_id], self._lock_users[session_id]
 
     def add(self, conversation: OpenConversation) -> None:
-        """Add an open conversation."""
         self._open[conversation.session_id] = conversation
 
     def name(self, conversation: OpenConversation, agent_id: str) -> None:
-        """The agent has this name for it."""
         conversation.named_by_agent(agent_id)
         self._by_agent_id[agent_id] = conversation
 
     def remove(self, conversation: OpenConversation) -> None:
-        """Remove a closed conversation."""
         self._open.pop(conversation.session_id, None)
         for agent_id in conversation.agent_ids:
             if self._by_agent_id.get(agent_id) is conversation:
                 del self._by_agent_id[agent_id]
 
     def all(self) -> Iterable[OpenConversation]:
-        """Return all open conversations."""
         return list(self._open.values())
 
     def find(self, session_id: SessionId) -> OpenConversation | None:

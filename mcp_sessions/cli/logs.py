@@ -54,7 +54,6 @@ def configure(
 
 
 def is_json() -> bool:
-    """Whether stderr gets JSON."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers)
 
 

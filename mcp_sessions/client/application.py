@@ -52,7 +52,6 @@ class Application:
     """Why its side was ended, and what to do, if not for the server's end."""
 
     def asks(self, message: Json, headers: Mapping[str, str], *, now: float) -> Pending:
-        """It asked something."""
         pending = Pending(message["id"], message, headers, now)
         self.requests.add(pending)
         return pending

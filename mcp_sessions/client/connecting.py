@@ -48,5 +48,4 @@ class Connector:
         return link
 
     def dialer_of(self, link: Link) -> Dialer:
-        """Return the dialer that opened a link."""
         return self._dialers[link]

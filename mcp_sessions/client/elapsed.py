@@ -49,7 +49,6 @@ class Elapsed:
         self._total = 0.0
 
     def __call__(self) -> float:
-        """The seconds."""
         now = [clock() for clock in self._clocks]
         steps = (new - old for new, old in zip(now, self._last, strict=True))
         self._total += max(0.0, *steps)

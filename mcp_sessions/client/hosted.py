@@ -60,8 +60,6 @@ REFUSALS = {
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostedSession:
-    """One session of the application."""
-
     session_id: str
     follower: Follower = field(default_factory=Follower)
     is_attached: bool = True

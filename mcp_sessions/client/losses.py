@@ -47,7 +47,6 @@ class Losses:
     """The link whose notification stream was opened again while the session was resumed."""
 
     async def down(self, link: Link, failure: Failure) -> None:
-        """A link is gone."""
         state = self._state
         self._exchanges.down(link, failure)
         left = [pending for pending in self._app.requests if pending.link is link]

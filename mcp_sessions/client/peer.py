@@ -121,7 +121,6 @@ class Peer:
         self.session, self.abilities, self.has_said = None, Abilities(), True
 
     def settings(self) -> LinkSettings:
-        """The settings of a link to this server."""
         return LinkSettings(
             has_sessions=self.holds_sessions,
             has_keys=self.has_keys,

@@ -31,8 +31,6 @@ _WITHDRAWN_KEPT = 256
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A request of the application."""
-
     app_id: RequestId
     message: Json
     headers: Mapping[str, str]
@@ -96,7 +94,6 @@ class Pending:
 
     @property
     def method(self) -> str:
-        """Its method."""
         method: str = self.message["method"]
         return method
 

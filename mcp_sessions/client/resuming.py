@@ -238,7 +238,6 @@ class ResumingClient:
     # --- from the application ------------------------------------------------------------------
 
     async def take(self, message: Json, headers: Mapping[str, str]) -> None:
-        """Take one message of the application."""
         if "method" not in message:
             question_id = cast(RequestId, message.get("id"))
             if self._app.questions.answered(question_id, message):

@@ -166,7 +166,6 @@ class ClientState:
         return link is self.link or link is self._peer.pushed
 
     def is_ready_on(self, link: Link) -> bool:
-        """Whether it works, and on this link."""
         return self.phase is Phase.READY and self.uses(link)
 
     def progressed(self) -> None:

@@ -110,7 +110,6 @@ def in_place_of_dropped(
 
 
 def notification(method: str, params: Json | None = None) -> Json:
-    """A notification."""
     message: Json = {"jsonrpc": "2.0", "method": method}
     if params is not None:
         message["params"] = params

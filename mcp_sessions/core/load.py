@@ -32,7 +32,6 @@ class Load:
             self._counts[whose] = self._counts.get(whose, 0) + 1
 
     def remove(self, whose: Hashable) -> None:
-        """One of them is done."""
         if whose is None:
             return
         left = self._counts[whose] - 1

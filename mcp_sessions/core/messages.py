@@ -478,7 +478,6 @@ class EventTemplate:
         return self._before_session, self._between, self._after_id
 
     def draft(self, session_id: SessionId) -> Draft:
-        """The event of one session, waiting for its id."""
         # A session id is visible ASCII, but may hold a quote or a backslash: encode it.
         name = encode(session_id)[1:-1]
         return Draft(self._before_session + name + self._between, self._after_id, self.key)

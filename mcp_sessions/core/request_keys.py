@@ -29,8 +29,6 @@ KEY_COST = 96
 
 
 class KeyState(Enum):
-    """The state of a keyed request."""
-
     RUNNING = "running"
     ANSWERED = "answered"
     DROPPED = "dropped"
@@ -56,8 +54,6 @@ class Begun(Enum):
 
 @dataclass(slots=True)
 class KeyedRequest:
-    """One key."""
-
     digest: bytes
     runner: str
     """Names the process that runs it; another one cannot know how it goes."""
@@ -78,8 +74,6 @@ class KeyedRequest:
 
 @dataclass(frozen=True, slots=True)
 class KeyUse:
-    """The request key of a request that is to be admitted."""
-
     key: RequestKey
     digest: bytes
     runner: str
@@ -172,8 +166,6 @@ def is_forgotten(finished_at: float, *, now: float, lifetime: float) -> bool:
 
 @dataclass(slots=True, eq=False, kw_only=True, repr=False)
 class RequestKeys:
-    """The keyed requests of one session."""
-
     max_bytes: int
     lifetime: float
     """Seconds for which a key is known after its request finished."""
@@ -195,7 +187,6 @@ class RequestKeys:
         return len(self._known)
 
     def get(self, key: RequestKey) -> KeyedRequest | None:
-        """Return the entry of ``key``, or None."""
         return self._known.get(key)
 
     def begin(self, use: KeyUse, *, now: float) -> tuple[Begun, KeyedRequest | None]:

@@ -109,7 +109,6 @@ class Visibility:
     rules: Rules = field(default_factory=dict[str, list[Rule]])
 
     def of(self, state: Mapping[str, Any]) -> Visibility:
-        """Return the visibility of a session."""
         kept = state.get(STATE_KEY)
         return replace(self, rules=kept["rules"]) if kept is not None else self
 

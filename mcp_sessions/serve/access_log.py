@@ -114,7 +114,6 @@ class _Seen:
         self._status = self._status or 500
 
     def log(self) -> None:
-        """Log the line."""
         scope = self._scope
         milliseconds = (time.monotonic() - self._begun) * 1000
         client = (scope.get("client") or ("-", 0))[0]
@@ -161,5 +160,4 @@ class _Seen:
 
 
 def _header(headers: Any, name: bytes) -> str | None:
-    """The first header of that name."""
     return next((value.decode("latin-1") for each, value in headers if each.lower() == name), None)

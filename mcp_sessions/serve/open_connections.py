@@ -96,8 +96,6 @@ class Looked:
 
 
 class Open(Protocol):
-    """A connection, as its protocol knows it."""
-
     transport: asyncio.Transport
     looked: Looked
 

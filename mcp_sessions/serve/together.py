@@ -22,8 +22,6 @@ from mcp_sessions.serve.open_connections import ConnectionLimits
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Part:
-    """One of them."""
-
     path: str
     app: ASGIApp
     lifetime: Lifetime
@@ -79,7 +77,6 @@ class Together:
         )
 
     async def open_stores(self) -> None:
-        """Open the store of each."""
         for part in self._parts:
             await part.lifetime.open_store()
 

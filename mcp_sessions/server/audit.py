@@ -186,7 +186,6 @@ class AuditEntry:
         self._members["mcp_sessions.request_key.seen"] = True
 
     def trace(self, span: trace.Span) -> None:
-        """It is part of a trace, if that is one."""
         context = span.get_span_context()
         if context.is_valid:
             self._members["trace_id"] = trace.format_trace_id(context.trace_id)

@@ -173,7 +173,6 @@ CLIENT_CALLS: dict[str, tuple[str, Json]] = {
 
 
 async def ask_client(agent: ToldAgent, session_id: str, method: str) -> None:
-    """Have the agent ask its client."""
     name, arguments = CLIENT_CALLS[method]
     if name == "create_elicitation":
         scope = {"sessionId": session_id, "requestedSchema": {"type": "object"}}
@@ -433,7 +432,6 @@ SSE: Json = {**HTTP, "type": "sse"}
 
 
 def without(entry: Json, member: str) -> Json:
-    """The entry, but for one member."""
     return {name: value for name, value in entry.items() if name != member}
 
 

@@ -33,7 +33,6 @@ pytestmark = pytest.mark.anyio
 
 
 async def expect_still_serves(client: RawClient) -> None:
-    """After whatever it was."""
     assert await client.prompt(await client.new(), "well?") == {"stopReason": "end_turn"}
 
 

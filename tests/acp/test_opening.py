@@ -39,7 +39,6 @@ MakeStore = Callable[[], SessionStore]
 
 @pytest.fixture(params=["memory", "sqlite"])
 def process(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
-    """Opens one store anew for each process."""
     if request.param == "memory":
         kept = KeptMemory()
         return lambda: kept
@@ -92,7 +91,6 @@ class Counts(KeptMemory):
     entries_read = 0
 
     async def read(self, *arguments: Any, **options: Any) -> Any:
-        """Count them."""
         page, refusal = await super().read(*arguments, **options)
         self.entries_read += len(page)
         return page, refusal
@@ -598,7 +596,6 @@ async def test_an_agents_session_id_is_nobodys_on_the_wire() -> None:
 
 
 async def listed(client: RawClient, **params: Any) -> list[Json]:
-    """All pages."""
     found: list[Json] = []
     while True:
         page = await client.ask("session/list", params)
@@ -620,7 +617,6 @@ class Clock:
 
 
 def directories(under: Path, *names: str) -> list[str]:
-    """That exist."""
     made = [under / name for name in names]
     for each in made:
         each.mkdir()

@@ -49,7 +49,6 @@ class Faulty(KeptMemory):
         self.hold: asyncio.Event | None = None
 
     async def admit(self, *arguments: Any, **options: Any) -> Any:
-        """Wait if it is to."""
         if self.hold is not None:
             await self.hold.wait()
         return await super().admit(*arguments, **options)
@@ -57,7 +56,6 @@ class Faulty(KeptMemory):
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
-        """Fail if it is to."""
         if any(part in draft.before for part in self.refuses):
             raise StoreUnavailable("no space left on device")
         if self.hold is not None:
@@ -354,8 +352,6 @@ class Begun:
 
 
 class Cancellable(ToldAgent):
-    """Has a ``cancel`` of its own."""
-
     scene: Begun
 
     async def cancel(self, session_id: str, **arguments: Any) -> None:
@@ -433,7 +429,6 @@ async def test_a_cancel_of_nothing_changes_nothing(params: Any) -> None:
 
 
 async def begun(client: RawClient, scene: Begun) -> str:
-    """A session whose prompt is at work."""
     session_id = await client.new()
     await client.begin("session/prompt", prompt(session_id, "go"))
     await wait_for(scene.begun)

@@ -73,14 +73,12 @@ def make_server() -> MCPServer[Any]:
 
 @pytest.fixture(scope="module")
 def over_http() -> Generator[RunningServer]:
-    """A wrapped server."""
     with serve(SessionLayer(make_server()).asgi_app()) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def over_sse() -> Generator[RunningServer]:
-    """A server of the transport before."""
     app: Starlette = make_server().sse_app()
     with serve(app) as server:
         yield server
@@ -99,13 +97,11 @@ async def call(agent: ToldAgent, session_id: str, text: str) -> None:
 
 
 def http_entry(server: RunningServer, name: str = "web") -> Json:
-    """An entry of ``mcpServers``."""
     headers = [{"name": "X-Flavour", "value": "pistachio"}]
     return {"type": "http", "name": name, "url": server.url(), "headers": headers}
 
 
 def sse_entry(server: RunningServer) -> Json:
-    """An entry of ``mcpServers``."""
     return {**http_entry(server, "old"), "type": "sse", "url": server.url("/sse")}
 
 
@@ -170,15 +166,12 @@ async def test_sessions_with_servers_go_on_in_another_process(
 
 
 class Watched(KeptMemory):
-    """Says what is saved as data."""
-
     def __init__(self) -> None:
         super().__init__()
         self.saved = ""
         self.board = Board()
 
     async def replace_data(self, session_id: SessionId, value: Any, **options: Any) -> bool:
-        """See `SessionStore`."""
         done = await super().replace_data(session_id, value, **options)
         self.saved = str(value)
         self.board.announce()

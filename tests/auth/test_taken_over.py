@@ -417,8 +417,6 @@ class _Elsewhere(MCPServer[Any]):
 
 
 class _FastElsewhere(fastmcp.FastMCP[Any]):
-    """The same of FastMCP."""
-
     def http_app(self, *args: Any, **options: Any) -> Any:
         app = super().http_app(*args, **options)
         endpoint: Any = app.router.routes[0]

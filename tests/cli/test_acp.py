@@ -123,7 +123,6 @@ def test_without_the_library_the_extra_is_named(here: Path) -> None:
 
 
 def start(here: Path, *arguments: str) -> subprocess.Popen[str]:
-    """The command, with pipes."""
     return subprocess.Popen(
         [sys.executable, "-m", "mcp_sessions.cli", "acp", *arguments],
         cwd=here,

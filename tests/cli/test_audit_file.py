@@ -20,7 +20,6 @@ __all__ = ["here"]
 
 @pytest.fixture
 def audit() -> Generator[logging.Logger]:
-    """The logger, which is as it was afterwards."""
     logger = logging.getLogger("mcp_sessions.audit")
     yield logger
     for handler in logger.handlers[:]:

@@ -22,8 +22,7 @@ COMMAND = ("--", sys.executable, "-S", CHILD)
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The command configures the logs of its process; this process is pytest's."""
 
-    def nothing(**_: object) -> None:
-        """Instead of it."""
+    def nothing(**_: object) -> None: ...
 
     monkeypatch.setattr(logs, "configure", nothing)
     monkeypatch.chdir(tmp_path)

@@ -53,7 +53,6 @@ def nothing(**_: object) -> None:
 
 
 def settings_of(option: str, text: str, *arguments: str) -> Any:
-    """The value of an option for a server that may have it."""
     action = ACTIONS[option]
     group = ["https://host/mcp"] if option == "--header" else ["--", sys.executable]
     if option == "--config":

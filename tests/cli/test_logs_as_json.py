@@ -38,7 +38,6 @@ APP = """
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path) -> Path:
-    """A directory with a server."""
     (tmp_path / "app.py").write_text("\n".join(line[4:] for line in APP.splitlines()))
     return tmp_path
 
@@ -79,7 +78,6 @@ def test_every_line_is_an_object_whoever_wrote_it(here: Path) -> None:
 
 
 def iter_until(process: "subprocess.Popen[str]", word: str) -> list[str]:
-    """Its lines up to one with that word in it."""
     assert process.stderr is not None
     lines: list[str] = []
     while not lines or word not in lines[-1]:

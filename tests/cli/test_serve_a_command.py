@@ -30,8 +30,7 @@ COMMAND = ("--", sys.executable, "-S", CHILD)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command configures the logs of its process; this process is pytest's."""
 
-    def nothing(**_: object) -> None:
-        """Instead of it."""
+    def nothing(**_: object) -> None: ...
 
     monkeypatch.setattr(logs, "configure", nothing)
 

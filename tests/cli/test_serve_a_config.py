@@ -29,21 +29,18 @@ ENTRY: dict[str, Any] = {"command": sys.executable, "args": ["-S", CHILD]}
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command configures the logs of its process; this process is pytest's."""
 
-    def nothing(**_: object) -> None:
-        """Instead of it."""
+    def nothing(**_: object) -> None: ...
 
     monkeypatch.setattr(logs, "configure", nothing)
 
 
 def written(here: Path, entries: object, name: str = "mcpServers") -> str:
-    """A file with these servers."""
     path = here / "mcp.json"
     path.write_text(json.dumps({name: entries}))
     return str(path)
 
 
 def fetched(url: str) -> int | str:
-    """The status of a GET, or the text of a 404."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=10) as answer:
@@ -131,7 +128,6 @@ def test_several_processes_serve_a_file_and_a_session_has_one_child_among_them(
 
 
 def post(url: str, message: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
-    """On a connection of its own."""
     return httpx.post(url, json=message, headers=headers, timeout=20, trust_env=False)
 
 

@@ -19,14 +19,12 @@ from tests.support.serving import initialize, read_lines, serving
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command configures the logs of its process; this process is pytest's."""
 
-    def nothing(**_: object) -> None:
-        """Instead of it."""
+    def nothing(**_: object) -> None: ...
 
     monkeypatch.setattr(logs, "configure", nothing)
 
 
 def address(said: str) -> str:
-    """Where a server said that it is."""
     found = re.search(r"^  at +(http://127\.0\.0\.1:\d+/mcp)$", said, re.M)
     assert found is not None, said
     return found[1]

@@ -18,7 +18,6 @@ FASTMCP_APP = 'from fastmcp import FastMCP\nmcp = FastMCP("notes")\n'
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a server of each kind."""
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "fast.py").write_text(FASTMCP_APP)
     monkeypatch.chdir(tmp_path)
@@ -26,8 +25,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Place:
-    """A server that runs, and what it said."""
-
     def __init__(self, port: int) -> None:
         self.port = port
         self.said = ""
@@ -35,7 +32,6 @@ class Place:
     def ask(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: str = ""
     ) -> tuple[int, str]:
-        """Status and body of an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.request(method, path, body or None, dict(headers or {}))

@@ -59,7 +59,6 @@ def here(tmp_path: Path) -> Generator[Path]:
 
 @contextmanager
 def served(here: Path, *arguments: str) -> Generator[tuple[subprocess.Popen[str], int]]:
-    """A server that runs, and its port."""
     with serving(here, "app.py", "--health", "/", *arguments) as process:
         found = re.search(r"http://127\.0\.0\.1:(\d+)/mcp", read_lines(process, 5))
         assert found is not None
@@ -67,8 +66,6 @@ def served(here: Path, *arguments: str) -> Generator[tuple[subprocess.Popen[str]
 
 
 class Kept:
-    """One connection that is kept open."""
-
     all_of_them: ClassVar[list["Kept"]] = []
 
     def __init__(self, port: int) -> None:
@@ -84,20 +81,17 @@ class Kept:
         self.connection.request("POST", "/mcp", body, headers)
 
     def post(self, message: dict[str, Any]) -> http.client.HTTPResponse:
-        """A POST and its response, whole."""
         self.send(message)
         answer = self.response()
         answer.read()
         return answer
 
     def response(self) -> http.client.HTTPResponse:
-        """The response, as far as it has come."""
         answer = self.connection.getresponse()
         self.responses.append(answer)
         return answer
 
     def initialize(self) -> "Kept":
-        """Shake hands."""
         answer = self.post(
             {**INITIALIZE, "params": {**PARAMS, "capabilities": {"elicitation": {}}}}
         )
@@ -136,7 +130,6 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def refuses(port: int) -> bool:
-    """Whether nobody listens there."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=WITHIN).close()
     except ConnectionRefusedError:
@@ -269,7 +262,6 @@ MODERN_CALL = {
 
 
 def _next(stream: http.client.HTTPResponse) -> dict[str, Any]:
-    """The next message of an event stream."""
     while True:
         line = stream.readline()
         assert line, "the stream ended"

@@ -31,7 +31,6 @@ OVER_STDIO = [sys.executable, "-m", "mcp_sessions.cli", "serve", "--stdio"]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a server."""
     (tmp_path / "app.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -40,7 +39,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Generator[Collector]:
-    """A collector that the environment names."""
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         yield collector
@@ -64,7 +62,6 @@ def started(process: "subprocess.Popen[str]") -> tuple[str, str]:
 
 
 def ended(process: "subprocess.Popen[str]", number: signal.Signals = signal.SIGTERM) -> str:
-    """End it, and return what else it said."""
     process.send_signal(number)
     assert process.stderr is not None
     said = process.stderr.read()
@@ -206,7 +203,6 @@ def test_nothing_is_imported_before_a_variable_asks_for_it(
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, **options: bool) -> list[str]:
-    """What is warned of at a start."""
     caplog.clear()
     with caplog.at_level(logging.WARNING), exporting(**options):
         return [record.getMessage() for record in caplog.records]
@@ -217,8 +213,7 @@ def test_a_missing_sdk_is_one_line_that_says_what_to_install(
 ) -> None:
     """Not one for each worker."""
 
-    def no_spec(_: str) -> None:
-        """It is not installed."""
+    def no_spec(_: str) -> None: ...
 
     monkeypatch.setattr(telemetry, "find_spec", no_spec)
     assert warnings_of(caplog) == []

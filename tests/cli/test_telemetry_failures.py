@@ -11,12 +11,9 @@ EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 class Clock:
-    """Seconds."""
-
     now = 0.0
 
     def __call__(self) -> float:
-        """See the name."""
         return self.now
 
 
@@ -40,7 +37,6 @@ class Lines(logging.Handler):
         self._lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
         assert record.exc_info is None
         self._lines.append(record.getMessage())
 
@@ -52,7 +48,6 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def said() -> Generator[Lines]:
-    """The log."""
     lines = Lines()
     logging.root.addHandler(lines)
     yield lines

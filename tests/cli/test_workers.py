@@ -33,7 +33,6 @@ WITHIN = 40.0
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a server."""
     (tmp_path / "app.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -65,7 +64,6 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def is_gone(process: int) -> bool:
-    """Whether there is no such process."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -28,18 +28,14 @@ SOON = 3.0
 
 
 class Named(Dialer):
-    """An address that nobody dials."""
-
     def __init__(self, target: str) -> None:
         self.target = target
 
     def link(self) -> Link:
-        """See `Dialer`."""
         raise AssertionError("nobody dials")
 
 
 def addresses(*names: str) -> Addresses:
-    """Addresses by their names."""
     dialers = [Named(name) for name in names]
     return Addresses(dialers, base=0.5, cap=30, longest_rest=300)
 
@@ -219,24 +215,18 @@ class Nowhere:
     kind = "http"
     name = "http://nowhere/mcp"
 
-    async def run(self, sink: Any, *, task_status: TaskStatus[None]) -> None:
-        """See `Link`."""
+    async def run(self, sink: Any, *, task_status: TaskStatus[None]) -> None: ...
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        """See `Link`."""
         raise Failed(Failure(Cause.UNREACHABLE, "nobody listens"))
 
-    def configure(self, settings: LinkSettings) -> None:
-        """See `Link`."""
+    def configure(self, settings: LinkSettings) -> None: ...
 
-    def listen(self) -> None:
-        """See `Link`."""
+    def listen(self) -> None: ...
 
-    def abandon(self, request_id: object) -> None:
-        """See `Link`."""
+    def abandon(self, request_id: object) -> None: ...
 
-    async def close(self, *, leave: bool) -> None:
-        """See `Link`."""
+    async def close(self, *, leave: bool) -> None: ...
 
 
 @pytest.mark.anyio

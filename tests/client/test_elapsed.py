@@ -18,8 +18,6 @@ from tests.support.scripted import OURS, Exchange, ScriptedServer, never
 
 
 class Hand:
-    """A clock that is set by hand."""
-
     def __init__(self, at: float) -> None:
         self.at = at
 

@@ -44,7 +44,6 @@ def loaded(jar: FileJar, target: str, user: str = "") -> SavedSession | None:
 
 @pytest.fixture
 def jar(tmp_path: Path) -> FileJar:
-    """An empty jar."""
     return FileJar(tmp_path / "jar.json")
 
 

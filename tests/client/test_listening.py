@@ -12,7 +12,6 @@ TOOLS = "notifications/tools/list_changed"
 
 
 def opened(app_id: str, **wanted: Any) -> Pending:
-    """A listen request of the application."""
     params = {"notifications": wanted, "_meta": {"kept": True}}
     message = {"id": app_id, "method": "subscriptions/listen", "params": params}
     return Pending(app_id, message, {"mcp-method": "subscriptions/listen"}, 0.0)
@@ -25,12 +24,10 @@ def acknowledge(listens: Listens) -> list[Any]:
 
 
 def told(parts: list[Any]) -> list[tuple[str, str]]:
-    """To whom, and what."""
     return [(p["params"]["_meta"][SUBSCRIPTION_ID], p["method"]) for p in parts]
 
 
 def update(uri: str) -> dict[str, Any]:
-    """An event of the session."""
     return {"method": UPDATED, "params": {"uri": uri, "sessionEventId": "1"}}
 
 

@@ -36,7 +36,6 @@ class Watcher:
         return self.it.heard.updates if self.mode == "legacy" else self.listened
 
     async def watch(self, *, task_status: TaskStatus[None]) -> None:
-        """Subscribe, and hear."""
         if self.mode == "legacy":
             for uri in URIS:
                 await subscribe(self.it.client, uri)

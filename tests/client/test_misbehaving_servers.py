@@ -35,7 +35,6 @@ FOREIGN: dict[str, Any] = {"tools": {}, "sessions": {}}
 async def client_of(
     server: ScriptedServer, *, policy: ReconnectPolicy = QUICK
 ) -> AsyncGenerator[tuple[Client, Heard]]:
-    """A handshake-era client."""
     heard = Heard()
     transport = resumable(server.url(), on_resume=heard.on_resume, policy=policy)
     with anyio.fail_after(30):
@@ -49,12 +48,10 @@ async def call(client: Client) -> str:
 
 
 def not_found(exchange: Exchange) -> None:
-    """The session is unknown."""
     exchange.error(-32043, "Session not found")
 
 
 def reset(exchange: Exchange) -> None:
-    """Break the connection."""
     exchange.reset()
 
 
@@ -761,7 +758,6 @@ async def test_a_result_with_a_foreign_session_changes_nothing() -> None:
 
 
 def json_of(value: object) -> str:
-    """A value as text."""
     return str(value)
 
 

@@ -44,7 +44,6 @@ async def test_one_changed_line_gives_a_session_to_every_request(mode: str) -> N
 
 @asynccontextmanager
 async def somebody_else(server: RunningServer) -> AsyncGenerator[RawClient]:
-    """Another client of the same principal."""
     carrier = SocketCarrier(server.host, server.port)
     try:
         yield RawClient(carrier)
@@ -143,7 +142,6 @@ class FirstGetIsLost:
         self._is_first = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http" or scope["method"] != "GET" or not self._is_first:
             await self.app(scope, receive, send)
             return

@@ -37,8 +37,6 @@ PATIENT = ReconnectPolicy(backoff_base=0.05, backoff_cap=0.3, give_up_after=90)
 
 @dataclass
 class Told:
-    """What the application was told, in order."""
-
     words: list[ConnectionLost | ResumeOutcome] = field(
         default_factory=list[ConnectionLost | ResumeOutcome]
     )
@@ -51,16 +49,13 @@ class Told:
 
     @property
     def lost(self) -> list[ConnectionLost]:
-        """The losses."""
         return [word for word in self.words if isinstance(word, ConnectionLost)]
 
     @property
     def outcomes(self) -> list[ResumeOutcome]:
-        """How they ended."""
         return [word for word in self.words if isinstance(word, ResumeOutcome)]
 
     async def is_lost(self, count: int = 1) -> ConnectionLost:
-        """The ``count``-th loss."""
         await self.board.until(lambda: len(self.lost) >= count, what=lambda: f"a loss: {self}")
         return self.lost[count - 1]
 
@@ -79,7 +74,6 @@ class Told:
 
 @asynccontextmanager
 async def killed(place: Path) -> AsyncGenerator[KilledServer]:
-    """A server in a process of its own."""
     server = KilledServer(place)
     await to_thread(server.start)
     try:
@@ -92,7 +86,6 @@ async def killed(place: Path) -> AsyncGenerator[KilledServer]:
 async def client_of(
     url: str, mode: str, told: Told, policy: ReconnectPolicy = PATIENT, **options: Any
 ) -> AsyncGenerator[Client]:
-    """A client that hears what there is to hear."""
     transport = resumable(
         url, on_lost=told.hear, on_resume=told.hear, policy=policy, headers={"x-key": "secret"}
     )
@@ -219,7 +212,6 @@ class Gateway:
         """When it was asked in vain."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http" or not self.is_away:
             await self.app(scope, receive, send)
             return

@@ -55,7 +55,6 @@ else:
 
 @pytest.fixture
 def child(tmp_path: Path) -> StdioServerParameters:
-    """How to start the server."""
     path = tmp_path / "server.py"
     path.write_text(SERVER)
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -38,7 +38,6 @@ class Scripted:
         self.extensions = OURS
 
     async def serve(self, socket: ServerConnection) -> None:
-        """One connection."""
         self.connections += 1
         self.offered.append(socket.request.headers if socket.request else None)
         async for frame in socket:
@@ -101,7 +100,6 @@ async def client_of(
 
 
 async def failure_of(call: Awaitable[Any]) -> types.ErrorData:
-    """The error with which a call fails."""
     with pytest.raises(MCPError) as failed:
         await call
     return failed.value.error

@@ -37,7 +37,6 @@ class Stalling:
         self._resumes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
@@ -127,7 +126,6 @@ def first_is_stalled(**more: Any) -> ScriptedServer:
 
 
 def taken_over(server: ScriptedServer, **members: Any) -> None:
-    """Tell the client so."""
     server.push(DETACHED, sessionId="s-1", reason="taken_over", **members)
 
 

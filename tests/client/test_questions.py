@@ -24,7 +24,6 @@ Json = dict[str, Any]
 
 
 def question(question_id: object, text: str) -> Json:
-    """The server asks."""
     schema = {"type": "object", "properties": {"answer": {"type": "string"}}}
     params = {"mode": "form", "message": text, "requestedSchema": schema}
     return {"jsonrpc": "2.0", "id": question_id, "method": "elicitation/create", "params": params}
@@ -47,7 +46,6 @@ class Person:
     async def answer(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult:
-        """For ``elicitation_callback``."""
         self.asked.append(params.message)
         self.stage.mark("asked")
         try:
@@ -61,7 +59,6 @@ class Person:
 
 @asynccontextmanager
 async def client_of(url: str, person: Person) -> AsyncGenerator[Client]:
-    """A handshake-era client."""
     with anyio.fail_after(30):
         async with Client(
             resumable(url, policy=QUICK), mode="legacy", elicitation_callback=person.answer

@@ -9,7 +9,6 @@ ONE, OTHER = cast(Link, object()), cast(Link, object())
 
 
 def request(app_id: Any = 7) -> Pending:
-    """A request of the application."""
     return Pending(app_id, {"id": app_id, "method": "tools/call"}, {}, 0.0)
 
 

@@ -33,7 +33,6 @@ class Recording:
         self.seen: list[tuple[str, str | None]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Note it, and serve it."""
         if scope["type"] in ("http", "websocket"):
             headers = {name.decode(): value.decode() for name, value in scope["headers"]}
             self.seen.append((scope["type"], headers.get(HEADER)))
@@ -42,7 +41,6 @@ class Recording:
 
 @contextmanager
 def recorded() -> Generator[tuple[Recording, int]]:
-    """A server, and its port."""
     _, layer = app_of()
     made: list[Recording] = []
     made.append(Recording(layer.asgi_app(application=lambda: made[0])))

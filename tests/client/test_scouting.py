@@ -39,7 +39,6 @@ class Outage:
     """How long after the server each client was."""
 
     async def come_back(self) -> None:
-        """One client."""
         began = anyio.current_time()
         delay = POLICY.backoff_base * self.draw()
         while True:
@@ -57,14 +56,12 @@ class Outage:
             delay = 0.0
 
     async def all_come_back(self, clients: int) -> None:
-        """All of them."""
         async with anyio.create_task_group() as tasks:
             for _ in range(clients):
                 tasks.start_soon(self.come_back)
 
 
 def most_in_a_second(times: list[float]) -> int:
-    """How many are in the second that has most."""
     return max((sum(start <= time < start + 1 for time in times) for start in times), default=0)
 
 

@@ -23,7 +23,6 @@ CONCLUSIONS = {Change.OPENED, Change.NOT_OPENED, Change.STAY, Change.READY, Chan
 
 
 def client_in(phase: Phase) -> ClientState:
-    """A client that came to that phase."""
     backoff = Backoff(base=1, cap=1)
     addresses = Addresses([], base=1, cap=1, longest_rest=1)
     no_tasks, no_sleep = cast(Any, None), cast(Any, None)

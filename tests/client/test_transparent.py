@@ -62,8 +62,6 @@ def looking_server() -> MCPServer[Any]:
 
 
 class Created(Result):
-    """What ``sessions/create`` returns."""
-
     session: dict[str, Any]
 
 
@@ -98,7 +96,6 @@ class Overheard:
             tasks.cancel_scope.cancel()
 
     def of(self, method: str) -> list[Any]:
-        """The notifications of a method."""
         return [message for message in self.messages if message.get("method") == method]
 
 

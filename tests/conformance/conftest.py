@@ -73,7 +73,6 @@ def server_url() -> Generator[str]:
 
 @pytest.fixture(scope="session")
 def vectors() -> list[Vector]:
-    """All of them."""
     return load_vectors()
 
 

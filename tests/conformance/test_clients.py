@@ -19,7 +19,6 @@ DUTIES = load_duties()
 
 
 async def expect_done(duties: list[Duty]) -> None:
-    """The example client does them."""
     done = await run_client(CLIENT_COMMAND, duties, wait=15)
     assert done.count("passed") == len(duties), client_as_text(done)
     assert client_as_json(done)["conformant"]
@@ -40,7 +39,6 @@ async def test_every_duty_is_done() -> None:
 
 
 async def expect_caught(duty: Duty) -> None:
-    """A client with the fault does not do it."""
     fault = CLIENT_FAULTS[CLIENT_CAUGHT_BY[duty.id]]
     done = await run_client(CLIENT_COMMAND, [duty], wait=6, fault=fault)
     (outcome,) = done.outcomes

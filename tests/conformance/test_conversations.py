@@ -30,7 +30,6 @@ def bound_url() -> Generator[str]:
 
 @pytest.fixture(scope="module")
 def anonymous_url() -> Generator[str]:
-    """That of one that asks for no credential."""
     nobodys = {f"CONFORMANCE_{name}TOKEN": "" for name in ("", "OTHER_", "WEAK_")}
     with served(CONFORMANCE_CONVERSATIONS="1", **nobodys) as url:
         yield url

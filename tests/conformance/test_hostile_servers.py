@@ -42,7 +42,6 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def response(body: bytes, *, kind: str = "application/json", head: str = "") -> bytes:
-    """An HTTP response."""
     fields = f"content-type: {kind}\r\ncontent-length: {len(body)}\r\nmcp-session-id: x\r\n{head}"
     return f"HTTP/1.1 200 OK\r\n{fields}\r\n".encode() + body
 
@@ -56,8 +55,6 @@ async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 def says(answer: bytes) -> Talk:
-    """The same, whatever is asked."""
-
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(65_536):
             writer.write(answer)
@@ -129,7 +126,6 @@ async def tcp(talk: Talk) -> AsyncGenerator[int]:
 
 
 async def outcome(target: str, vectors: list[Vector]) -> Run:
-    """The outcome of some vectors, and it is an outcome."""
     begun = time.monotonic()
     done = await run([parse_target(target)], vectors, selection=Selection(only=SOME), limits=HASTY)
     assert time.monotonic() - begun < 50
@@ -210,8 +206,6 @@ async def floods_frames(socket: ServerConnection) -> None:
 
 
 def answers(frame: str | bytes) -> Callable[[ServerConnection], Awaitable[None]]:
-    """The same frame, whatever is asked."""
-
     async def talk(socket: ServerConnection) -> None:
         async for _ in socket:
             await socket.send(frame)

@@ -112,7 +112,6 @@ def test_a_spoilt_token_is_another_one(how: str) -> None:
 
 
 def events(*chunks: bytes) -> list[tuple[str, str | None]]:
-    """What a reader makes of a stream."""
     reader = sse.Reader()
     return [(e.data, e.id) for chunk in chunks for e in reader.feed(chunk)]
 

@@ -38,7 +38,6 @@ def test_the_schema_is_a_schema() -> None:
 
 
 def captured(step: dict[str, Any]) -> set[str]:
-    """The names that a step gives."""
     names = {*step.get("capture", {}), step.get("to", ""), step.get("capture_place", "")}
     sse = step.get("capture_sse", {})
     return names | ({sse} if isinstance(sse, str) else set(cast("dict[str, int]", sse)))

@@ -23,7 +23,6 @@ ASKED = {"toolsListChanged": True, "promptsListChanged": False, "resourceSubscri
 
 
 def event(method: str) -> LoggedEvent:
-    """An event of the log."""
     payload = encode({"jsonrpc": "2.0", "method": method})
     return LoggedEvent(SessionEventId("1"), 1, payload, 0.0, None, None)
 

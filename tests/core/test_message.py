@@ -19,7 +19,6 @@ SESSION = {"sessionId": "s", "state": "sealed"}
 
 
 def request(meta: Any, **members: Any) -> Any:
-    """A request with that ``_meta``."""
     return read(Request(1, "tools/call", {**members, "_meta": meta}))
 
 

@@ -10,7 +10,6 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def scope(*headers: tuple[str, str], host: str = "127.0.0.1:8000", **more: Any) -> dict[str, Any]:
-    """Of a request from this machine."""
     fields: Headers = [(b"host", host.encode())]
     fields += [(name.lower().encode(), value.encode()) for name, value in headers]
     return {

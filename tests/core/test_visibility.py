@@ -33,7 +33,6 @@ def is_readable(uri: str) -> bool:
 
 
 def seen(*outside: str, **rules: list[list[Any]]) -> Visibility:
-    """What hides that."""
     return Visibility(lambda text: f"secret {text}", outside, rules)
 
 
@@ -188,7 +187,6 @@ NAMED: dict[str, Any] = {
 
 
 def with_another_name(value: Any, name: Any) -> Any:
-    """The same request, that names this."""
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
         return {

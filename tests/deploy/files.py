@@ -15,8 +15,6 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 
 @dataclass(frozen=True)
 class Start:
-    """One start of ``serve``."""
-
     arguments: list[str]
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -30,7 +28,6 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def image_environment() -> dict[str, str]:
-    """The variables that the image sets."""
     [text] = [rest for name, rest in instructions() if name == "ENV"]
     return dict(each.split("=", 1) for each in shlex.split(text))
 
@@ -41,12 +38,10 @@ def manifests() -> list[dict[str, Any]]:
 
 
 def unit() -> str:
-    """The systemd unit."""
     return (DEPLOY / "mcp-sessions.service").read_text()
 
 
 def starts() -> Iterator[tuple[str, Start]]:
-    """Each start, and the file that it is in."""
     image = image_environment()
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     yield "compose.yaml", Start(compose["services"]["mcp"]["command"], image)
@@ -63,7 +58,6 @@ def starts() -> Iterator[tuple[str, Start]]:
 
 
 def served_servers() -> Iterator[tuple[str, str]]:
-    """The text of each file of servers that is there, and the file that it is in."""
     yield "servers.json", (DEPLOY / "servers.json").read_text()
     [config] = [each for each in manifests() if each["kind"] == "ConfigMap"]
     yield "kubernetes.yaml", json.dumps(json.loads(config["data"]["servers.json"]))

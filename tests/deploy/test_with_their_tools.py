@@ -23,7 +23,6 @@ OF_THE_SYSTEM = ("apt-get update", "useradd ")
 
 
 def run(command: list[str], cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """What a command that succeeds has to say."""
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,

@@ -20,7 +20,6 @@ LONG = ("other-language", "replicas")
 
 
 def page(name: str) -> str:
-    """The text of a tutorial."""
     return (TUTORIALS / f"{name}.md").read_text("utf-8")
 
 

@@ -42,7 +42,6 @@ class Step:
 
 
 def steps(page: str) -> Iterator[Step]:
-    """The blocks of a page in order."""
     end = 0
     for block in _BLOCK.finditer(page):
         yield Step(" ".join(page[end : block.start()].split()), block[1], block[2])
@@ -79,7 +78,6 @@ class Terminal:
         self.ends()
 
     def said(self) -> str:
-        """The end of it."""
         return self.output.read_text("utf-8")[-3_000:]
 
 
@@ -143,7 +141,6 @@ class Reader:
         return Terminal(process, output)
 
     def port(self, named: str) -> str:
-        """The port that stands for one of the page."""
         return self.ports.setdefault(named, str(free_port()))
 
 

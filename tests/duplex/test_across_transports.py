@@ -56,8 +56,7 @@ class End(ABC):
         """Start a session that hears of `WATCHED`; its first position."""
 
     @abstractmethod
-    async def resume(self, session_id: str, position: str) -> Json:
-        """Resume a session; the answer."""
+    async def resume(self, session_id: str, position: str) -> Json: ...
 
     @abstractmethod
     async def call(self, tool: str, key: str, arguments: Json) -> Awaitable[Json]:
@@ -65,8 +64,7 @@ class End(ABC):
 
     @property
     @abstractmethod
-    def heard(self) -> list[Json]:
-        """What was pushed here."""
+    def heard(self) -> list[Json]: ...
 
     @abstractmethod
     async def until(self, look: Any) -> None:
@@ -77,8 +75,7 @@ class End(ABC):
         """Answer a request of the server's."""
 
     @abstractmethod
-    async def leave(self) -> None:
-        """The connection breaks."""
+    async def leave(self) -> None: ...
 
     @property
     def events(self) -> list[Json]:
@@ -241,7 +238,6 @@ async def end_of(kind: str, world: DuplexWorld) -> End:
 
 @asynccontextmanager
 async def two(old: str, new: str, **limits: Any) -> AsyncGenerator[tuple[DuplexWorld, End, End]]:
-    """A world and two connections."""
     async with duplex_world(**limits) as world:
         yield world, await end_of(old, world), await end_of(new, world)
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
-    """The audit is on."""
     caplog.set_level(logging.INFO, "mcp_sessions.audit")
     return Lines(caplog)
 

@@ -14,7 +14,6 @@ KINDS = pytest.mark.parametrize("kind", ["websocket", "pipe"])
 
 
 def transport_of(w: DuplexWorld) -> DuplexTransport:
-    """That of the one connection of a world."""
     (connection,) = w.inside.connections.all()
     return cast(DuplexTransport, connection.transport)
 

@@ -109,7 +109,6 @@ def reference(ref: Json) -> Json:
 
 @asynccontextmanager
 async def door(w: DuplexWorld, kind: str) -> AsyncGenerator[Ask]:
-    """How one client asks."""
     where, _, era = kind.partition(" ")
     if where == "http":
         meta = {"openai/session": "one"}

@@ -20,8 +20,6 @@ CHANGED = "notifications/roots/list_changed"
 
 
 class Params(types.NotificationParams):
-    """Of a notification that has a number."""
-
     n: int = 0
 
 

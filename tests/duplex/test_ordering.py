@@ -190,8 +190,6 @@ async def test_events_come_once_and_in_order_under_a_flood(kind: str) -> None:
 
 
 class SlowRead(MemoryStore):
-    """A read that takes its time."""
-
     def __init__(self) -> None:
         super().__init__()
         self.reading = asyncio.Event()
@@ -200,7 +198,6 @@ class SlowRead(MemoryStore):
     async def read(
         self, session_id: SessionId, after: str | None, **options: Any
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        """See :class:`SessionStore`."""
         found = await super().read(session_id, after, **options)
         self.reading.set()
         await self.go.wait()

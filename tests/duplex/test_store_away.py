@@ -24,7 +24,6 @@ async def until(look: Any) -> None:
 
 
 async def attachment(w: DuplexWorld, session: str) -> Any:
-    """Who has the session, says the store."""
     record = await w.layer.store.load(cast(Any, session), now=0)
     assert record is not None
     return record.attachment
@@ -118,7 +117,6 @@ class FailsToClose:
     """An `UpstreamPeer` of a server that fails at the end of a client."""
 
     async def close(self) -> None:
-        """See `UpstreamPeer`."""
         raise RuntimeError("on the way out")
 
 

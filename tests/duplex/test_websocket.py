@@ -47,7 +47,6 @@ KINDS = ("websocket", "stdio")
 
 
 async def refused(url: str, **options: Any) -> InvalidStatus:
-    """How a handshake was refused."""
     with pytest.raises(InvalidStatus) as refusal:
         async with websocket(url, **options):
             pass
@@ -55,7 +54,6 @@ async def refused(url: str, **options: Any) -> InvalidStatus:
 
 
 def connections(world: DuplexWorld) -> list[Any]:
-    """What the hub knows."""
     return world.inside.connections.all()
 
 
@@ -163,7 +161,6 @@ class WatchedStore(MemoryStore):
         self.detached = asyncio.Event()
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-        """See :class:`SessionStore`."""
         detached = await super().detach(session_id, fencing_epoch)
         self.detached.set()
         return detached

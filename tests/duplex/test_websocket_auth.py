@@ -34,12 +34,10 @@ class Verifier:
     asked: int = 0
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """See the SDK's ``TokenVerifier``."""
         self.asked += 1
         return self.tokens.get(token)
 
     def give(self, token: str, user: str, *scopes: str, expires_at: int | None = None) -> None:
-        """A token of a user."""
         self.tokens[token] = AccessToken(
             token=token,
             client_id="app",
@@ -51,8 +49,6 @@ class Verifier:
 
 @dataclass
 class Guarded:
-    """A server with authentication."""
-
     port: int
     verifier: Verifier
     clock: Clock
@@ -60,11 +56,9 @@ class Guarded:
 
     @property
     def url(self) -> str:
-        """Of its endpoint."""
         return f"ws://127.0.0.1:{self.port}/mcp"
 
     async def refused(self, **options: Any) -> InvalidStatus:
-        """How a handshake was refused."""
         with pytest.raises(InvalidStatus) as refusal:
             async with websocket(self.url, **options):
                 pass
@@ -103,12 +97,10 @@ async def guarded(**limits: Any) -> AsyncGenerator[Guarded]:
 
 
 def bearer(token: str) -> dict[str, str]:
-    """The header."""
     return {"Authorization": f"Bearer {token}"}
 
 
 def offered(token: str) -> str:
-    """The subprotocol."""
     return "mcp.bearer." + base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
 
 

@@ -34,7 +34,6 @@ class Editor:
         self.shown: list[Json] = []
 
     async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
-        """See ``acp.Client``."""
         self.shown.append(update.model_dump(by_alias=True, exclude_none=True))
 
     @property
@@ -44,7 +43,6 @@ class Editor:
 
     @property
     def of_the_user(self) -> list[str]:
-        """What the user said."""
         return [one["content"]["text"] for one in self.shown if one not in self.of_the_agent]
 
 
@@ -73,7 +71,6 @@ class Place:
 
     @property
     def command(self) -> list[str]:
-        """The agent's."""
         target = f"{EXAMPLES / 'acp_agent.py'}:agent"
         store = f"sqlite:///{self.folder}/conversations.db"
         return [

@@ -33,8 +33,6 @@ TOOLS = [
 
 @dataclass
 class Served:
-    """One of the two servers, which runs."""
-
     name: str
     """Of its file."""
     server: Any
@@ -57,7 +55,6 @@ def running(
 
 @pytest.fixture
 def served(running: Served) -> Served:
-    """One of the servers, without any notes."""
     for name in running.notes.names():
         running.notes.delete(name)
     return running
@@ -296,7 +293,6 @@ def test_the_file_can_be_run(name: str, tmp_path: Path) -> None:
 
 
 async def write_one_note(url: str) -> None:
-    """Write the note "todo"."""
     async with PlainClient(url) as client:
         await client.initialize()
         await client.call_tool("write_note", name="todo", text="text")

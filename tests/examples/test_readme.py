@@ -25,7 +25,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def page(name: str) -> str:
-    """One page, by its path in the repository."""
     return (ROOT / name).read_text()
 
 

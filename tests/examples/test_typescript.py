@@ -30,13 +30,10 @@ PATIENT = 15.0
 
 @dataclass(frozen=True)
 class Project:
-    """The built example."""
-
     node: str
 
     @property
     def server(self) -> list[str]:
-        """The command that serves."""
         return [self.node, str(HOME / "build" / "server" / "main.js")]
 
     def demo(self, url: str, era: str) -> list[str]:

@@ -69,7 +69,6 @@ class Served:
         }
 
     def command(self, *arguments: str) -> list[str]:
-        """What starts it."""
         app = str(ROOT / "tests/support/restart_app.py") + ":mcp"
         serve = [sys.executable, "-m", "mcp_sessions.cli", "serve", app, "--store", self.store]
         return [*serve, *arguments]

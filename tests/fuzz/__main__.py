@@ -27,7 +27,6 @@ def turn(fuzzer: Fuzzer, seed: int, until: float) -> Report:
 
 
 def main(arguments: list[str]) -> int:
-    """Run; the status."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     names = [fuzzer.name for fuzzer in FUZZERS]
     parser.add_argument("--seconds", type=float, default=60.0, help="in all; 60")

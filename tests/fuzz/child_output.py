@@ -39,11 +39,9 @@ class ChildDoor:
         self._expires_at = 0.0
 
     async def expect_served(self) -> None:
-        """See `Door`."""
         await self._good.expect_served()
 
     async def play(self, hostile: Hostile) -> None:
-        """See `Door`."""
         capabilities = hostile.one_of({}, CLIENT)
         for _ in range(hostile.random.randint(1, 3)):
             out, then = drawn(hostile)
@@ -74,7 +72,6 @@ class ChildDoor:
 
 
 def drawn(hostile: Hostile) -> tuple[bytes, str]:
-    """What it says, and what it does then."""
     lines = [answers.unasked(hostile) for _ in range(hostile.random.choice((0, 0, 1, 1, 2, 5)))]
     end = hostile.one_of(b"\n", b"\n", b"\n", b"\r\n", b"\r")
     if hostile.chance(0.5):

@@ -72,8 +72,6 @@ class Fuzzer:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that may not be."""
-
     fuzzer: str
     seed: int
     round: int
@@ -92,8 +90,6 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a run found."""
-
     fuzzer: str
     seed: int
     rounds: int = 0

@@ -95,7 +95,6 @@ class Hostile:
         self.random = random
 
     def one_of(self, *choices: T) -> T:
-        """One of them."""
         return self.random.choice(choices)
 
     def chance(self, of: float) -> bool:
@@ -152,7 +151,6 @@ class Hostile:
     # --- bytes -------------------------------------------------------------------------------
 
     def noise(self) -> bytes:
-        """A piece of anything."""
         if self.chance(0.2):
             return self.random.randbytes(self.random.randint(1, 60))
         return self.random.choice(NOISE)
@@ -186,7 +184,6 @@ class Hostile:
         return self.random.choice(changes)()
 
     def pieces(self, data: bytes) -> list[bytes]:
-        """``data`` in the pieces in which it is written."""
         match self.random.randrange(4):
             case 0 if data:
                 at = self.random.randrange(len(data))

@@ -68,11 +68,9 @@ class HttpDoor:
         )
 
     async def expect_served(self) -> None:
-        """See `Door`."""
         await self._good.expect_served()
 
     async def play(self, hostile: Hostile) -> None:
-        """See `Door`."""
         # Of its own: one may delete it.
         self._hostile_session = await self._session()
         drawn = [self._drawn(hostile) for _ in range(hostile.random.randint(1, AT_ONCE))]

@@ -10,7 +10,6 @@ KNOWN: dict[str, dict[str, str]] = {}
 
 
 def known(fuzzer: str, text: str) -> str | None:
-    """Which of them a finding is."""
     for what, pattern in KNOWN.get(fuzzer, {}).items():
         if re.search(pattern, text):
             return what

@@ -50,7 +50,6 @@ NOTIFICATIONS: dict[str, list[Json]] = {
 
 
 def request(hostile: Hostile, request_id: Any, *, modern: bool = False) -> Json:
-    """A request that is valid."""
     method = hostile.one_of(*REQUESTS)
     params = hostile.one_of(*REQUESTS[method])
     if modern:

@@ -101,7 +101,6 @@ class Proxy:
         """What was said instead, since the plan was made."""
 
     def plan(self, hostile: Hostile, upto: int) -> None:
-        """Change some of the next answers."""
         count = hostile.random.randint(1, 3)
         numbers = [hostile.random.randrange(upto) for _ in range(count)]
         self._plan, self._answers, self.changed = dict.fromkeys(numbers, hostile), 0, []
@@ -113,7 +112,6 @@ class Proxy:
             writer.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -197,7 +195,6 @@ async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def _answer(reader: asyncio.StreamReader) -> bytes:
-    """The bytes of one whole answer of Redis."""
     line = await reader.readuntil(b"\r\n")
     kind, size = line[:1], line[1:-2]
     if kind == b"$" and size != b"-1":
@@ -239,7 +236,6 @@ class RedisDoor:
                 await asyncio.sleep(0.1)
 
     async def play(self, hostile: Hostile) -> None:
-        """See `Door`."""
         if hostile.chance(0.25):
             await self._with_a_spoilt_key(hostile)
             return

@@ -18,13 +18,11 @@ Json = dict[str, Any]
 
 
 def say(message: Json) -> None:
-    """Write one message."""
     sys.stdout.buffer.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 
 def tool(request: Json) -> None:
-    """Serve one call."""
     arguments: Json = request["params"].get("arguments") or {}
     for name, stream in (("out", sys.stdout.buffer), ("err", sys.stderr.buffer)):
         if name in arguments:
@@ -43,7 +41,6 @@ def tool(request: Json) -> None:
 
 
 def main() -> None:
-    """Serve."""
     for line in sys.stdin.buffer:
         message: Json = json.loads(line)
         if "id" not in message or "method" not in message:

@@ -41,8 +41,6 @@ KEEPS = 3.0
 
 @dataclass
 class Served:
-    """A layer that is served."""
-
     layer: SessionLayer
     server: ServerInLoop
     port: int
@@ -59,7 +57,6 @@ class Served:
 async def served(
     server: object, *, store: str = "memory://", security: SessionSecurity | None = None
 ) -> AsyncGenerator[Served]:
-    """Serve ``server``."""
     policy = SessionPolicy(**POLICY)
     layer = SessionLayer(server, store=store, policy=policy, security=security)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -133,7 +130,6 @@ class Good:
         self._is_right = is_right
 
     async def expect_served(self) -> None:
-        """Both are, at the same time."""
         now = asyncio.get_running_loop().time()
         if now > self._expires_at:
             await at_most(WITHIN, self.older.initialize())

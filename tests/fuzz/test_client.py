@@ -139,8 +139,6 @@ def test_a_listen_stream_takes_any_acknowledgement_and_any_event(said: Json, eve
 
 
 def response(body: bytes, status: int = 200, **headers: str) -> httpx2.Response:
-    """A response whose body comes in one piece."""
-
     async def stream() -> AsyncGenerator[bytes]:
         yield body
 
@@ -222,12 +220,10 @@ class Puppet:
         self._sink: Sink | None = None
 
     def link(self) -> Link:
-        """See `Dialer`."""
         self.newest = Puppet(self._answers)
         return self.newest
 
     async def run(self, sink: Sink, *, task_status: TaskStatus[None]) -> None:
-        """See `Link`."""
         self._sink = sink
         task_status.started()
         await self._closing.wait()
@@ -242,24 +238,19 @@ class Puppet:
         await self._sink(self, Received(message))
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        """See `Link`."""
         assert all(value.isascii() for value in headers.values())
         if "method" not in message or "id" not in message:
             return
         members = self._answers.get(message["method"], {"result": {}})
         await self.say({"jsonrpc": "2.0", "id": message["id"], **members})
 
-    def configure(self, settings: LinkSettings) -> None:
-        """See `Link`."""
+    def configure(self, settings: LinkSettings) -> None: ...
 
-    def listen(self) -> None:
-        """See `Link`."""
+    def listen(self) -> None: ...
 
-    def abandon(self, request_id: object) -> None:
-        """See `Link`."""
+    def abandon(self, request_id: object) -> None: ...
 
     async def close(self, *, leave: bool) -> None:
-        """See `Link`."""
         self._closing.set()
 
 

@@ -28,7 +28,6 @@ on_every_door = pytest.mark.parametrize(
 
 
 def expect_nothing(each: Fuzzer, seconds: float, rounds: int) -> None:
-    """The fuzzer finds nothing."""
     until = time.monotonic() + seconds
 
     def goes_on(done: int) -> bool:

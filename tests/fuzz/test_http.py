@@ -215,7 +215,6 @@ _WEIGHTS = {"tools/call": 6, "subscriptions/listen": 3, "session/resume": 3, "ex
 
 
 def _of(methods: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
-    """A method with params that suit it."""
     often = [method for method in methods for _ in range(_WEIGHTS.get(method, 1))]
     return st.sampled_from(often).flatmap(
         lambda method: st.fixed_dictionaries(
@@ -267,8 +266,6 @@ ERAS = st.sampled_from(["modern", "handshake", "lone"])
 
 @dataclass(frozen=True)
 class Sent:
-    """One fuzzed HTTP request."""
-
     verb: str
     era: str
     message: Any
@@ -467,7 +464,6 @@ SPOILS = st.lists(
 
 
 def spoiled(text: str, spoils: list[tuple[str, int, int]]) -> str:
-    """``text`` after some damage."""
     for what, at, value in spoils:
         at = min(at, max(len(text) - 1, 0))
         match what:

@@ -77,7 +77,6 @@ class Misleading:
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: one request."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             lines = head.lower().split(b"\r\n")
@@ -129,7 +128,6 @@ def response(
     kind: bytes = b"application/json",
     length: bool = True,
 ) -> bytes:
-    """A response that ends its connection."""
     size = b"Content-Length: %d\r\n" % len(body) if length else b""
     head = b"Content-Type: " + kind + b"\r\nConnection: close\r\n" + size + headers
     return b"HTTP/1.1 " + status + b"\r\n" + head + b"\r\n" + body
@@ -149,12 +147,10 @@ class UrlDoor:
         self._good = Good(target.carrier, "good", {}, lambda result: bool(result["content"]))
 
     async def expect_served(self) -> None:
-        """See `Door`."""
         self._server.stream = []
         await self._good.expect_served()
 
     async def play(self, hostile: Hostile) -> None:
-        """See `Door`."""
         self._server.stream = streamed(hostile) if hostile.chance(0.3) else []
         capabilities: Json = {"roots": {}} if hostile.chance(0.5) else {}
         client = RawClient(self._target.carrier, capabilities=capabilities)
@@ -212,7 +208,6 @@ def streamed(hostile: Hostile, *lines: bytes) -> list[bytes]:
 
 
 def event(hostile: Hostile, line: bytes) -> bytes:
-    """One event."""
     end = hostile.one_of(b"\n", b"\n", b"\r\n", b"\r")
     fields = [b"data: " + part for part in line.split(b"\n")]
     if hostile.chance(0.3):

@@ -32,19 +32,16 @@ class Watch(logging.Handler):
         self._seen: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the record if it may not be there."""
         text = logging.Formatter("%(levelname)s %(name)s: %(message)s").format(record)
         work_failed = record.name == background.__name__ and record.levelno >= logging.ERROR
         if record.exc_info or "Traceback (most recent call last)" in text or work_failed:
             self._seen.append(f"logged: {text}")
 
     def loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception handler of an event loop."""
         failed: BaseException | None = context.get("exception")
         self._seen.append(f"event loop: {context.get('message')}: {_told(failed)}")
 
     def unraisable(self, failed: "sys.UnraisableHookArgs") -> None:
-        """A `sys.unraisablehook`."""
         self._seen.append(f"unraisable: {failed.err_msg} {failed.object!r}: {failed.exc_value!r}")
 
     def taken(self) -> list[str]:
@@ -95,7 +92,6 @@ class Counts:
 
     @staticmethod
     def now() -> "Counts":
-        """Count."""
         gc.collect()
         _give_back()
         with open("/proc/self/statm") as statm:

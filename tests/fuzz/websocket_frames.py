@@ -47,11 +47,9 @@ class WebSocketDoor:
         )
 
     async def expect_served(self) -> None:
-        """See `Door`."""
         await self._good.expect_served()
 
     async def play(self, hostile: Hostile) -> None:
-        """See `Door`."""
         if hostile.chance(0.03):
             await self._flood(hostile)
             return
@@ -184,7 +182,6 @@ class Heard:
             await self._changed.wait()
 
     async def read(self) -> None:
-        """Read frames until the end."""
         try:
             while True:
                 head = await self._reader.readexactly(2)
@@ -211,7 +208,6 @@ class Heard:
 async def connected(
     port: int,
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """After the upgrade."""
     sock = socket.socket()
     # So that what is not read is seen at the other end early.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
@@ -235,7 +231,6 @@ async def connected(
 def frame(
     opcode: int, payload: bytes, *, fin: bool = True, rsv: int = 0, mask: bytes | None = b"mask"
 ) -> bytes:
-    """One frame of a client's."""
     head = bytes([fin << 7 | rsv << 4 | opcode])
     masked = 0x80 if mask is not None else 0
     if len(payload) < 126:
@@ -266,13 +261,11 @@ def frames(text: str | bytes, hostile: Hostile | None = None) -> bytes:
 
 
 def controls(hostile: Hostile) -> bytes:
-    """Control frames that are valid."""
     payload = hostile.random.randbytes(hostile.random.choice((0, 1, 125)))
     return frame(hostile.one_of(PING, PONG), payload) * hostile.random.choice((1, 3, 200))
 
 
 def bad_frames(hostile: Hostile, text: str) -> bytes:
-    """Frames that no client may send."""
     data = text.encode()
     big = POLICY["max_message"] + 1
     close = hostile.one_of(

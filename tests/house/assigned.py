@@ -28,8 +28,6 @@ LEFT_OUT = "mcp_sessions_conformance"
 
 @dataclass(frozen=True)
 class Class:
-    """A class as it is declared."""
-
     name: str
     node: ast.ClassDef
     is_record: bool
@@ -80,7 +78,6 @@ class Declared:
         ]
 
     def with_attribute(self, attribute: str, names: set[str] | None) -> list[Class]:
-        """The classes, of those with ``names`` or of all, that declare ``attribute``."""
         among = self.classes if not names else self.and_bases(names)
         found = [each for name in among for each in self.classes[name]]
         return [each for each in found if attribute in each.attributes]
@@ -126,8 +123,6 @@ def _class(node: ast.ClassDef) -> Class:
 
 
 class _Scope:
-    """One function, and what its names may be."""
-
     def __init__(self, declared: Declared, inside: ast.ClassDef | None, around: list[Function]):
         self._declared = declared
         self._inside = inside

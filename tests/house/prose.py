@@ -27,18 +27,14 @@ _DOCUMENTED = (*_BLOCKS, ast.Assign, ast.AnnAssign)
 
 @dataclass(frozen=True)
 class Prose:
-    """The figures of one text."""
-
     sentences: tuple[str, ...]
 
     @property
     def words(self) -> float:
-        """Words a sentence, on average."""
         return sum(map(_words, self.sentences)) / max(1, len(self.sentences))
 
     @property
     def long(self) -> list[str]:
-        """The long sentences."""
         return [each for each in self.sentences if _words(each) > LONG]
 
     @property
@@ -66,7 +62,6 @@ def docstrings(tree: ast.Module) -> list[str]:
 
 
 def opening(docstring: str) -> str:
-    """The first sentence of a docstring."""
     return _END.split(docstring, maxsplit=1)[0]
 
 

@@ -21,8 +21,6 @@ def _parsed(text: str) -> ast.Module:
 
 @dataclass(frozen=True)
 class Module:
-    """One module of the packages."""
-
     name: str
     """As it is imported."""
 
@@ -32,12 +30,10 @@ class Module:
 
     @cached_property
     def lines(self) -> int:
-        """How many lines it has."""
         return len(self.path.read_text("utf-8").splitlines())
 
     @cached_property
     def tree(self) -> ast.Module:
-        """What it says."""
         return _parsed(self.path.read_text("utf-8"))
 
 

@@ -12,7 +12,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def lowest(requirement: Requirement) -> str:
-    """The version after ``>=``."""
     [bound] = [specifier for specifier in requirement.specifier if specifier.operator == ">="]
     return bound.version
 

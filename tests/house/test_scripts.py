@@ -49,7 +49,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def works(directory: Path, name: str) -> None:
-    """A Python that works, under any name."""
     command(directory, name, f'exec {sys.executable} "$@"')
 
 
@@ -114,7 +113,6 @@ def test_an_environment_that_is_as_wanted_is_left_alone_and_needs_no_network(
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with what the stamp is made of."""
     directory = tmp_path / "checkout"
     (directory / "mcp_sessions").mkdir(parents=True)
     for name in ("pyproject.toml", "constraints-lowest.txt", "mcp_sessions/__init__.py"):

@@ -222,7 +222,6 @@ def test_a_file_that_grows_is_seen_and_so_is_one_that_is_short_by_now(copy: Path
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The packages, to be spoilt."""
     for folder in PACKAGES.values():
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
@@ -230,5 +229,4 @@ def copy(tmp_path: Path) -> Path:
 
 
 def spoil(file: Path, *lines: str) -> None:
-    """Add ``lines`` to the end of ``file``."""
     file.write_text("\n".join([file.read_text("utf-8"), *lines, ""]))

@@ -31,7 +31,6 @@ def build(target: str, directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel of this source tree."""
     return zipfile.ZipFile(build("wheel", tmp_path_factory.mktemp("wheel")))
 
 

@@ -55,8 +55,7 @@ class StockClient(ABC):
 
     @property
     @abstractmethod
-    def session_id(self) -> str | None:
-        """The id of its transport-mode session."""
+    def session_id(self) -> str | None: ...
 
     @abstractmethod
     async def list(
@@ -91,24 +90,19 @@ class StockClient(ABC):
         """
 
     @abstractmethod
-    async def read(self, uri: str) -> str:
-        """The text of a resource."""
+    async def read(self, uri: str) -> str: ...
 
     @abstractmethod
-    async def prompt(self, name: str, arguments: dict[str, str]) -> str:
-        """The text of a prompt."""
+    async def prompt(self, name: str, arguments: dict[str, str]) -> str: ...
 
     @abstractmethod
-    async def subscribe(self, uri: str) -> None:
-        """Subscribe to a resource."""
+    async def subscribe(self, uri: str) -> None: ...
 
     @abstractmethod
-    async def unsubscribe(self, uri: str) -> None:
-        """End a subscription."""
+    async def unsubscribe(self, uri: str) -> None: ...
 
     @abstractmethod
-    async def ping(self) -> None:
-        """Ping the server."""
+    async def ping(self) -> None: ...
 
     @abstractmethod
     async def request(self, method: str, params: dict[str, Any] | None = None) -> Message:

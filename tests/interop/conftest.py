@@ -92,13 +92,11 @@ def driver_of() -> Generator[Callable[[ClientKind], Driver]]:
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> ClientKind:
-    """The client kind of this test; give it by ``@clients(...)``."""
     return request.param
 
 
 @pytest.fixture
 def connected(kind: ClientKind, driver_of: Callable[[ClientKind], Driver]) -> Connect:
-    """Connects clients of this test's kind."""
     if kind in IN_DRIVERS:
         # Now, since it may have to be installed: within a test the time is short.
         driver_of(kind)

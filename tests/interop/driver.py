@@ -77,7 +77,6 @@ class Driver:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there."""
         return self._process.poll() is None
 
     def events(self, client: str) -> tuple[Line, ...]:

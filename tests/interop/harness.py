@@ -32,7 +32,6 @@ class UnderTest:
 
     @property
     def kind(self) -> Kind:
-        """The class of the wrapped server."""
         return self.app.kind
 
     async def publish(self, uri: str) -> None:

@@ -42,7 +42,6 @@ class TypeScript2(Driven):
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """What its elicitation handler was asked."""
         return tuple(line["message"] for line in self._events("asked"))
 
     @property

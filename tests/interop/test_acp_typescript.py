@@ -68,12 +68,10 @@ class Place:
         return outcome
 
     def opening(self, **more: Any) -> Json:
-        """The params of what opens a session."""
         return {"cwd": str(self.folder), "mcpServers": self.servers, **more}
 
 
 def prompt(text: str, session_id: str = "$session") -> tuple[str, Json]:
-    """A step."""
     block = {"type": "text", "text": text}
     return "session/prompt", {"sessionId": session_id, "prompt": [block]}
 

@@ -47,7 +47,6 @@ Result = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    """The browser."""
     return system_program("chromium", "chromium", "brew install chromium")
 
 
@@ -88,13 +87,11 @@ class Pages:
         return Response()
 
     def result(self) -> Result:
-        """What the page read, when it has."""
         return self._results.get(timeout=WITHIN)
 
 
 @contextmanager
 def browsing(chromium: str, profile: Path, url: str) -> Generator[None]:
-    """The page is open."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     command = [chromium, *options, f"--user-data-dir={profile}", url]
     with (profile.parent / "chromium.log").open("wb") as said:

@@ -32,8 +32,6 @@ CALLS = 1_000
 
 @dataclass
 class Replicas:
-    """Three of them and the proxy."""
-
     apps: list[App]
     servers: list[RunningServer]
     robin: RoundRobin

@@ -44,7 +44,6 @@ class Open(Protocol):
 
 @pytest.fixture
 def opened(driver_of: Callable[[ClientKind], Driver]) -> Open:
-    """Opens clients."""
     # Now, since it may have to be installed: within a test the time is short.
     driver_of("typescript-2")
 
@@ -79,12 +78,10 @@ def rich(request: pytest.FixtureRequest) -> Generator[RichServer]:
 
 
 def asked_for(server: RunningServer, since: int) -> list[str]:
-    """The methods of the messages since."""
     return [str(exchange.sent.get("method")) for exchange in server.wire.since(since)]
 
 
 def in_session(session_id: str, **params: Any) -> dict[str, Any]:
-    """Parameters that name a session."""
     return {**params, "_meta": {SESSION: {"sessionId": session_id}}}
 
 

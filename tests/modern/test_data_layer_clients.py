@@ -89,7 +89,6 @@ async def draft() -> AsyncGenerator[tuple[World, DraftClient]]:
 
 
 def text(result: Json) -> str:
-    """The text of a tool's result."""
     return str(result["content"][0]["text"])
 
 

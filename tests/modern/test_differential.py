@@ -46,7 +46,6 @@ def kind(request: pytest.FixtureRequest) -> EverythingKind:
 async def expect_same_as_sdk(
     kind: EverythingKind, script: Callable[[Side], Awaitable[None]]
 ) -> list[str]:
-    """What both sides answered."""
     return await expect_same(lambda: make_everything(kind), script)
 
 

@@ -26,7 +26,6 @@ A, B, C = "note://a", "note://b", "note://c"
 
 @asynccontextmanager
 async def modern(**options: Any) -> AsyncGenerator[tuple[World, ModernClient]]:
-    """A wrapped toolbox and a modern client."""
     async with world(**options) as w:
         yield w, ModernClient(w.carrier)
 

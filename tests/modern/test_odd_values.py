@@ -28,8 +28,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Which(types.RequestParams):
-    """Params of the methods below."""
-
     model_config = ConfigDict(extra="allow")
 
     which: str = ""
@@ -182,7 +180,6 @@ async def test_whatever_a_handler_tells_its_client_arrives() -> None:
 
 
 async def _hears_odd(w: World, session: str) -> None:
-    """The same on a GET stream."""
     older = await w.connected()
     get = await older.get().started()
     await older.resume(session)

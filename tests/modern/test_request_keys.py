@@ -29,7 +29,6 @@ class Sender:
         self.client = client
 
     def call(self, tool: str, session: str, key: str | None, **arguments: Any) -> "Call":
-        """Call a tool in a session."""
         if isinstance(self.client, ModernClient):
             return Call(self.client.call(tool, arguments, session=session, key=key))
         meta = session_meta(session, key=key)
@@ -37,8 +36,6 @@ class Sender:
 
 
 class Call:
-    """A call that was sent."""
-
     def __init__(self, sent: Any) -> None:
         self.sent = sent
 
@@ -53,20 +50,16 @@ class Call:
         await cycles()
 
     async def answer(self) -> Json:
-        """The whole response."""
         return await self.sent.answer()
 
     async def text(self) -> str:
-        """The text that the tool returned."""
         return text_of(await self.sent.result())
 
     async def error(self) -> Json:
-        """The error."""
         return await self.sent.error()
 
 
 async def sender(w: World, era: str, **options: Any) -> Sender:
-    """A client of that era."""
     match era:
         case "handshake":
             return Sender(w, era, await w.connected(**options))
@@ -78,7 +71,6 @@ async def sender(w: World, era: str, **options: Any) -> Sender:
 
 @asynccontextmanager
 async def started(**options: Any) -> AsyncGenerator[tuple[World, ModernClient, str]]:
-    """A world, a modern client, and a session."""
     async with world(**options) as w:
         client = ModernClient(w.carrier)
         yield w, client, (await client.start())["sessionId"]

@@ -20,7 +20,6 @@ EPOCH_WIDTH = 19 + 1 + 12
 
 @asynccontextmanager
 async def modern(**options: Any) -> AsyncGenerator[tuple[World, ModernClient]]:
-    """A wrapped toolbox and a modern client."""
     async with world(**options) as w:
         yield w, ModernClient(w.carrier)
 

@@ -57,7 +57,6 @@ class Notebook(Toolbox):
 
 @asynccontextmanager
 async def notebook(**options: Any) -> AsyncGenerator[tuple[World, Notebook, ModernClient]]:
-    """A world with a notebook, and a modern client."""
     box = Notebook()
     async with world(box=box, **options) as w:
         yield w, box, ModernClient(w.carrier)
@@ -78,7 +77,6 @@ async def result_of(
 
 
 def token_of(result: Json) -> str:
-    """The token that came with a result."""
     return str(result["_meta"][SESSION]["state"])
 
 
@@ -88,7 +86,6 @@ def era(request: pytest.FixtureRequest) -> str:
 
 
 async def client_of(w: World, era: str) -> ModernClient | RawClient:
-    """A client of that era."""
     if era == "modern":
         return ModernClient(w.carrier)
     return await w.connected() if era == "handshake" else w.client()

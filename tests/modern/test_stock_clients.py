@@ -44,8 +44,6 @@ def anyio_backend() -> str:
 
 
 class Served:
-    """A wrapped server that runs."""
-
     def __init__(
         self, kind: EverythingKind, rich: Everything, layer: SessionLayer, server: RunningServer
     ):
@@ -61,7 +59,6 @@ class Served:
 
 @pytest.fixture(scope="module", params=EVERYTHING_KINDS)
 def served(request: pytest.FixtureRequest) -> Generator[Served]:
-    """One server of each class."""
     kind: EverythingKind = request.param
     rich = make_everything(kind)
     layer = SessionLayer(rich.server)
@@ -76,7 +73,6 @@ def mode(request: pytest.FixtureRequest) -> Mode:
 
 @asynccontextmanager
 async def sdk_client(served: Served, mode: Mode, **options: Any) -> AsyncGenerator[Client]:
-    """The SDK's own client."""
     with anyio.fail_after(20):
         async with Client(served.server.url(), mode=mode, **options) as client:
             yield client

@@ -14,8 +14,6 @@ from mcp_sessions.errors import Refusal
 
 @dataclass(frozen=True)
 class Event:
-    """One event that was issued."""
-
     number: int
     size: int
     at: float
@@ -25,8 +23,6 @@ class Event:
 
 @dataclass
 class LogModel:
-    """An event log."""
-
     window: Window
     head: int = 0
     floor: int = 0
@@ -74,8 +70,6 @@ class LogModel:
 
 @dataclass
 class KeyModel:
-    """One request key."""
-
     name: str
     digest: bytes
     scopes: frozenset[str]
@@ -124,7 +118,6 @@ class KeysModel:
         return "first", None
 
     def finish(self, name: str, answer: bytes | None, now: float) -> bool:
-        """Whether the answer is kept."""
         self.expire(now)
         for entry in self.known:
             if entry.name == name and entry.state == "running":
@@ -160,8 +153,6 @@ class KeysModel:
 
 @dataclass
 class SessionModel:
-    """A session, alive."""
-
     principal: str
     mode: Mode
     expires_at: float
@@ -177,7 +168,6 @@ class SessionModel:
     data_version: int = 0
 
     def is_overdue(self, now: float) -> bool:
-        """Whether its deadline has passed."""
         return now >= self.expires_at
 
     def move_deadline(self, now: float, idle: float) -> None:

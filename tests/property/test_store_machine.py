@@ -97,8 +97,6 @@ def principal(owner: str) -> Principal:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """One store, its model, and the time."""
-
     def __init__(self, make: MakeStore) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()

@@ -66,7 +66,6 @@ class Replica:
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, scheme: str) -> str:
-        """Of its endpoint."""
         return f"{scheme}://127.0.0.1:{self.port}/mcp"
 
     def start(self) -> None:
@@ -88,7 +87,6 @@ class Replica:
         self._process.wait(10)
 
     def log(self) -> str:
-        """What it said last."""
         return self._log.read_text()[-4_000:] if self._log.exists() else ""
 
 
@@ -117,7 +115,6 @@ class Worker:
             self.hear(str(message.params.uri))
 
     def hear(self, uri: str) -> None:
-        """A resource changed."""
         self.heard.append(uri)
         self.grew.set()
 
@@ -192,7 +189,6 @@ def replicas(count: int, store: str, directory: Path) -> Generator[list[Replica]
 
 
 async def chaos(made: list[Replica], workers: list[Worker]) -> None:
-    """Kill, while they work."""
     over = False
     chance = random.Random(2026)
     async with anyio.create_task_group() as tasks:

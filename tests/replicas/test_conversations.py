@@ -23,7 +23,6 @@ META = {"openai/session": "one"}
 
 
 def keyed(key: str) -> Json:
-    """What the host of a conversation says."""
     return {"openai/session": key}
 
 

@@ -41,7 +41,6 @@ def of_the_next_version(message: bytes) -> bytes:
 
 
 def as_it_is(message: bytes) -> bytes:
-    """Of one's own release."""
     return message
 
 
@@ -67,7 +66,6 @@ class _Heard:
         return getattr(self._listener, name)
 
     def on_message(self, message: bytes) -> None:
-        """See `ExchangeListener`."""
         self._listener.on_message(self._reads(message))
 
 
@@ -83,17 +81,13 @@ class _Exchange:
         return getattr(self._exchange, name)
 
     async def join(self, process: str, listener: ExchangeListener) -> None:
-        """See `Exchange`."""
         await self._exchange.join(process, _Heard(listener, self._reads))
 
     async def send(self, message: bytes, *, to: str | None = None) -> bool:
-        """See `Exchange`."""
         return await self._exchange.send(self._writes(message), to=to)
 
 
 class _Store:
-    """The store of such a replica."""
-
     def __init__(self, store: SessionStore, writes: Translate, reads: Translate) -> None:
         self._store = store
         self.exchange = _Exchange(store.exchange, writes, reads)
@@ -117,7 +111,6 @@ async def two_releases(
 
 
 async def with_session(c: Cluster) -> tuple[RawClient, str]:
-    """A client on replica 0, in a session."""
     client = await c[0].connected(capabilities={"extensions": {EXTENSION: {}}})
     return client, (await client.start())["sessionId"]
 

@@ -41,7 +41,6 @@ def variable(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def refused(*keys: Any, **settings: Any) -> str:
-    """The text of the error that the keys get."""
     with pytest.raises(ConfigurationError) as error:
         SessionSecurity(list(keys), **settings)
     return str(error.value)

@@ -32,12 +32,10 @@ FORMS = pytest.mark.parametrize("sign_only", [False, True], ids=["sealed", "sign
 
 
 def minted(security: SessionSecurity) -> SessionId:
-    """The id of a session of Alice."""
     return security.seal_session_id(principal=ALICE, created_at=MADE, expires_at=EXPIRES)
 
 
 def opens(security: SessionSecurity, session_id: str) -> bool:
-    """Whether it is a session of Alice."""
     return security.open_session_id(session_id, principal=ALICE, now=NOW) is not None
 
 

@@ -166,8 +166,6 @@ def test_a_rotation_in_three_steps_refuses_nobody(sign_only: bool) -> None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """One way to be refused."""
-
     cause: str
     """What the log says, or the beginning of it."""
 
@@ -183,7 +181,6 @@ class Wrong:
 
 
 def changed(change: Callable[[str], str]) -> Callable[[bool], str]:
-    """Alice's token, changed."""
     return lambda sign_only: change(sealed(server(sign_only=sign_only)))
 
 

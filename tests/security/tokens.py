@@ -47,7 +47,6 @@ def sealed(
     version: int = 3,
     expires_at: float = EXPIRES,
 ) -> str:
-    """The token of Alice's session."""
     return security.seal_state(
         state, session_id=session_id, principal=principal, version=version, expires_at=expires_at
     )

@@ -25,8 +25,6 @@ async def logged(
     path: bytes = b"/mcp?a=b",
     verb: str = "POST",
 ) -> dict[str, Any]:
-    """The record of one POST."""
-
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive()).get("more_body"):
             pass

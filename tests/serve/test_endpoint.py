@@ -29,7 +29,6 @@ WAYS = ("alone", "mounted", "with middleware", "fastmcp")
 
 
 def served(way: str, path: str = "/mcp", **options: Any) -> tuple[SessionLayer, ASGIApp]:
-    """A layer, and the application that serves it in this way."""
     if way in ("fastmcp", "with middleware"):
         layer = SessionLayer(fastmcp())
     else:
@@ -55,7 +54,6 @@ def fastmcp() -> FastMCP[Any]:
 
 @asynccontextmanager
 async def calling(way: str, path: str = "/mcp", **options: Any) -> AsyncGenerator[AsgiCarrier]:
-    """Requests to it."""
     layer, app = served(way, path, **options)
     async with layer.lifespan(), in_process(app) as carrier:
         yield carrier

@@ -7,8 +7,6 @@ from mcp_sessions.serve.garbage import FEW, Collections, set_aside_everything, s
 
 
 class Session:
-    """Something that is in no cycle, or in one."""
-
     itself: "Session | None" = None
 
 

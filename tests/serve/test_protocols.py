@@ -28,7 +28,6 @@ FLOOD = 2.0
 
 
 def frame(opcode: int, payload: bytes = b"", *, fin: bool = True) -> bytes:
-    """A frame of a client's."""
     assert len(payload) < 126
     masked = bytes(byte ^ MASK[n % 4] for n, byte in enumerate(payload))
     return bytes([opcode | (FIN if fin else 0), 0x80 | len(payload)]) + MASK + masked

@@ -18,7 +18,6 @@ APP = 'from mcp.server import MCPServer\nmcp = MCPServer("notes")\n'
 
 @pytest.fixture
 def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """The socket that systemd reads."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reader:
         reader.bind(str(tmp_path / "notify"))
         reader.settimeout(40)

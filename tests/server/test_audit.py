@@ -43,7 +43,6 @@ async def _until(look: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
-    """The audit is on."""
     caplog.set_level(logging.INFO, "mcp_sessions.audit")
     return Lines(caplog)
 

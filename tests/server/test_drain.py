@@ -25,7 +25,6 @@ KNOWS_US: Json = {"extensions": {EXTENSION: {}}}
 
 
 async def draining(w: World, *, grace: float = 10) -> "asyncio.Task[None]":
-    """A drain that has begun."""
     task = asyncio.create_task(w.layer.drain(grace))
     await cycles(5)
     return task

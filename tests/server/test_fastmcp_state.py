@@ -31,13 +31,11 @@ class Shared(MemoryStore):
 
 @pytest.fixture(autouse=True)
 def keys(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """Of which another warning is."""
     monkeypatch.setenv("MCP_SESSIONS_KEYS", mint_key())
     yield
 
 
 async def warned(server: object, store: str, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What is warned of at the start."""
     caplog.clear()
     layer = SessionLayer(server, store=store)
     async with layer.lifespan():
@@ -165,7 +163,6 @@ async def test_what_a_session_is_shown_is_kept_with_it() -> None:
 
 
 async def names_of(client: RawClient) -> list[str]:
-    """The tools that a client is shown."""
     return [tool["name"] for tool in (await client.result("tools/list"))["tools"]]
 
 

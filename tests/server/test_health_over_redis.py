@@ -28,7 +28,6 @@ def asking(layer: SessionLayer) -> httpx2.AsyncClient:
 
 
 async def said(client: httpx2.AsyncClient, path: str) -> tuple[int, str]:
-    """The answer to a check."""
     answer = await client.get(path)
     return answer.status_code, answer.text.strip()
 

@@ -71,7 +71,6 @@ def test_a_requirement_has_clauses_that_are_as_strong(requirement: Json) -> None
 
 
 def keywords_of(clause_id: str) -> set[str]:
-    """The keywords of a clause's rule."""
     return set(CLAUSES[clause_id].keywords)
 
 

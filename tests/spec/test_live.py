@@ -35,7 +35,6 @@ INFO = {"name": "raw", "version": "1"}
 
 
 def expect_shape(schema: str, message: Any) -> None:
-    """Fail if a message has not that shape."""
     assert faults(schema, message) == [], message
 
 

@@ -53,7 +53,6 @@ def every_store(*others: object, name: str = "") -> list[object]:
 
 
 def every_exchange(*others: object, name: str = "") -> list[object]:
-    """The same for each exchange."""
     return _sets(EXCHANGES, others, name)
 
 

@@ -312,8 +312,7 @@ class PutsToSleepWhatWasUsed(MemoryStore):
 class NeverSleeps(MemoryStore):
     """What a connection was sent stays for a month."""
 
-    async def sleep(self, *, now: float) -> None:
-        """Nothing."""
+    async def sleep(self, *, now: float) -> None: ...
 
 
 class KeepsWhatSleeps(MemoryStore):
@@ -419,8 +418,6 @@ class LastWriteWins(MemoryStore):
 
 
 class SharesItsData(MemoryStore):
-    """A reader gets the stored object itself."""
-
     async def load_data(self, session_id: SessionId) -> Data | None:
         session = self._sessions.get(session_id)
         if session is not None and session.data is None:

@@ -80,7 +80,6 @@ def state_of(store: SessionStore, session_id: SessionId) -> State | None:
 
 
 def happens(store: SessionStore, session_id: SessionId, change: Change) -> bool:
-    """Make ``change`` happen, if the store lets it."""
     match change:
         case Change.ATTACH:
             call = store.attach(session_id, ConnectionId("here"), now=NOW)
@@ -130,7 +129,6 @@ def test_nothing_happens_to_a_session_that_is_over(over: Change, late: Change) -
 
 
 def used(store: SessionStore, *, now: float) -> SessionId:
-    """A session with something of everything."""
     session_id = new_session(store, now=now)
     use = KeyUse(RequestKey("key"), b"digest", "process-1")
     for call in (

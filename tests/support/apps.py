@@ -91,7 +91,6 @@ class App:
     """What outlives a call; there while the lifespan is."""
 
     def read(self, uri: str) -> str:
-        """The text of a resource."""
         return f"{uri} version {self.versions.get(uri, 0)}"
 
     def change(self, uri: str) -> None:
@@ -100,7 +99,6 @@ class App:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[dict[str, Any]]:
-        """The lifespan of all three servers."""
         self.lifespans += 1
         # No anyio task group: FastMCP leaves a lifespan inside a cancel scope that it did
         # not enter it in.
@@ -150,7 +148,6 @@ class App:
         return f"{steps} steps"
 
     async def close_stream(self, gate: str, close: Callable[[], Awaitable[None]] | None) -> str:
-        """The tool ``close_stream``."""
         if close is not None:
             await close()
         await self.wait_at(gate)
@@ -158,8 +155,6 @@ class App:
         return "answered after the stream was closed"
 
     def start_background(self, uri: str, gate: str, session: ServerSession) -> str:
-        """The tool ``background``."""
-
         async def later() -> None:
             await self.wait_at(gate)
             await session.send_resource_updated(uri)
@@ -170,8 +165,6 @@ class App:
 
 
 class Answer(BaseModel):
-    """What ``ask`` asks for."""
-
     answer: str
 
 
@@ -189,8 +182,6 @@ def make_app(kind: Kind, *, name: str | None = None) -> App:
 
 
 def make_mcpserver(name: str = "notes") -> App:
-    """The server as an ``MCPServer``."""
-
     @asynccontextmanager
     async def lifespan(_: MCPServer[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
         async with app.lifespan() as state:

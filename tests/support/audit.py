@@ -8,8 +8,6 @@ from tests.support.raw import Json
 
 
 class Lines:
-    """What was written down."""
-
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog
 
@@ -39,12 +37,10 @@ class Lines:
         return lines
 
     def of(self, method: str) -> list[Json]:
-        """Those of one method."""
         return [each for each in self.all if each["mcp.method.name"] == method]
 
     @property
     def outcomes(self) -> list[tuple[str, str, str | None]]:
-        """Of each: method, outcome, kind of error."""
         return [
             (each["mcp.method.name"], each["mcp_sessions.outcome"], each.get("error.type"))
             for each in self.all

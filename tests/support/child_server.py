@@ -31,7 +31,6 @@ later: list[Json] = []
 
 
 def say(message: Json) -> None:
-    """Write one message."""
     end = "\r\n" if sys.argv[1:2] == ["windows"] else "\n"
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + end)
     sys.stdout.flush()
@@ -240,7 +239,6 @@ def tool(request: Json) -> Json | None:
 
 
 def serve(request: Json) -> None:
-    """Answer one request."""
     global level
     method: str = request["method"]
     params: Json = request.get("params") or {}
@@ -302,7 +300,6 @@ def is_refused(misdeed: str, name: str, request: Json) -> bool:
 
 
 def main(misdeed: str = "", argument: str = "") -> None:
-    """Serve, after the misdeed."""
     global client
     match misdeed:
         case "banner":

@@ -16,7 +16,6 @@ MODERN_CHILD = str(Path(__file__).with_name("modern_child.py"))
 
 
 def child(*arguments: str, **options: Any) -> StdioServer:
-    """The child server as a command; options as of `StdioServer`."""
     return StdioServer(sys.executable, "-S", CHILD, *arguments, **options)
 
 
@@ -39,7 +38,6 @@ async def child_world(
 
 
 def children_of(pid: int) -> list[int]:
-    """Its child processes."""
     return [
         int(name)
         for name in os.listdir("/proc")
@@ -48,7 +46,6 @@ def children_of(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
     return _stat(pid)[:1] not in ([], ["Z"])
 
 

@@ -18,8 +18,6 @@ WITHIN = 40.0
 
 @dataclass
 class Collector:
-    """What arrived."""
-
     port: int
     points: dict[tuple[str, ...], dict[str, int]] = field(
         default_factory=dict[tuple[str, ...], dict[str, int]]
@@ -37,7 +35,6 @@ class Collector:
 
     @property
     def url(self) -> str:
-        """Its base."""
         return f"http://127.0.0.1:{self.port}"
 
     def wait_for(self, condition: Callable[[], bool], within: float = WITHIN) -> bool:
@@ -46,7 +43,6 @@ class Collector:
             return self.changed.wait_for(condition, within)
 
     def take(self, path: str, body: bytes, key: str | None) -> None:
-        """Take what a request has."""
         with self.changed:
             self.keys.add(key)
             if path == "/v1/metrics":
@@ -83,8 +79,6 @@ class Collector:
 
 @contextmanager
 def collecting() -> Generator[Collector]:
-    """A collector that runs."""
-
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -93,8 +87,7 @@ def collecting() -> Generator[Collector]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+        def log_message(self, format: str, *args: object) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         collector = Collector(server.server_address[1])

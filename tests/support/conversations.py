@@ -80,7 +80,6 @@ class RawClient:
 
     @property
     def last_id(self) -> int:
-        """Of the last request."""
         return self._last_id
 
     @asynccontextmanager
@@ -99,12 +98,10 @@ class RawClient:
                 await self._changed.wait_for(what)
 
     async def send_line(self, line: bytes) -> None:
-        """Send bytes as they are, and a line break."""
         self._writer.write(line + b"\n")
         await self._writer.drain()
 
     async def send(self, message: Json) -> None:
-        """Send a message."""
         await self.send_line(json.dumps({"jsonrpc": "2.0", **message}).encode())
 
     async def begin(self, method: str, params: Any = None) -> asyncio.Future[Json]:
@@ -140,12 +137,10 @@ class RawClient:
         return await self.ask("initialize", {"protocolVersion": 1, "clientCapabilities": declared})
 
     async def new(self, cwd: str = "/", servers: list[Json] | None = None) -> str:
-        """Make a session; its id."""
         result = await self.ask("session/new", {"cwd": cwd, "mcpServers": servers or []})
         return result["sessionId"]
 
     async def load(self, session_id: str, cwd: str = "/", servers: Any = None) -> Any:
-        """Load a session."""
         params: Json = {"sessionId": session_id, "cwd": cwd, "mcpServers": servers or []}
         return await self.ask("session/load", params)
 
@@ -154,7 +149,6 @@ class RawClient:
         return await self.ask("session/prompt", prompt(session_id, *texts))
 
     def updates(self, session_id: str | None = None) -> list[Json]:
-        """What came as ``session/update``, in order."""
         return [
             message["params"]["update"]
             for message in self.received
@@ -163,7 +157,6 @@ class RawClient:
         ]
 
     def texts(self) -> list[str]:
-        """The texts of the updates that have one."""
         return [text_of(update) for update in self.updates() if "content" in update]
 
     def pause(self) -> None:
@@ -171,7 +164,6 @@ class RawClient:
         cast("asyncio.ReadTransport", self._writer.transport).pause_reading()
 
     def go_on(self) -> None:
-        """Take what comes."""
         cast("asyncio.ReadTransport", self._writer.transport).resume_reading()
 
     def end_input(self) -> None:
@@ -179,30 +171,25 @@ class RawClient:
         self._writer.write_eof()
 
     async def close(self) -> None:
-        """Vanish."""
         self._writer.close()
 
 
 def prompt(session_id: str, *texts: str) -> Json:
-    """The params of a prompt."""
     blocks = [{"type": "text", "text": text} for text in texts]
     return {"sessionId": session_id, "prompt": blocks}
 
 
 def text_of(update: Json) -> str:
-    """The text of a chunk."""
     return update["content"]["text"]
 
 
 def text_of_result(result: CallToolResult) -> str:
-    """The text of an MCP tool's result."""
     [block] = result.content
     assert isinstance(block, TextContent)
     return block.text
 
 
 def result_of(answer: Json) -> Any:
-    """The result that an answer has."""
     if "error" in answer:
         raise Refused(answer["error"])
     return answer["result"]
@@ -213,7 +200,6 @@ Scene = Callable[["ToldAgent", str, str], Awaitable[str | None]]
 
 
 async def echo(agent: ToldAgent, session_id: str, text: str) -> str | None:
-    """Say what was said."""
     await agent.say(session_id, f"echo {text}")
     return None
 
@@ -232,7 +218,6 @@ class ToldAgent:
         self.capabilities: schema.AgentCapabilities | None = schema.AgentCapabilities()
 
     def on_connect(self, conn: Any) -> None:
-        """See ``acp.Agent``."""
         self.client = conn
 
     async def say(self, session_id: str, text: str) -> None:
@@ -240,14 +225,12 @@ class ToldAgent:
         await self.client.session_update(session_id, acp.update_agent_message_text(text))
 
     async def initialize(self, protocol_version: int, **arguments: Any) -> Any:
-        """See ``acp.Agent``."""
         self.calls.append(("initialize", {"protocol_version": protocol_version, **arguments}))
         return acp.InitializeResponse(
             protocol_version=protocol_version, agent_capabilities=self.capabilities
         )
 
     async def new_session(self, cwd: str, **arguments: Any) -> Any:
-        """See ``acp.Agent``."""
         self.calls.append(("new_session", {"cwd": cwd, **arguments}))
         session_id = f"own-{len(self.sessions)}"
         self.sessions.append(session_id)
@@ -255,7 +238,6 @@ class ToldAgent:
         return acp.NewSessionResponse(session_id=session_id)
 
     async def prompt(self, session_id: str, prompt: list[Any], **arguments: Any) -> Any:
-        """See ``acp.Agent``."""
         self.calls.append(("prompt", {"session_id": session_id, "prompt": prompt, **arguments}))
         if session_id not in self.sessions:
             raise acp.RequestError.invalid_params({"unknown": session_id})
@@ -267,8 +249,7 @@ class ToldAgent:
 class KeptMemory(MemoryStore):
     """Memory that several layers have, one after another or at once: like several processes."""
 
-    async def close(self) -> None:
-        """Keep everything."""
+    async def close(self) -> None: ...
 
 
 @asynccontextmanager

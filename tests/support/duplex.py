@@ -61,22 +61,19 @@ class DuplexPeer(ABC):
         self.board = Board()
 
     @abstractmethod
-    async def put(self, text: str) -> None:
-        """Send one message, as it is."""
+    async def put(self, text: str) -> None: ...
 
     @abstractmethod
     async def leave(self) -> None:
         """The peer goes away; return when that is done at this end."""
 
     def took(self, raw: str | bytes) -> None:
-        """A message came."""
         self.messages.append(json.loads(raw))
         self.board.announce()
 
     # --- sending -------------------------------------------------------------------------
 
     async def post(self, message: Any) -> None:
-        """Send one message."""
         await self.put(json.dumps(message))
 
     async def send(
@@ -107,7 +104,6 @@ class DuplexPeer(ABC):
         return request_id
 
     async def notify(self, method: str, params: Json | None = None) -> None:
-        """Send a notification."""
         message: Json = {"jsonrpc": "2.0", "method": method}
         if params is not None:
             message["params"] = params
@@ -129,7 +125,6 @@ class DuplexPeer(ABC):
 
     @property
     def notifications(self) -> list[Json]:
-        """The notifications so far."""
         return [m for m in self.messages if "method" in m and "id" not in m]
 
     @property
@@ -209,15 +204,12 @@ class DuplexPeer(ABC):
         return await self.send("tools/call", call_params(tool, arguments), meta=meta)
 
     async def text(self, tool: str, *, meta: Json | None = None, **arguments: Any) -> str:
-        """Call a tool; the text it returns."""
         return text_of(await self.result("tools/call", call_params(tool, arguments), meta=meta))
 
     async def start(self) -> Json:
-        """``session/start``; its result."""
         return await self.result("session/start", {})
 
     async def resume(self, session_id: str, position: str | None = None) -> Json:
-        """``session/resume``; its result."""
         params: Json = {"sessionId": session_id}
         if position is not None:
             params["lastSessionEventId"] = position
@@ -225,8 +217,6 @@ class DuplexPeer(ABC):
 
 
 class WebSocketPeer(DuplexPeer):
-    """A client on a WebSocket."""
-
     def __init__(self, connection: ClientConnection, **options: Any) -> None:
         super().__init__(**options)
         self.connection = connection
@@ -245,7 +235,6 @@ class WebSocketPeer(DuplexPeer):
             self.board.announce()
 
     async def put(self, text: str) -> None:
-        """See :class:`DuplexPeer`."""
         await self.connection.send(text)
 
     async def stall(self) -> None:
@@ -318,7 +307,6 @@ class PipePeer(DuplexPeer):
         self._out = -1
 
     async def open(self) -> None:
-        """Start to serve it."""
         theirs_in, self._out = os.pipe()
         ours_in, theirs_out = os.pipe()
         served = inside(self._layer)  # pyright: ignore[reportPrivateUsage]
@@ -350,7 +338,6 @@ class PipePeer(DuplexPeer):
         self._serving = asyncio.create_task(both())
 
     async def put(self, text: str) -> None:
-        """See :class:`DuplexPeer`."""
         os.write(self._out, text.encode() + b"\n")
 
     async def leave(self) -> None:
@@ -383,7 +370,6 @@ class ServerInLoop(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """None is captured."""
         yield
 
     async def main_loop(self) -> None:
@@ -437,12 +423,10 @@ class DuplexWorld:
 
     @property
     def layer(self) -> SessionLayer:
-        """The layer."""
         return self.inner.layer
 
     @property
     def inside(self) -> Assembly:
-        """The parts of the layer."""
         return self.inner.inside
 
     async def websocket(self, **options: Any) -> WebSocketPeer:

@@ -44,8 +44,6 @@ MakeStores = Callable[[], list[SessionStore]]
 
 @dataclass
 class Stage:
-    """The processes, and who talks with them."""
-
     worlds: list[World]
     cast: list[PersistentClient] = field(default_factory=list[PersistentClient])
     runs: Counter[str] = field(default_factory=Counter[str])
@@ -76,7 +74,6 @@ class Stage:
         return await self._enter(Duplex(name, lambda: MemorySocket(app)))
 
     async def pipe(self, name: str, at: int = 0) -> Duplex:
-        """A client on a pipe, connected."""
         layer = self.worlds[at].layer
         return await self._enter(Duplex(name, lambda: MemoryPipe(layer)))
 

@@ -50,7 +50,6 @@ class Plan:
         self._away_until: float | None = None
 
     def arm(self) -> None:
-        """Count from now on."""
         self._armed = True
 
     def mend(self) -> None:
@@ -126,11 +125,9 @@ class FaultyStore:
         return call
 
     async def open(self, policy: SessionPolicy) -> None:
-        """See `SessionStore`."""
         await self._store.open(policy)
 
     async def close(self) -> None:
-        """See `SessionStore`."""
         await self._store.close()
 
 
@@ -152,14 +149,11 @@ class FaultyExchange:
         return call
 
     async def join(self, process: str, listener: ExchangeListener) -> None:
-        """See `Exchange`."""
         await self._exchange.join(process, listener)
 
     async def leave(self) -> None:
-        """See `Exchange`."""
         await self._exchange.leave()
 
 
 def faulty(store: SessionStore, plan: Plan) -> SessionStore:
-    """``store`` that fails as planned."""
     return cast("SessionStore", FaultyStore(store, plan))

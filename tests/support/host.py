@@ -15,12 +15,10 @@ BRIDGE = [sys.executable, "-m", "mcp_sessions.cli", "bridge"]
 
 
 def named(session_id: str) -> Json:
-    """``_meta`` that names a session."""
     return {SESSION: {"sessionId": session_id}}
 
 
 def session_of(event: Json) -> str:
-    """The session that an event is of."""
     return event["params"]["_meta"][SESSION]["sessionId"]
 
 

@@ -27,8 +27,6 @@ async def large(size: int) -> str:
 
 
 class Place:
-    """A server that runs."""
-
     def __init__(self, process: "subprocess.Popen[str]", port: int) -> None:
         self.process = process
         self.port = port
@@ -45,7 +43,6 @@ class Place:
         return sock
 
     def websocket(self) -> socket.socket:
-        """A WebSocket, open."""
         sock = self.connect()
         sock.sendall(self.upgrade())
         answer = sock.recv(4_096)
@@ -65,12 +62,10 @@ class Place:
         )
 
     def head(self, line: str, *fields: str) -> bytes:
-        """The header of a request."""
         lines = [f"{line} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", *fields]
         return "".join(f"{each}\r\n" for each in [*lines, ""]).encode()
 
     def post(self, body: bytes, *fields: str, declared: int | None = None) -> bytes:
-        """A POST to the endpoint."""
         return (
             self.head(
                 "POST /mcp",
@@ -127,7 +122,6 @@ def closed_by_peer(sock: socket.socket) -> bytes:
 
 
 def answer_on(sock: socket.socket) -> bytes:
-    """One answer, whole."""
     received = b""
     while True:
         head, end, body = received.partition(b"\r\n\r\n")

@@ -57,7 +57,6 @@ class Verifier:
         issuer: str | None = ISSUER,
         expires_at: float | None = None,
     ) -> str:
-        """Accept a token from now on; the token."""
         self.tokens[token] = AccessToken(
             token=token,
             client_id=client_id,
@@ -69,7 +68,6 @@ class Verifier:
         return token
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """See the SDK."""
         self.asked += 1
         if self.hangs:
             await asyncio.Event().wait()
@@ -99,7 +97,6 @@ class Tools:
     told: list[str] = field(default_factory=list[str])
 
     def gate(self, name: str) -> Gate:
-        """The gate of that name."""
         return self.gates.setdefault(name, Gate())
 
 
@@ -200,7 +197,6 @@ class Guarded:
         return BearerCarrier(self.carrier, token)
 
     def modern(self, token: str, **options: Any) -> ModernClient:
-        """A modern client with that token."""
         return ModernClient(self.as_(token), **options)
 
     def older(self, token: str, **options: Any) -> RawClient:
@@ -208,7 +204,6 @@ class Guarded:
         return RawClient(self.as_(token), **options)
 
     async def connected(self, token: str, **options: Any) -> RawClient:
-        """A handshake-era client with that token."""
         client = self.older(token, **options)
         await client.initialize()
         return client

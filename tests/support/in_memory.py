@@ -137,7 +137,6 @@ class MemoryPipe(DuplexPeer):
         self._serving: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Start to serve it."""
         self._serving = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:

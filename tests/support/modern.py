@@ -33,7 +33,6 @@ Headers = Mapping[str, str | None]
 
 
 def envelope(meta: Json | None = None, *, capabilities: Json | None = None) -> Json:
-    """``_meta`` of a modern request."""
     return {
         "io.modelcontextprotocol/protocolVersion": MODERN,
         "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
@@ -66,17 +65,14 @@ class Heard:
 
     @property
     def status(self) -> int | None:
-        """The HTTP status."""
         return self.reply.status
 
     @property
     def is_sse(self) -> bool:
-        """Whether it is a stream."""
         return self.reply.is_sse
 
     @property
     def messages(self) -> list[Json]:
-        """The messages so far."""
         return self.reply.messages
 
     @property
@@ -136,7 +132,6 @@ class Heard:
         return cast("Json", answer["result"])
 
     async def error(self) -> Json:
-        """The error; a result is an assertion error."""
         answer = await self.answer()
         assert "error" in answer, answer
         return cast("Json", answer["error"])
@@ -198,11 +193,9 @@ class ModernClient:
         return Heard(self.post(message, headers), request_id)
 
     def call(self, tool: str, arguments: Json | None = None, **options: Any) -> Heard:
-        """Call a tool; options as of :meth:`send`."""
         return self.send("tools/call", call_params(tool, arguments), **options)
 
     async def text(self, tool: str, arguments: Json | None = None, **options: Any) -> str:
-        """Call a tool; the text it returns."""
         result = await self.call(tool, arguments, **options).result()
         return str(result["content"][0]["text"])
 
@@ -218,11 +211,9 @@ class ModernClient:
     # --- sessions --------------------------------------------------------------------------
 
     async def start(self) -> Json:
-        """``session/start``; its result."""
         return await self.send("session/start").result()
 
     async def create(self) -> Json:
-        """``sessions/create``; its ``session``."""
         return cast("Json", (await self.send("sessions/create").result())["session"])
 
     async def resume(
@@ -296,7 +287,6 @@ class BearerCarrier:
     token: str
 
     def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
-        """See :class:`Carrier`."""
         names = {name.lower() for name, _ in headers}
         if "authorization" not in names:
             headers = [*headers, ("Authorization", f"Bearer {self.token}")]

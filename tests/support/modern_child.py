@@ -36,7 +36,6 @@ def tell(method: str, params: Json) -> None:
 
 
 def ask(params: Json) -> Json:
-    """What the client is asked, or its answer."""
     answers: Json | None = params.get("inputResponses")
     if answers is None:
         schema = {"type": "object", "properties": {"answer": {"type": "string"}}}
@@ -80,7 +79,6 @@ def call(request: Json) -> Json | None:
 
 
 def listen(request: Json, misdeed: str) -> None:
-    """Begin to tell."""
     if misdeed == "one listen" and listens:
         error = {"code": -32603, "message": "Subscription limit reached"}
         say({"id": request["id"], "error": error})
@@ -93,7 +91,6 @@ def listen(request: Json, misdeed: str) -> None:
 
 
 def serve(request: Json, misdeed: str) -> None:
-    """Answer one request."""
     method: str = request["method"]
     params: Json = request.get("params") or {}
     meta: Json = params.get("_meta") or {}
@@ -133,7 +130,6 @@ def serve(request: Json, misdeed: str) -> None:
 
 
 def main(misdeed: str = "") -> None:
-    """Serve."""
     note("started")
     while True:
         message = hear()

@@ -55,8 +55,6 @@ class Lost(Exception):
 
 
 class PersistentClient(ABC):
-    """One client with, perhaps, one session."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.tasks: set[asyncio.Task[None]] = set()
@@ -79,8 +77,7 @@ class PersistentClient(ABC):
     # --- each kind has its own ---------------------------------------------------------------
 
     @abstractmethod
-    async def connect(self) -> None:
-        """Be a connected client."""
+    async def connect(self) -> None: ...
 
     @abstractmethod
     async def once(self, method: str, params: Json) -> Answer | None:
@@ -183,16 +180,13 @@ class PersistentClient(ABC):
         return cast("Json", answer["result"])
 
     def meta(self) -> Json:
-        """``_meta`` that names its session."""
         return in_session(self.session) if self.session is not None else {}
 
     async def start(self) -> None:
-        """Have a session."""
         started = await self.result("session/start")
         self.session, self.position = started["sessionId"], started["sessionEventId"]
 
     async def resume(self, session: str | None = None, position: str | None = None) -> Json:
-        """Have the session, whoever had it."""
         self.session = session or self.session
         params: Json = {"sessionId": self.session}
         wanted = position or self.last_event_id or self.position
@@ -227,7 +221,6 @@ class PersistentClient(ABC):
         self._ears = other
 
     def see(self, message: Json) -> None:
-        """Note what a message says of the session."""
         if message.get("method") == DETACHED:
             params = message["params"]
             if params["sessionId"] == self.session and params["reason"] == "taken_over":
@@ -240,7 +233,6 @@ class PersistentClient(ABC):
         await until(lambda: uri in self.uris, f"{self.name} hears {uri}", within)
 
     def check_events(self) -> None:
-        """No event came twice."""
         ids = [event_id for m in self.messages if (event_id := _event_id(m)) is not None]
         twice = {event_id for event_id in ids if ids.count(event_id) > 1}
         if twice and not self.gaps:
@@ -261,7 +253,6 @@ class HandshakeHttp(PersistentClient):
         self._answered: set[object] = set()
 
     async def connect(self) -> None:
-        """See `PersistentClient`."""
         self.raw.session_id = None
         params = {
             "protocolVersion": self.raw.version,
@@ -296,7 +287,6 @@ class HandshakeHttp(PersistentClient):
         return reply
 
     async def once(self, method: str, params: Json) -> Answer | None:
-        """See `PersistentClient`."""
         sent = self.raw.send(method, params)
         reply, asked = sent.reply, _Asked(self)
         self.replies.append(reply)
@@ -377,12 +367,10 @@ class HandshakeHttp(PersistentClient):
 
     @property
     def is_listening(self) -> bool:
-        """See `PersistentClient`."""
         return bool(self.streams) and self.streams[-1].status == 200 and not self.streams[-1].ended
 
     @property
     def messages(self) -> list[Json]:
-        """See `PersistentClient`."""
         return [m for stream in self.streams if stream.is_sse for m in stream.messages]
 
     async def delete(self) -> None:
@@ -412,7 +400,6 @@ class HandshakeHttp(PersistentClient):
                 await task
 
     async def leave(self) -> None:
-        """See `PersistentClient`."""
         await self._stop()
         for stream in [*self.streams, *self.replies]:
             if not stream.ended:
@@ -421,12 +408,10 @@ class HandshakeHttp(PersistentClient):
             await self._over(stream)
 
     def check_reply(self, reply: Reply) -> None:
-        """Look for what no reply may be."""
         if reply.error is not None or (reply.status or 0) >= 500 and not _is_away(reply):
             raise Violation(f"{self.name}: {reply} {reply.error!r}")
 
     def check(self) -> None:
-        """See `PersistentClient`."""
         for reply in [*self.replies, *self.streams]:
             self.check_reply(reply)
         for reply in self.replies:
@@ -464,7 +449,6 @@ class ModernHttp(PersistentClient):
         """See `PersistentClient`: there is no handshake."""
 
     async def once(self, method: str, params: Json) -> Answer | None:
-        """See `PersistentClient`."""
         heard = self.raw.send(method, params)
         self.replies.append(heard.reply)
         await heard.reply.until(lambda: heard.reply.ended, "the end", within=SILENCE)
@@ -515,7 +499,6 @@ class ModernHttp(PersistentClient):
 
     @property
     def is_listening(self) -> bool:
-        """See `PersistentClient`."""
         return (
             bool(self.streams)
             and not self.streams[-1].reply.ended
@@ -524,11 +507,9 @@ class ModernHttp(PersistentClient):
 
     @property
     def messages(self) -> list[Json]:
-        """See `PersistentClient`."""
         return [m for heard in self.streams if heard.is_sse for m in heard.messages]
 
     async def leave(self) -> None:
-        """See `PersistentClient`."""
         if self._listening is not None:
             if self._listening.done():
                 await self._listening
@@ -539,12 +520,10 @@ class ModernHttp(PersistentClient):
             await heard.reply.until(lambda h=heard: h.reply.ended, "the end", within=SILENCE)
 
     def check_reply(self, reply: Reply) -> None:
-        """Look for what no reply may be."""
         if reply.error is not None or (reply.status or 0) >= 500 and not _is_away(reply):
             raise Violation(f"{self.name}: {reply} {reply.error!r}")
 
     def check(self) -> None:
-        """See `PersistentClient`."""
         for reply in [*self.replies, *(heard.reply for heard in self.streams)]:
             self.check_reply(reply)
         for reply in self.replies:
@@ -566,11 +545,9 @@ class Duplex(PersistentClient):
 
     @property
     def peer(self) -> DuplexPeer:
-        """The newest connection."""
         return cast(DuplexPeer, self.peers[-1])
 
     async def connect(self) -> None:
-        """See `PersistentClient`."""
         deadline = _now() + PATIENCE
         while _now() < deadline:
             peer = self._make()
@@ -639,7 +616,6 @@ class Duplex(PersistentClient):
         return None if answer.get("error", {}).get("code") == INTERNAL else answer
 
     async def once(self, method: str, params: Json) -> Answer | None:
-        """See `PersistentClient`."""
         if self.peer.ended:
             await self.connect()
             if self.session is not None and not self.is_taken_over:
@@ -648,23 +624,19 @@ class Duplex(PersistentClient):
 
     @property
     def is_listening(self) -> bool:
-        """See `PersistentClient`."""
         return bool(self.peers) and not self.peer.ended
 
     @property
     def messages(self) -> list[Json]:
-        """See `PersistentClient`."""
         return [m for peer in self.peers for m in peer.messages]
 
     async def leave(self) -> None:
-        """See `PersistentClient`."""
         for peer in self.peers:
             await asyncio.wait_for(peer.leave(), SILENCE)
         if self._seeing is not None:
             await self._seeing
 
     def check(self) -> None:
-        """See `PersistentClient`."""
         for peer in self.peers:
             if peer.raised is not None:
                 raise Violation(f"{self.name}: its connection raised {peer.raised!r}")

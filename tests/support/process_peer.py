@@ -9,8 +9,6 @@ from tests.support.raw import at_most
 
 
 class ProcessPeer(DuplexPeer):
-    """A client of a process."""
-
     def __init__(
         self,
         process: Process,
@@ -31,7 +29,6 @@ class ProcessPeer(DuplexPeer):
         self.board.announce()
 
     async def put(self, text: str) -> None:
-        """See :class:`DuplexPeer`."""
         self._writer.write(text.encode() + b"\n")
         await self._writer.drain()
 

@@ -65,7 +65,6 @@ class KilledServer:
         }
 
     def url(self, scheme: str = "http") -> str:
-        """Where it serves."""
         return f"{scheme}://127.0.0.1:{self.port}/mcp"
 
     def start(self) -> None:

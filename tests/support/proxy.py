@@ -42,7 +42,6 @@ class Side(Enum):
 
     @property
     def other(self) -> "Side":
-        """The opposite end."""
         return Side.SERVER if self is Side.CLIENT else Side.CLIENT
 
 
@@ -273,12 +272,10 @@ class TcpProxy:
 
     @property
     def port(self) -> int:
-        """The port clients connect to."""
         assert self._listener is not None, "the proxy is used before it was entered"
         return int(self._listener.getsockname()[1])
 
     def url(self, path: str = "/mcp", *, scheme: str = "http") -> str:
-        """The URL of ``path`` through the proxy."""
         return f"{scheme}://{self.host}:{self.port}{path}"
 
     @property

@@ -54,7 +54,6 @@ class Puppet:
         self._ended = asyncio.Event()
 
     def say(self, message: Json) -> None:
-        """It writes that."""
         self.output.feed(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
 
     def say_on(self, request_id: int, message: Json) -> None:
@@ -76,11 +75,9 @@ class Puppet:
     # --- what a process is to the port --------------------------------------------------------
 
     def label(self) -> str:
-        """See `ChildProcess`."""
         return "a puppet"
 
     def write(self, line: bytes) -> None:
-        """See `ChildProcess`."""
         message = json.loads(line)
         if message.get("method") == "initialize":
             capabilities: Json = {"tools": {}, "logging": {}}
@@ -98,20 +95,16 @@ class Puppet:
         else:
             self.told.append(message)
 
-    async def room(self) -> None:
-        """See `ChildProcess`."""
+    async def room(self) -> None: ...
 
     async def stop(self) -> None:
-        """See `ChildProcess`."""
         self.kill()
 
     def kill(self) -> None:
-        """See `ChildProcess`."""
         self._ended.set()
         self.output.end()
 
     async def last_words(self) -> str:
-        """See `ChildProcess`."""
         return "it ended"
 
 
@@ -134,14 +127,11 @@ class Puppets:
 
     @property
     def living(self) -> list[Puppet]:
-        """Those that serve somebody."""
         return [each for each in self.all if each.place.living is each.child]
 
-    def run(self, room: Callable[[], int]) -> None:
-        """See `Starter`."""
+    def run(self, room: Callable[[], int]) -> None: ...
 
     async def start(self, place: Place, principal: Principal) -> Child:
-        """See `Starter`."""
         puppet = Puppet(place)
         puppet.child = self._make(cast(Any, puppet), place, 1_000_000)
         self.all.append(puppet)
@@ -150,8 +140,7 @@ class Puppets:
     def session_over(self, session_id: SessionId) -> None:
         """See `Starter`: nothing is kept here."""
 
-    async def close(self) -> None:
-        """See `Starter`."""
+    async def close(self) -> None: ...
 
 
 def owner_of(message: Json) -> str:
@@ -176,15 +165,12 @@ class PuppetCall:
     transport: str = "http"
     context: Any = None
 
-    def is_traced(self, span: object) -> None:
-        """See `Call`."""
+    def is_traced(self, span: object) -> None: ...
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """See `Call`."""
         self.heard.append({"method": method, "params": dict(params or {})})
 
     async def report(self, params: Mapping[str, Any]) -> None:
-        """See `Call`."""
         await self.notify("notifications/progress", params)
 
     async def send_request(self, asked: PeerRequest) -> Json:

@@ -47,7 +47,6 @@ class SseEvent:
 
     @property
     def id(self) -> str:
-        """Its ``id``."""
         return self.fields["id"]
 
 
@@ -79,7 +78,6 @@ class Reply:
     # --- for carriers --------------------------------------------------------------------
 
     def begin(self, status: int, headers: list[tuple[str, str]]) -> None:
-        """The status line and the headers came."""
         self.status, self.headers = status, headers
         self._board.announce()
 
@@ -99,7 +97,6 @@ class Reply:
     # --- for tests -----------------------------------------------------------------------
 
     def header(self, name: str) -> str | None:
-        """The first header of that name."""
         return next((v for n, v in self.headers if n == name), None)
 
     @property
@@ -138,7 +135,6 @@ class Reply:
 
     @property
     def comments(self) -> list[str]:
-        """The comments so far."""
         _ = self.events
         return self._comments
 
@@ -151,7 +147,6 @@ class Reply:
 
     @property
     def json(self) -> Json:
-        """The body as JSON."""
         return cast("Json", json.loads(bytes(self.body)))
 
     async def until(
@@ -245,7 +240,6 @@ class AsgiCarrier:
         self._replies: list[Reply] = []
 
     def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
-        """See :class:`Carrier`."""
         reply = Reply(f"{method} {path}")
         self._replies.append(reply)
         gone, flows = asyncio.Event(), asyncio.Event()
@@ -358,7 +352,6 @@ class SocketCarrier:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
-        """See :class:`Carrier`."""
         reply = Reply(f"{method} {path}")
         host, port = self._address
         names = {name.lower() for name, _ in headers}
@@ -473,7 +466,6 @@ class RawClient:
         *,
         headers: Mapping[str, str | None] | None = None,
     ) -> Reply:
-        """Open a stream."""
         sent = self.headers(accept="text/event-stream")
         if last_event_id is not None:
             sent["Last-Event-ID"] = last_event_id
@@ -484,7 +476,6 @@ class RawClient:
         return self.http("DELETE", _merged(self.headers(), headers))
 
     def http(self, method: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
-        """Send any HTTP request."""
         return self.carrier.send(method, self.path, list(headers.items()), body)
 
     # --- JSON-RPC ------------------------------------------------------------------------
@@ -575,24 +566,20 @@ class RawClient:
         return self.send("tools/call", call_params(tool, arguments, meta))
 
     async def text(self, tool: str, *, meta: Json | None = None, **arguments: Any) -> str:
-        """Call a tool; the text it returns."""
         return text_of(await self.call(tool, meta=meta, **arguments).result())
 
     # --- sessions ------------------------------------------------------------------------
 
     async def start(self) -> Json:
-        """``session/start``; its result."""
         return await self.result("session/start", {})
 
     async def resume(self, session_id: str, position: str | None = None) -> Json:
-        """``session/resume``; its result."""
         params: Json = {"sessionId": session_id}
         if position is not None:
             params["lastSessionEventId"] = position
         return await self.result("session/resume", params)
 
     async def end(self, session_id: str) -> Json:
-        """``session/end``; its result."""
         return await self.result("session/end", {"sessionId": session_id})
 
 
@@ -604,7 +591,6 @@ class Sent:
     reply: Reply
 
     async def answer(self) -> Json:
-        """The whole response."""
         return await self.reply.answer(self.id)
 
     async def result(self) -> Json:
@@ -614,7 +600,6 @@ class Sent:
         return cast("Json", answer["result"])
 
     async def error(self) -> Json:
-        """Its error; a result is an assertion error."""
         answer = await self.answer()
         assert "error" in answer, answer
         return cast("Json", answer["error"])
@@ -635,7 +620,6 @@ def _merged(headers: dict[str, str], other: Mapping[str, str | None] | None) -> 
 
 
 def call_params(tool: str, arguments: Json | None = None, meta: Json | None = None) -> Json:
-    """The params of a ``tools/call``."""
     params: Json = {"name": tool, "arguments": arguments or {}}
     if meta is not None:
         params["_meta"] = meta
@@ -643,7 +627,6 @@ def call_params(tool: str, arguments: Json | None = None, meta: Json | None = No
 
 
 def text_of(result: Json) -> str:
-    """The text in a tool's result."""
     return str(result["content"][0]["text"])
 
 
@@ -666,7 +649,6 @@ def uris(messages: list[Json]) -> list[str]:
 
 
 def event_ids(messages: list[Json]) -> list[str]:
-    """The ``sessionEventId`` of each."""
     return [m["params"]["sessionEventId"] for m in messages]
 
 

@@ -43,7 +43,6 @@ class Recorded:
 
     @property
     def files(self) -> int:
-        """How many files they are in."""
         return len({file for file, _ in self.functions})
 
     @property

@@ -52,8 +52,6 @@ def redis_wire() -> Generator["Wire"]:
 
 
 class _Packed(list[bytes]):
-    """A command as it is written."""
-
     answers = 1
     """How many it has."""
 
@@ -61,8 +59,6 @@ class _Packed(list[bytes]):
 
 
 class Wire:
-    """All connections of a test."""
-
     def __init__(self) -> None:
         self._connections: set[_Watched] = set()
         self._was_used = False
@@ -117,7 +113,6 @@ class Wire:
             raise ConnectionBroke("cut")
 
     def joined(self, connection: "_Watched") -> None:
-        """It is at work, or may be."""
         self._connections.add(connection)
         self.changed()
 
@@ -165,11 +160,9 @@ class _Watched:
 
     @property
     def is_connected(self) -> bool:
-        """See `Connection`."""
         return self._connection.is_connected
 
     async def connect(self) -> None:
-        """See `Connection`."""
         self.unanswered += 1
         self._wire.joined(self)
         await self._connection.connect()
@@ -177,20 +170,17 @@ class _Watched:
         self._wire.changed()
 
     async def disconnect(self, nowait: bool = False) -> None:
-        """See `Connection`."""
         self.unanswered = 0
         self._wire.left(self)
         await self._connection.disconnect(nowait=nowait)
 
     def pack_command(self, *args: Value) -> _Packed:
-        """See `Connection`."""
         packed = _Packed(self._connection.pack_command(*args))
         if args[0] in _SUBSCRIPTIONS:
             packed.answers, packed.subscribes = len(args) - 1, True
         return packed
 
     async def send_packed_command(self, command: list[bytes], check_health: bool = True) -> None:
-        """See `Connection`."""
         assert isinstance(command, _Packed)
         self._subscribes |= command.subscribes
         self.unanswered += command.answers
@@ -198,7 +188,6 @@ class _Watched:
         await self._connection.send_packed_command(command, check_health)
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
-        """See `Connection`."""
         try:
             answer = await self._connection.read_response(disable_decoding=disable_decoding)
         except ResponseError:

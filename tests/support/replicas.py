@@ -72,7 +72,6 @@ class Backplane:
         self._is_open = False
 
     def store(self) -> "SharedStore":
-        """The store as one more process has it."""
         return SharedStore(self)
 
     async def open(self, policy: SessionPolicy) -> None:
@@ -139,13 +138,11 @@ class Member:
             raise StoreUnavailable("away")
 
     async def join(self, process: str, listener: ExchangeListener) -> None:
-        """See `Exchange`."""
         await self._suspend()
         self.process, self._listener = process, listener
         self._backplane.members[process] = self
 
     async def leave(self) -> None:
-        """See `Exchange`."""
         await self._suspend()
         self._backplane.members.pop(self.process, None)
         self.watched.clear()
@@ -166,20 +163,17 @@ class Member:
         return any(member.died_at is None for member in others)
 
     async def watch(self, session_id: SessionId, stream: StreamName) -> None:
-        """See `Exchange`."""
         await self._suspend()
         self.watched.add((session_id, stream))
         await self._suspend()
 
     async def unwatch(self, session_id: SessionId, stream: StreamName) -> None:
-        """See `Exchange`."""
         await self._suspend()
         self.watched.discard((session_id, stream))
 
     async def claim(
         self, session_id: SessionId, holder: str | None, *, instead_of: str | None = None
     ) -> str | None:
-        """See `Exchange`."""
         await self._suspend()
         held = self._backplane.held
         if await self._backplane.memory.load(session_id, now=0) is None:
@@ -225,7 +219,6 @@ class SharedStore:
         return getattr(self.backplane.memory, name)
 
     async def open(self, policy: SessionPolicy) -> None:
-        """See `SessionStore`."""
         await self.backplane.open(policy)
 
     async def close(self) -> None:
@@ -294,7 +287,6 @@ class RoundRobin:
         self._turns = itertools.count()
 
     def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
-        """See `Carrier`."""
         worlds = [w for i, w in enumerate(self._replicas.worlds) if i not in self._replicas.dead]
         carrier = worlds[next(self._turns) % len(worlds)].carrier
         return carrier.send(method, path, headers, body)
@@ -302,8 +294,6 @@ class RoundRobin:
 
 @dataclass
 class Cluster:
-    """The replicas."""
-
     backplane: Backplane
     worlds: list[World]
     stores: list[SharedStore]
@@ -385,8 +375,6 @@ async def cluster(
 
 
 class _Shared:
-    """What the replicas of this run share."""
-
     is_redis = False
 
 
@@ -426,7 +414,6 @@ def user(name: str, *scopes: str) -> AuthenticatedUser:
 
 
 def numbers(messages: list[Json]) -> list[int]:
-    """The ``n`` of each."""
     return [m["params"]["n"] for m in messages]
 
 

@@ -66,7 +66,6 @@ class Heard:
     async def on_question(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult:
-        """For ``elicitation_callback``."""
         self.questions.append(params.message)
         self.board.announce()
         return types.ElicitResult(action="accept", content={"answer": "yes"})
@@ -90,15 +89,12 @@ class Heard:
         await self.board.until(look, what=lambda: f"{what}: {self}")
 
     async def outcome(self, count: int = 1) -> ResumeOutcome:
-        """The ``count``-th outcome."""
         await self.has(lambda: len(self.outcomes) >= count, f"{count} outcomes")
         return self.outcomes[count - 1]
 
 
 @dataclass
 class Connected:
-    """See `connected`."""
-
     client: Client
     transport: ResumableTransport
     app: App
@@ -108,7 +104,6 @@ class Connected:
     heard: Heard
 
     async def call(self, tool: str, **arguments: Any) -> str:
-        """The text that a tool returns."""
         return text_of(await self.client.call_tool(tool, arguments))
 
     async def change_elsewhere(self, *uris: str) -> None:
@@ -118,7 +113,6 @@ class Connected:
 
 
 def text_of(result: Any) -> str:
-    """The text of a tool's result."""
     [block] = result.content
     assert isinstance(block, types.TextContent)
     return block.text
@@ -130,7 +124,6 @@ async def subscribe(client: Client, uri: str) -> None:
 
 
 def app_of(kind: Any = "mcpserver") -> tuple[App, SessionLayer]:
-    """A fresh app under a layer."""
     app = make_app(kind)
     layer = SessionLayer(app.server)
     app.publish = layer.notify_resource_updated
@@ -141,7 +134,6 @@ def app_of(kind: Any = "mcpserver") -> tuple[App, SessionLayer]:
 def serving(
     made: tuple[App, SessionLayer] | None = None, *, port: int = 0
 ) -> Generator[tuple[App, SessionLayer, RunningServer]]:
-    """A server with sessions."""
     app, layer = made or app_of()
     with serve(layer.asgi_app(), port=port) as server:
         yield app, layer, server

@@ -54,37 +54,31 @@ class Exchange:
 
     @property
     def params(self) -> Json:
-        """The params."""
         params: Json = self.message.get("params") or {}
         return params
 
     @property
     def meta(self) -> Json:
-        """The ``_meta`` of the params."""
         meta: Json = self.params.get("_meta") or {}
         return meta
 
     def respond(
         self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> None:
-        """Answer with a body."""
         self.answered = True
         fields = {"Content-Length": str(len(body)), **(headers or {})}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self.writer.write(f"HTTP/1.1 {status} Scripted\r\n{head}\r\n".encode() + body)
 
     def json(self, body: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        """Answer with JSON."""
         fields = {"Content-Type": "application/json", **(headers or {})}
         self.respond(status, json.dumps(body).encode(), fields)
 
     def result(self, result: Json, headers: Mapping[str, str] | None = None) -> None:
-        """Answer with a result."""
         body = {"jsonrpc": "2.0", "id": self.message["id"], "result": result}
         self.json(body, headers=headers)
 
     def error(self, code: int, text: str, status: int = 200, data: Any = None) -> None:
-        """Answer with an error."""
         error = {"code": code, "message": text, "data": data}
         self.json({"jsonrpc": "2.0", "id": self.message["id"], "error": error}, status)
 
@@ -102,11 +96,9 @@ class Exchange:
         self.writer.write(f"{len(block):x}\r\n".encode() + block + b"\r\n")
 
     def end(self) -> None:
-        """End the stream, in order."""
         self.writer.write(b"0\r\n\r\n")
 
     def reset(self) -> None:
-        """Break the connection."""
         self.answered = True
         sock: socket.socket = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -117,19 +109,15 @@ Entry = Callable[[Exchange], Awaitable[None] | None]
 
 
 def status(code: int, body: bytes = b"", **headers: str) -> Entry:
-    """Answer with a bare status."""
     return lambda exchange: exchange.respond(code, body, headers)
 
 
 def never(exchange: Exchange) -> None:
-    """Do not answer, ever."""
     exchange.answered = True
 
 
 @dataclass
 class ScriptedServer:
-    """See the module."""
-
     script: dict[str, Entry] = field(default_factory=dict[str, Entry])
     """Method, or ``GET``, ``DELETE`` or ``*`` (asked first, may leave it) → what to do."""
 
@@ -165,13 +153,11 @@ class ScriptedServer:
         await asyncio.sleep(0)
 
     def url(self) -> str:
-        """Where it listens."""
         assert self._server is not None
         port: int = self._server.sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{port}/mcp"
 
     def asked(self, method: str) -> list[Exchange]:
-        """What was asked by that method, so far."""
         return [
             exchange for exchange in self.requests if method in (exchange.method, exchange.verb)
         ]
@@ -261,7 +247,6 @@ def named(exchange: Exchange) -> str:
 
 
 def tool_result(text: str, *, is_error: bool = False, meta: Json | None = None) -> Json:
-    """A tool's result."""
     result: Json = {"content": [{"type": "text", "text": text}], "isError": is_error}
     if meta is not None:
         result["_meta"] = meta

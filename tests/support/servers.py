@@ -33,7 +33,6 @@ class RunningServer:
         self._portal = portal
 
     def url(self, path: str = "/mcp", *, scheme: str = "http") -> str:
-        """The URL of ``path`` on this server."""
         return f"{scheme}://{self.host}:{self.port}{path}"
 
     async def call(
@@ -63,7 +62,6 @@ class _Server(uvicorn.Server):
         self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
         await super().startup(sockets=sockets)
         self.has_started.set_result(None)
 

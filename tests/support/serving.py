@@ -63,7 +63,6 @@ def read_lines(process: subprocess.Popen[str], count: int) -> str:
 
 
 def initialize(url: str) -> dict[str, object]:
-    """The result of ``initialize``."""
     request = urllib.request.Request(
         url,
         data=json.dumps(INITIALIZE).encode(),

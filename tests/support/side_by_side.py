@@ -73,7 +73,6 @@ _ADDED = re.compile(
 
 
 def _without_ours(body: bytes) -> bytes:
-    """The body without what we add to it."""
     if EXTENSION.encode() not in body:
         return _ADDED.sub(b"", body)
     message = cast("Json", json.loads(body))

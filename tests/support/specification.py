@@ -23,7 +23,6 @@ Json = dict[str, Any]
 
 
 def read(path: Path) -> Any:
-    """The JSON in a file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -51,8 +50,6 @@ def faults(schema: str, message: Any) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One message of ``spec/examples``."""
-
     file: str
     number: int
     schema: str
@@ -62,7 +59,6 @@ class Example:
 
 
 def examples() -> Iterator[Example]:
-    """Every example."""
     for path in sorted(EXAMPLES.glob("*.json")):
         for number, entry in enumerate(read(path)["messages"], 1):
             yield Example(path.name, number, entry["schema"], entry["message"], entry.get("why"))

@@ -43,13 +43,11 @@ async def work(ctx: Context[Any, Any]) -> str:
 
 
 def up() -> None:
-    """Connections are taken."""
     sys.stderr.write("up\n")
     sys.stderr.flush()
 
 
 def main() -> None:
-    """Serve."""
     mode, *rest = sys.argv[1:]
     layer = SessionLayer(server, policy=SessionPolicy(max_message=20_000, reconnect_spread=5))
     port = int(rest[0]) if rest else None

@@ -38,10 +38,7 @@ audited: list[list[Any]] = []
 
 
 class Kept(logging.Handler):
-    """Keeps what the audit says."""
-
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
         members = vars(record)
         if members.get("mcp.method.name") == "tools/call":
             audited.append([members["mcp_sessions.session"], members["trace_id"]])
@@ -121,7 +118,6 @@ async def command() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do it, and print what was seen."""
     bare = sys.argv[1:] == ["bare"]
     tells = {"failing": failing, "conversation": conversation, "command": command}
     tell = tells.get(" ".join(sys.argv[1:]), story)

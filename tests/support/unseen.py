@@ -34,8 +34,6 @@ MARKER = "fails_in_background"
 
 
 class Unseen:
-    """The plugin."""
-
     def __init__(self) -> None:
         self._told: list[str] = []
         self._closing = False

@@ -21,13 +21,10 @@ from tests.support.apps import App
 
 
 class ListEventStore(EventStore):
-    """All events of all streams, in a list."""
-
     def __init__(self) -> None:
         self._events: list[tuple[str, JSONRPCMessage | None]] = []
 
     async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
-        """The event's place in the list is its id."""
         self._events.append((stream_id, message))
         return str(len(self._events))
 

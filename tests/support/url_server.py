@@ -181,7 +181,6 @@ class UrlServer:
             await answer.piece(b"", more=False)
 
     async def tool(self, request: Request, message: Json, session: str, answer: "_Answer") -> None:
-        """Answer a call as its tool does."""
         name = message["params"]["name"]
         self.calls.append(name)
         match name:
@@ -311,43 +310,35 @@ async def _gone(request: Request) -> None:
 
 
 class _Answer:
-    """The response to one request."""
-
     def __init__(self, send: Send) -> None:
         self._send = send
 
     async def begin(self, status: int, kind: str, headers: dict[str, str] | None = None) -> None:
-        """Its head."""
         fields = {"content-type": kind, **(headers or {})}
         start: Message = {"type": "http.response.start", "status": status}
         start["headers"] = [(name.encode(), value.encode()) for name, value in fields.items()]
         await self._send(start)
 
     async def piece(self, body: bytes, *, more: bool = True) -> None:
-        """A piece of its body."""
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def whole(
         self, status: int, message: Json | None, headers: dict[str, str] | None = None
     ) -> None:
-        """All of it."""
         await self.begin(status, "application/json", headers)
         await self.piece(json.dumps(message).encode() if message is not None else b"", more=False)
 
     async def result(
         self, message: Json, value: Json, headers: dict[str, str] | None = None
     ) -> None:
-        """A result."""
         await self.whole(200, result(message, value), headers)
 
 
 def result(message: Json, value: Json) -> Json:
-    """The answer to a request."""
     return {"jsonrpc": "2.0", "id": message["id"], "result": value}
 
 
 def event(message: Json) -> bytes:
-    """A message as a server-sent event."""
     return b"event: message\ndata: " + json.dumps(message).encode() + b"\n\n"
 
 

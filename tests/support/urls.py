@@ -47,6 +47,5 @@ async def stock_url(
 
 @asynccontextmanager
 async def stock_server(box: Toolbox | None = None, **options: Any) -> AsyncGenerator[HTTPServer]:
-    """The same as a server for a layer; options as of `HTTPServer`."""
     async with stock_url(box) as url:
         yield HTTPServer(url, **options)

@@ -49,8 +49,6 @@ class _JumpingSelector(selectors.DefaultSelector):  # pyright: ignore[reportGene
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """The loop."""
-
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)

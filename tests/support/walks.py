@@ -47,7 +47,6 @@ async def handshake_call(
 
 @asynccontextmanager
 async def modern_call(*, session: bool = False, key: bool = False) -> AsyncGenerator[Once]:
-    """The same of the 2026-07-28 era."""
     async with world(store=STORES["memory"]()) as w:
         client = ModernClient(w.carrier)
         named = str((await client.start())["sessionId"]) if session else None

@@ -83,7 +83,6 @@ class Wire:
         self._exchanges: list[Exchange] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -122,7 +121,6 @@ class Wire:
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """All exchanges, oldest first."""
         return tuple(self._exchanges)
 
     def since(self, number: int) -> tuple[Exchange, ...]:

@@ -60,7 +60,6 @@ class Clock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Time passes."""
         self.now += seconds
 
 
@@ -122,7 +121,6 @@ class Toolbox:
         )
 
     def gate(self, name: str) -> Gate:
-        """The gate of that name."""
         return self._gates.setdefault(name, Gate())
 
     async def _echo(self, ctx: Ctx, arguments: Json) -> str:
@@ -223,7 +221,6 @@ class World:
         return RawClient(self.carrier, **options)
 
     async def connected(self, **options: Any) -> RawClient:
-        """A client after its handshake."""
         client = self.client(**options)
         await client.initialize()
         return client
@@ -234,12 +231,10 @@ class World:
 
     @property
     def layer_app(self) -> Any:
-        """The ASGI app."""
         return self.carrier._app  # pyright: ignore[reportPrivateUsage]
 
     @property
     def inside(self) -> Assembly:
-        """The parts of the layer."""
         return inside(self.layer)
 
     async def expire(self) -> int:

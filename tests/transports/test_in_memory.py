@@ -20,8 +20,6 @@ ERAS = ["auto", "legacy"]
 
 
 class Name(BaseModel):
-    """What is asked for."""
-
     name: str
 
 
@@ -64,7 +62,6 @@ def server(started: asyncio.Event | None = None) -> MCPServer[Any]:
 
 
 async def result(client: Client, tool: str, **arguments: Any) -> Any:
-    """Of a tool that does not fail."""
     answer = await client.call_tool(tool, arguments)
     assert not answer.is_error, answer.content
     assert answer.structured_content is not None

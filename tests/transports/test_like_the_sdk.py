@@ -51,12 +51,10 @@ def rpc(**members: Any) -> Case:
 
 
 def call(tool: str, **arguments: Any) -> Case:
-    """A tool call."""
     return rpc(id=7, method="tools/call", params=call_params(tool, arguments))
 
 
 def raw(body: bytes) -> Case:
-    """A POST of any bytes."""
     return Case(body=body)
 
 
@@ -66,7 +64,6 @@ def headed(**headers: str | None) -> Case:
 
 
 def got(**headers: str | None) -> Case:
-    """A GET with other headers."""
     return Case("GET", b"", {name.replace("_", "-"): value for name, value in headers.items()})
 
 
@@ -295,7 +292,6 @@ async def client_of(app: ASGIApp, stack: AsyncExitStack) -> RawClient:
 
 
 async def answer(client: RawClient, case: Case) -> Json:
-    """What a client can tell of the answer to a request."""
     headers: dict[str, str | None] = {
         **client.headers(),
         "Content-Type": "application/json",

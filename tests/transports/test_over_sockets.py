@@ -46,13 +46,11 @@ class Site:
         self.box = box
 
     async def notify(self, uri: str) -> None:
-        """A resource changed."""
         await self.server.call(self.layer.notify_resource_updated, uri)
 
 
 @pytest.fixture(scope="module")
 def site() -> Generator[Site]:
-    """One server for the module."""
     box = Toolbox()
 
     async def flood(ctx: Ctx, arguments: Json) -> str:
@@ -80,7 +78,6 @@ def site() -> Generator[Site]:
 async def carrier_to(
     host: str, port: int, *, receive_buffer: int | None = None
 ) -> AsyncGenerator[SocketCarrier]:
-    """Sockets to a server."""
     carrier = SocketCarrier(host, port, receive_buffer=receive_buffer)
     try:
         yield carrier
@@ -91,7 +88,6 @@ async def carrier_to(
 
 @asynccontextmanager
 async def direct(site: Site, *, receive_buffer: int | None = None) -> AsyncGenerator[SocketCarrier]:
-    """Sockets to the site."""
     server = site.server
     async with carrier_to(server.host, server.port, receive_buffer=receive_buffer) as carrier:
         yield carrier

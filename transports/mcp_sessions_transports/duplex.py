@@ -224,7 +224,6 @@ class DuplexTransport:
             self.outbox.push(listen.last(error))
 
     def has_listen(self, request_id: object) -> bool:
-        """Whether the request with that id is an open listen."""
         return any(request_id == listen.request_id for listen in self._listens.values())
 
     def cancels(self, notification: Message) -> bool:
@@ -270,8 +269,6 @@ class DuplexTransport:
 
 
 class DuplexConnection:
-    """One such connection, and what its client says on it."""
-
     def __init__(
         self,
         kind: str,

@@ -18,8 +18,6 @@ from mcp_sessions.stores.records import SessionRecord
 
 @dataclass(frozen=True, slots=True)
 class DuplexListen:
-    """One that is open."""
-
     request_id: RequestId
     _wanted: Filter
     _record: SessionRecord

@@ -152,7 +152,6 @@ class Outbox:
             self._cut.set_result(None)
 
     async def until_cut(self) -> None:
-        """Wait until it was cut."""
         await asyncio.shield(self._cut)
 
     async def drain(self) -> None:

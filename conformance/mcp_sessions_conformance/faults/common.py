@@ -28,7 +28,6 @@ def meta_of(message: Json) -> Json:
 
 
 def named(message: Json) -> str | None:
-    """The session that a message names."""
     return as_object(meta_of(message).get(SESSION)).get("sessionId")
 
 
@@ -51,12 +50,10 @@ def text_of(message: Json) -> str:
 
 
 def is_event(message: Json) -> bool:
-    """Whether it is a session event."""
     return "method" in message and "sessionEventId" in params_of(message)
 
 
 def code_of(message: Json) -> int | None:
-    """The code of an error."""
     return as_object(message.get("error")).get("code")
 
 

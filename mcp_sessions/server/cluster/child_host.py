@@ -182,7 +182,6 @@ class ChildHost:
                 )
 
     def has(self, session_id: SessionId) -> bool:
-        """Whether a session has a child here."""
         return session_id in self._children.held
 
     async def drain(self, grace: float) -> None:

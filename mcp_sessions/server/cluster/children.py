@@ -101,7 +101,6 @@ class _Ask:
             self.answers_size -= size
 
     def waiting(self, question: str) -> tuple[ChildSaid, int] | None:
-        """A question that is to be asked, if it still waits for that."""
         return next((each for each in self.said if each[0].question == question), None)
 
     def withdraw(self, question: str) -> None:

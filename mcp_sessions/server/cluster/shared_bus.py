@@ -39,8 +39,6 @@ _Key = tuple[SessionId, StreamName]
 
 
 class SharedBus(ClusterBus):
-    """The :class:`ClusterBus` of one of several."""
-
     is_shared = True
 
     def __init__(self, store: SessionStore, exchange: Exchange, process: str) -> None:

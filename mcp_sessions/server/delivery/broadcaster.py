@@ -62,8 +62,6 @@ _HEARD = 1_000
 
 @dataclass(eq=False, repr=False)
 class ChangeBroadcaster:
-    """Tells what was announced."""
-
     _store: SessionStore
     _connections: ConnectionRegistry
     _attachments: Attachments

@@ -40,7 +40,6 @@ class ConnectionRegistry:
         self._used_on: dict[SessionId, dict[ClientConnection, None]] = {}
 
     def add(self, connection: ClientConnection) -> None:
-        """A connection is there."""
         self._connections[connection.id] = connection
         self.in_use(connection)
 
@@ -54,7 +53,6 @@ class ConnectionRegistry:
         return self._in_use_at.get(connection.id, 0)
 
     def local(self, connection_id: ConnectionId) -> ClientConnection | None:
-        """A connection of this process."""
         return self._connections.get(connection_id)
 
     def all(self) -> list[ClientConnection]:

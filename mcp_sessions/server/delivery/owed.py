@@ -66,7 +66,6 @@ class Owed:
             self._work_on()
 
     def owe(self, name: Hashable, write: Write) -> None:
-        """Do a write in the background."""
         self._writes[name] = write
         self._work_on()
 

@@ -40,8 +40,6 @@ _SAME_MOMENT = 1.0
 
 
 class OpenStream(Protocol):
-    """A GET stream while it is open."""
-
     @property
     def last(self) -> str:
         """The id of the last event that was handed over."""
@@ -194,7 +192,6 @@ class StoredConnection(ClientConnection):
         await self._store.set_current(self.session_id, current)
 
     def saw(self, record: SessionRecord) -> None:
-        """Its session was admitted, and this is the record."""
         self._current = record.current
 
     @property

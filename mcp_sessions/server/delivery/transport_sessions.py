@@ -32,8 +32,6 @@ from mcp_sessions.stores.records import Mode, SessionRecord
 
 @dataclass(slots=True, eq=False, repr=False)
 class TransportSessions:
-    """Those of one server."""
-
     _store: SessionStore
     _connections: ConnectionRegistry
     _attachments: Attachments

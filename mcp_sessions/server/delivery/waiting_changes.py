@@ -164,7 +164,6 @@ class WaitingChanges:
         return self._away is not None
 
     def answered(self) -> None:
-        """The store answered."""
         self._away = None
 
     @property

@@ -42,7 +42,6 @@ class History:
         self._made: StoreMade | None = None
 
     def started(self, record: SessionRecord) -> None:
-        """A session started."""
         metrics.session_made(record.mode.value)
         name = digest(record.session_id)
         logger.info("session %s started (%s)", name, record.mode.value)

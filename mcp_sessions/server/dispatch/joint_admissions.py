@@ -28,8 +28,6 @@ _OTHERWISE = SESSION_METHODS | {"initialize", "ping"}
 
 @dataclass(slots=True, eq=False, repr=False)
 class JointAdmissions:
-    """Makes the joint admissions of one server."""
-
     _connections: ConnectionRegistry
     _runner: RequestRunner
     _idempotency: Idempotency

@@ -24,9 +24,7 @@ class Route(Protocol):
     """Reading of a request's envelope by the rules."""
 
     @property
-    def protocol_version(self) -> str:
-        """Return the protocol version of the request."""
-        ...
+    def protocol_version(self) -> str: ...
 
     @property
     def client_capabilities(self) -> Any:

@@ -41,7 +41,6 @@ T = TypeVar("T")
 
 
 def packed(value: Any) -> bytes:
-    """``value`` as JSON."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -341,7 +340,6 @@ def _stored_event(
 def event_of(
     log_epoch: LogEpoch, number: int, payload: bytes, at: float, key: str | None, origin: str | None
 ) -> LoggedEvent:
-    """One event of a log."""
     source = SessionId(origin) if origin is not None else None
     event_id = Position(log_epoch, number).event_id()
     own = (source, key) if key is not None else None

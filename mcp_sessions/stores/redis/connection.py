@@ -50,25 +50,17 @@ class Connection(Protocol):
     """The part of redis-py's connection that is used here."""
 
     @property
-    def is_connected(self) -> bool:
-        """Whether there is a socket."""
-        ...
+    def is_connected(self) -> bool: ...
 
-    async def connect(self) -> None:
-        """Connect and authenticate."""
-        ...
+    async def connect(self) -> None: ...
 
-    async def disconnect(self, nowait: bool = False) -> None:
-        """Close."""
-        ...
+    async def disconnect(self, nowait: bool = False) -> None: ...
 
-    def pack_command(self, *args: Value) -> list[bytes]:
-        """A command as it is written."""
-        ...
+    def pack_command(self, *args: Value) -> list[bytes]: ...
 
-    async def send_packed_command(self, command: list[bytes], check_health: bool = True) -> None:
-        """Write."""
-        ...
+    async def send_packed_command(
+        self, command: list[bytes], check_health: bool = True
+    ) -> None: ...
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
         """The next answer."""
@@ -151,7 +143,6 @@ class Writes:
 
     @property
     def any(self) -> bool:
-        """Whether there are any."""
         return bool(self._tasks)
 
     def abandon(self) -> None:

@@ -81,7 +81,6 @@ class RecordCache:
                 self._write({oldest: entry.record.expires_at})
 
     def known(self, session_id: SessionId) -> SessionRecord | None:
-        """The record, if it is in memory."""
         entry = self._entries.get(session_id)
         return entry.record if entry is not None else None
 
@@ -129,7 +128,6 @@ class RecordCache:
         }
 
     def were_written(self, deadlines: Mapping[SessionId, float]) -> None:
-        """The file has these."""
         for session_id, deadline in deadlines.items():
             entry = self._entries.get(session_id)
             if entry is not None:

@@ -48,7 +48,6 @@ class CommitBudget:
         return True
 
     def end(self) -> None:
-        """It is over."""
         now = monotonic()
         took = now - self._began
         self._spent += took

@@ -167,7 +167,6 @@ def _known(
     outcome: bytes | None,
     scopes: bytes,
 ) -> KeyedRequest:
-    """A row of ``keys``."""
     if finished is None:
         state = KeyState.RUNNING
     else:

@@ -30,8 +30,6 @@ _LAST_NUMBER = 10**NUMBER_WIDTH - 1
 
 @dataclass(slots=True)
 class LogRow:
-    """One row of ``logs``."""
-
     log: int
     log_epoch: LogEpoch
     head: int

@@ -324,7 +324,6 @@ def _subscriptions(tx: Transaction, sid: int) -> set[str]:
 
 
 def stored_attachment(connection_id: str | bytes | None, fencing_epoch: int) -> Attachment | None:
-    """Return the attachment of a session from its row."""
     connection = ConnectionId(text_of(connection_id)) if connection_id is not None else None
     return attachment_of(connection, FencingEpoch(fencing_epoch))
 

@@ -86,7 +86,6 @@ def liberties() -> list[Violation]:
 
 
 def load() -> list[Violation]:
-    """All of them."""
     entries = json.loads(LIST.read_text("utf-8"))
     return [
         Violation(

@@ -68,7 +68,6 @@ def base(node: str, home: Path) -> Path:
 
 
 def built(violation: Violation, node: str, home: Path) -> Path:
-    """The server with that violation."""
     target = home / violation.name
     shutil.copytree(home / "base", target, symlinks=True)
     texts = violation.edited()
@@ -166,7 +165,6 @@ async def play(violations: list[Violation], asked: argparse.Namespace) -> list[V
 
 
 def main() -> None:
-    """Play those that are named, or all."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", action="append", default=[], help="a vector or clause to play")

@@ -19,12 +19,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "replicas.md"
 
 
 class Backend(BaseHTTPRequestHandler):
-    """Says which one it is."""
-
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        """Answer with the port."""
         self.rfile.read(int(self.headers["Content-Length"]))
         body = str(self.connection.getsockname()[1]).encode()
         self.send_response(200)
@@ -34,12 +31,10 @@ class Backend(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing is logged."""
+    def log_message(self, format: str, *args: object) -> None: ...
 
 
 def documented(configuration: str) -> str:
-    """A configuration, changed as the page says."""
     maps, line = re.findall(r"```nginx\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     assert configuration.count("upstream mcp {\n") == 1
     return configuration.replace("upstream mcp {\n", f"{maps}upstream mcp {{\n{line}")

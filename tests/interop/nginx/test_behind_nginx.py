@@ -62,7 +62,6 @@ def proxied(
 
 
 def post(client: httpx.Client, url: str, message: dict[str, Any], session: str | None) -> Any:
-    """Send one message; the response."""
     headers = {**ACCEPT, **({"Mcp-Session-Id": session} if session else {})}
     return client.post(url, json={"jsonrpc": "2.0", **message}, headers=headers)
 
@@ -81,7 +80,6 @@ def connect(client: httpx.Client, url: str) -> str:
 
 
 def call(client: httpx.Client, url: str, session: str, tool: str, **arguments: str) -> Any:
-    """Call a tool; its result."""
     params = {"name": tool, "arguments": arguments}
     message = {"id": 7, "method": "tools/call", "params": params}
     return post(client, url, message, session).json()["result"]

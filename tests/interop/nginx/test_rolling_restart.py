@@ -142,7 +142,6 @@ class Tally:
         return f"{kind} {number}", 0.5 if number % 10 == 0 else 0.0
 
     def answered(self, kind: str, begun: float) -> None:
-        """One more."""
         self.calls[kind] += 1
         self.slowest[kind] = max(self.slowest.get(kind, 0), time.monotonic() - begun)
 

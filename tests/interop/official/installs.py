@@ -29,8 +29,6 @@ EXAMPLE = "examples/servers/everything-server/"
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """Where everything is."""
-
     node: Path
     modules: Path
     """``node_modules``, with the suites under the names that ``package.json`` gives them."""

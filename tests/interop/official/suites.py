@@ -93,8 +93,6 @@ class CheckName:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the suite says of one check."""
-
     status: str
     message: str
     details: str

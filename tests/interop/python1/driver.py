@@ -33,20 +33,15 @@ from pydantic import BaseModel, ConfigDict
 
 
 class AnyResult(BaseModel):
-    """A result of any shape."""
-
     model_config = ConfigDict(extra="allow")
 
 
 class AnyRequest(BaseModel):
-    """A request of any method."""
-
     method: str
     params: dict[str, Any] | None = None
 
 
 def emit(line: dict[str, Any]) -> None:
-    """Write one line to the other end."""
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
@@ -71,7 +66,6 @@ class Driven:
             self._task.result()
 
     async def close(self) -> None:
-        """Leave the client."""
         self._stop.set()
         await self._task
 
@@ -155,13 +149,11 @@ async def connect(command: dict[str, Any], make: type[Driven]) -> Any:
 
 
 async def close(command: dict[str, Any]) -> Any:
-    """Close a client."""
     await clients.pop(command["client"]).close()
     return {}
 
 
 async def call(driven: Driven, command: dict[str, Any]) -> Any:
-    """Call a tool."""
     key = command["key"]
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:

@@ -15,11 +15,8 @@ from mcp.client.websocket import websocket_client
 
 
 class OverWebSocket(driver.Driven):
-    """One client on a WebSocket."""
-
     @asynccontextmanager
     async def transport(self, command: dict[str, Any]) -> AsyncGenerator[tuple[Any, Any]]:
-        """See `driver.Driven`."""
         self.get_session_id = lambda: None
         async with websocket_client(command["url"]) as (read, write):
             yield read, write

@@ -11,8 +11,6 @@ from typing import Any, cast
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The differences that are meant."""
-
     version: str
     """Of the distribution whose tests these are."""
 
@@ -28,8 +26,6 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one test."""
-
     outcome: str
     """``passed``, ``failed``, ``skipped``, or ``error``: it could not be collected."""
 

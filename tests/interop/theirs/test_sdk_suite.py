@@ -20,13 +20,11 @@ LEGS = ("sdk", "resumable-http", "resumable-ws", "resumable-stdio")
 
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
-    """What is expected."""
     return read(HERE / "expected" / "sdk.toml")
 
 
 @pytest.fixture(scope="module")
 def installed(manifest: Manifest) -> Installed:
-    """The SDK's tests, and who runs them."""
     return install("mcp", manifest.version)
 
 

@@ -41,23 +41,19 @@ class Bus:
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def tell(self, message: object, *, to: str | None = None) -> None:
-        """See `ClusterBus`."""
         self.told.append(message)
 
     async def send(self, message: object, *, to: str | None = None) -> bool:
-        """See `ClusterBus`."""
         await self.tell(message, to=to)
         return True
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """See `ClusterBus`."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
 
     async def is_alive(self, process: str) -> bool:
-        """See `ClusterBus`."""
         return True
 
 
@@ -73,12 +69,10 @@ class Client:
         self.asked: list[Any] = []
 
     async def report(self, params: Mapping[str, Any]) -> None:
-        """See `Call`."""
         await self.takes.wait()
         self.heard.append(params["progress"])
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        """See `Call`."""
         self.asked.append((asked.params or {})["n"])
         await self.answers.wait()
         return {"size": "x" * (asked.params or {}).get("size", 0)}
@@ -104,7 +98,6 @@ class Link:
         return message.ask
 
     def says(self, ask: str, method: str | None, question: str | None = None, **said: Any) -> None:
-        """The child says that."""
         message = ChildSaid(ask=ask, question=question, method=method, params=said)
         self.elsewhere.said(THERE, message)
 

@@ -33,8 +33,6 @@ def anyio_backend() -> Backend:
 
 @dataclass
 class Shared:
-    """A server on a store that can be away."""
-
     world: World
     store: SharedStore
 
@@ -84,7 +82,6 @@ class Shared:
 
 @asynccontextmanager
 async def shared(**limits: Any) -> AsyncGenerator[Shared]:
-    """A server on a store that can be away."""
     backplane = Backplane()
     store = backplane.store()
     async with world(store=cast("SessionStore", store), **limits) as w:

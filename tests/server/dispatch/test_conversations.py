@@ -61,7 +61,6 @@ async def result(
 
 
 async def text(carrier: Carrier, era: Era, rule: Rule, key: object, tool: str = "count") -> str:
-    """What that call answers."""
     return str((await result(carrier, era, rule, key, tool))["content"][0]["text"])
 
 

@@ -46,7 +46,6 @@ def reasons(stream: Reply) -> list[str]:
 
 
 def heard(stream: Reply) -> list[str]:
-    """The resources that a stream told of."""
     return [uri for uri in uris(stream.messages) if uri.startswith("note://")]
 
 

@@ -56,13 +56,11 @@ async def sent(
 
 
 async def call(carrier: Carrier, era: Era, meta: Json | None = None, **arguments: Any) -> Json:
-    """A call of ``count``."""
     params = {"name": "count", "arguments": arguments}
     return await sent(carrier, era, "tools/call", params, meta)
 
 
 def text(result: Json) -> str:
-    """What the tool said."""
     return str(result["content"][0]["text"])
 
 
@@ -317,8 +315,6 @@ async def test_a_handle_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Total(BaseModel, extra="forbid"):
-    """What a tool returns that says what it returns."""
-
     total: int
 
 
@@ -383,7 +379,6 @@ def lowlevel(*listed: types.Tool) -> Server[Any]:
 
 
 def tool(name: str, schema: Json, output: Json | None = None) -> types.Tool:
-    """A tool of that schema."""
     return types.Tool(name=name, input_schema=schema, output_schema=output)
 
 

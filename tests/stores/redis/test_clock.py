@@ -27,8 +27,6 @@ KEY = KeyUse(RequestKey("key"), b"digest", "process-1")
 
 
 class Clock:
-    """One that somebody sets."""
-
     def __init__(self, ahead: float = 0) -> None:
         self.ahead = ahead
 
@@ -38,7 +36,6 @@ class Clock:
 
 @asynccontextmanager
 async def process(own: str, clock: Clock) -> AsyncGenerator[RedisStore]:
-    """A store as a process with that clock has it."""
     store = RedisStore(shared_redis().url, namespace=own, clock=clock)
     await store.open(SessionPolicy(idle_timeout=1_000, request_key_lifetime=1_000, max_age=1_000))
     try:

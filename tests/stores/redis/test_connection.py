@@ -25,15 +25,14 @@ class FakeConnection:
         self.is_connected = True
 
     async def disconnect(self, nowait: bool = False) -> None:
-        """Close."""
         self.is_connected = False
 
     def pack_command(self, *args: object) -> list[bytes]:
-        """Nobody reads it."""
         return []
 
-    async def send_packed_command(self, command: list[bytes], check_health: bool = True) -> None:
-        """Take it."""
+    async def send_packed_command(
+        self, command: list[bytes], check_health: bool = True
+    ) -> None: ...
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
         """Nothing comes but what goes wrong."""

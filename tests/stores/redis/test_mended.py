@@ -57,7 +57,6 @@ def key_use(name: str, run: str = "run") -> KeyUse:
 
 
 async def used(store: RedisStore, uri: str = URI) -> SessionId:
-    """A session that has a key of each kind."""
     peer = Peer("2025-11-25", {"clientInfo": {"name": "client"}})
     of = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=peer, now=NOW)).session_id
     for stream in (EVENTS, GET_STREAM, RESPONSE):
@@ -80,7 +79,6 @@ async def used(store: RedisStore, uri: str = URI) -> SessionId:
 
 
 async def damaged(store: RedisStore, key: str, how: str) -> None:
-    """Do to a key what another program may."""
     if how in TYPES or how == "nothing":
         await asked(store, "DEL", key)
     if how in TYPES:
@@ -108,7 +106,6 @@ async def written(store: RedisStore, key: str, value: bytes) -> None:
 
 
 def calls(store: RedisStore, of: SessionId) -> list[tuple[str, Callable[[], Awaitable[Any]]]]:
-    """What a store is asked of one session."""
     return [
         ("load", lambda: store.load(of, now=NOW)),
         ("admit", lambda: store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW)),

@@ -35,15 +35,12 @@ class FakeConnection:
         self.is_connected = False
 
     async def connect(self) -> None:
-        """It does."""
         self.is_connected = True
 
     async def disconnect(self, nowait: bool = False) -> None:
-        """Close."""
         self.is_connected = False
 
     def pack_command(self, *args: Any) -> list[Any]:
-        """Its words."""
         return list(args)
 
     async def send_packed_command(self, command: list[Any], check_health: bool = True) -> None:
@@ -67,7 +64,6 @@ class FakeLink:
     counts_listeners = True
 
     async def call(self, *args: object) -> Any:
-        """See `Sender`."""
         return 1
 
 
@@ -76,19 +72,15 @@ class Deaf:
 
     def on_event(
         self, session_id: SessionId, stream: str, event: object, attachment: Attachment | None
-    ) -> None:
-        """See `ExchangeListener`."""
+    ) -> None: ...
 
-    def on_message(self, message: bytes) -> None:
-        """See `ExchangeListener`."""
+    def on_message(self, message: bytes) -> None: ...
 
-    def on_gap(self) -> None:
-        """See `ExchangeListener`."""
+    def on_gap(self) -> None: ...
 
 
 @asynccontextmanager
 async def joined() -> AsyncGenerator[tuple[RedisExchange, list[FakeConnection]]]:
-    """An exchange that has joined, and the connections that it made."""
     connections: list[FakeConnection] = []
 
     def make() -> Connection:

@@ -91,7 +91,6 @@ class Deaf:
 
 
 async def use_everything(store: RedisStore, mode: Mode = Mode.PROTOCOL) -> SessionId:
-    """A session that has a key of each kind."""
     peer = Peer("2025-11-25", {"clientInfo": {"name": "client"}})
     session_id = (await store.create(mode, ANONYMOUS, peer=peer, now=NOW)).session_id
     for stream in (EVENTS, GET_STREAM):
@@ -435,12 +434,10 @@ async def test_who_ended_a_session_hears_so_although_its_place_could_not_be_give
 
 
 async def ids(store: RedisStore, session_ids: Sequence[SessionId]) -> list[SessionId]:
-    """Of these sessions, those that are there."""
     return [each for each in session_ids if await store.load(each, now=NOW) is not None]
 
 
 def store_key(store: RedisStore, session_id: SessionId) -> str:
-    """The key of a session's hash."""
     return store._key(session_id)  # pyright: ignore[reportPrivateUsage]
 
 

@@ -82,7 +82,6 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 @contextmanager
 def suspended(server: RedisServer) -> Generator[None]:
-    """The server answers nothing."""
     server.suspend()
     try:
         yield
@@ -109,8 +108,6 @@ async def back(store: RedisStore, session_id: SessionId) -> None:
 
 
 class Heard:
-    """What an exchange told."""
-
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.gaps = 0

@@ -25,7 +25,6 @@ POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)
 async def opened(
     path: Path, durability: Durability = "normal", policy: SessionPolicy = POLICY
 ) -> AsyncGenerator[SQLiteStore]:
-    """The store in a file, open."""
     store = SQLiteStore(path, durability)
     await store.open(policy)
     try:
@@ -37,7 +36,6 @@ async def opened(
 async def new(
     store: SQLiteStore, mode: Mode = Mode.PROTOCOL, principal: Principal = ANONYMOUS
 ) -> SessionId:
-    """A session that was made now."""
     return (await store.create(mode, principal, peer=None, now=NOW)).session_id
 
 
@@ -48,7 +46,6 @@ async def sql(store: SQLiteStore, statement: str) -> Any:
 
 
 async def refusal_of(path: Path) -> str:
-    """Why the file is not opened."""
     with pytest.raises((ConfigurationError, StoreUnavailable)) as refused:
         await SQLiteStore(path).open(POLICY)
     return str(refused.value)

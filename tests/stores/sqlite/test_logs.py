@@ -44,7 +44,6 @@ STEPS = st.lists(
 
 @contextmanager
 def a_session(policy: SessionPolicy | None = None) -> Generator[tuple[Transaction, int]]:
-    """A file in memory with one session in it."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     migrate(connection)
     tx = Transaction(connection)

@@ -44,7 +44,6 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def spoken_of(store: SQLiteStore) -> AsyncGenerator[list[tuple[str, int]]]:
-    """What SQLite is told, and by which thread."""
     spoken: list[tuple[str, int]] = []
     writer = store._writer  # pyright: ignore[reportPrivateUsage]
     connection = await writer.call(lambda tx: tx.connection)

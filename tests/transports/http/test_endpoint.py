@@ -14,8 +14,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Flaky(MemoryStore):
-    """A store that can be away."""
-
     is_away = False
     failure: StoreUnavailable = StoreUnavailable("away")
 

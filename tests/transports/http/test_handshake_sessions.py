@@ -37,12 +37,10 @@ def user(subject: str) -> AuthenticatedUser:
 
 
 async def as_user(w: World, subject: str) -> RawClient:
-    """A client of that user, before its handshake."""
     return RawClient(await w.carrier_of(user(subject)))
 
 
 def conflict(reply: Reply) -> bool:
-    """Whether it is the ``mode_conflict`` body."""
     error = reply.json["error"]
     return (error["code"], error["data"]) == (-32600, {"reason": "mode_conflict"})
 

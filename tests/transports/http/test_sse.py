@@ -52,12 +52,10 @@ class Peer:
 
     @property
     def chunks(self) -> list[bytes]:
-        """The pieces of the body."""
         return [m["body"] for m in self.sent if m["type"] == "http.response.body" and m["body"]]
 
     @property
     def body(self) -> bytes:
-        """The body so far."""
         return b"".join(self.chunks)
 
     @property

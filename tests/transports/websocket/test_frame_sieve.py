@@ -13,7 +13,6 @@ TEXT, MORE, CLOSE, PING = 1, 0, 8, 9
 
 
 def frame(opcode: int, payload: bytes, *, last: bool = True) -> bytes:
-    """A server's frame."""
     first = opcode | (0x80 if last else 0)
     if len(payload) < 126:
         return struct.pack("!BB", first, len(payload)) + payload

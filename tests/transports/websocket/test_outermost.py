@@ -66,7 +66,6 @@ _inner: list[ASGIApp] = []
 
 
 async def module_guard(scope: Scope, receive: Receive, send: Send) -> None:
-    """One that is a function of a module."""
     if scope["type"] == "http" and not _has_key(scope):
         await PlainTextResponse("no key", 401)(scope, receive, send)
         return

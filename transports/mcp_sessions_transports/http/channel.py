@@ -80,7 +80,6 @@ class ResponseStreams:
     _forgotten: list[StreamName] | None = None
 
     def log(self, name: StreamName) -> StreamLog:
-        """One of them, as the store has it."""
         return self._streams(self.session_id, name)
 
     @property
@@ -89,7 +88,6 @@ class ResponseStreams:
         return bool(self.channels or self._finished)
 
     def knows(self, name: StreamName) -> bool:
-        """Whether it is one of these."""
         return name in self.channels or name in (self._finished or ())
 
     def read_again(self, name: StreamName) -> PostChannel | None:

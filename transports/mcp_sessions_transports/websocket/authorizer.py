@@ -162,7 +162,6 @@ class _Asked:
                 self.is_over.set()
 
     def outcome(self) -> Authorized | Denied:
-        """Return the outcome of the request."""
         if self.status < 300:
             if self.reached is not None:
                 return self.reached

@@ -116,7 +116,6 @@ class _LargeMessages:
         return sent
 
     def answered(self, request_id: object) -> None:
-        """A request has its answer."""
         sent = self.given_up(request_id)
         if sent is not None:
             self._taken = max(self._taken, sent.size)
@@ -132,8 +131,6 @@ class _LargeMessages:
 
 
 class WebSocketLink:
-    """One WebSocket."""
-
     kind = "websocket"
 
     def __init__(self, dialer: WebSocketDialer) -> None:

@@ -36,8 +36,6 @@ subprotocol. The token is never echoed and never logged.
 
 @dataclass(slots=True, eq=False, repr=False)
 class WebSocketBinding:
-    """Serves WebSocket connections."""
-
     _served: Served
     _guard: OriginGuard
     _authorizer: HandshakeAuthorizer
@@ -209,7 +207,6 @@ class Closing:
         self._is_said = False
 
     def because(self, code: CloseCode, reason: str) -> None:
-        """Give the reason, if there is none yet."""
         if self._code is CloseCode.NORMAL:
             self._code, self._reason = code, reason
 

@@ -61,9 +61,7 @@ class Starter(Protocol):
         """Delete data that was kept for a session's children: the session cannot resume."""
         ...
 
-    async def close(self) -> None:
-        """Stop all of them."""
-        ...
+    async def close(self) -> None: ...
 
 
 def not_started(why: str) -> UpstreamError:

@@ -192,8 +192,7 @@ class Child(ABC):
         """Return a wait for space to send more, which raises nothing. None: there is space."""
 
     @abstractmethod
-    def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
-        """Send a request."""
+    def _submit(self, request_id: int, message: Mapping[str, Any]) -> None: ...
 
     @abstractmethod
     def _noise(self, size: int, why: str) -> None:
@@ -201,7 +200,6 @@ class Child(ABC):
 
     @property
     def capabilities(self) -> Mapping[str, Any]:
-        """Return the capabilities that it declared."""
         given = self.result.get("capabilities")
         return cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
 

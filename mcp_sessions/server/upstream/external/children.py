@@ -114,18 +114,15 @@ class Children:
         self._rounds.loop("the rounds over idle children", self._round)
 
     def place(self, key: Hashable, make: Callable[[], Place]) -> Place:
-        """Return the place of that key, and make it if there is none."""
         place = self._places.get(key)
         if place is None:
             place = self._places[key] = make()
         return place
 
     def known(self, key: Hashable) -> Place | None:
-        """Return the place of that key, if there is one."""
         return self._places.get(key)
 
     def places(self, are: Callable[[Hashable], bool]) -> list[Place]:
-        """Return the places with such keys."""
         return [place for key, place in self._places.items() if are(key)]
 
     def rename(self, key: Hashable, new: Hashable) -> None:
@@ -212,7 +209,6 @@ class Children:
         return [place.starting for place in self._places.values() if place.starting is not None]
 
     async def close(self) -> None:
-        """End all of them."""
         self._is_closed = self._is_leaving = True
         try:
             await stopped(*self._starting())

@@ -65,9 +65,7 @@ class Elsewhere(Protocol):
     """The processes that share a store."""
 
     @property
-    def process(self) -> str:
-        """Name of this process."""
-        ...
+    def process(self) -> str: ...
 
     async def lease(self, session_id: SessionId) -> Lease:
         """Find the process that has that session's child, and claim it if no living process has.

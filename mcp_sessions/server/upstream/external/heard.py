@@ -34,7 +34,6 @@ class Listen:
 
     @property
     def uris(self) -> frozenset[str]:
-        """Return the resources of the listen."""
         return self._wanted.uris
 
     @property

@@ -272,7 +272,6 @@ class Place:
         self.holder = holder
 
     def belongs_to(self, key: Hashable) -> None:
-        """Give it another key."""
         self.key = key
 
     def rename(self, who: Hashable, name: Hashable) -> None:

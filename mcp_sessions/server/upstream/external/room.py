@@ -69,7 +69,6 @@ class Starts:
         return None
 
     def made_room(self, place: Place) -> bool:
-        """Whether that start was ended for others."""
         try:
             self._made_room.remove(place)
         except KeyError:

@@ -92,7 +92,6 @@ class Unreadable:
 
     @property
     def is_known(self) -> bool:
-        """Whether its kind is known."""
         return self.is_answer or self.has_method
 
 

@@ -28,7 +28,6 @@ class CallContext:
 
     @property
     def transport(self) -> TransportContext:
-        """Return the transport of its request."""
         headers = getattr(self._call.context, "headers", None)
         return TransportContext(
             kind=_TRANSPORT_KINDS.get(self._call.transport, self._call.transport),

@@ -106,7 +106,6 @@ class Output:
         self._is_left = False
 
     def opened(self, pipe: asyncio.ReadTransport) -> None:
-        """Note the pipe of the output."""
         self._pipe = pipe
 
     def feed(self, chunk: bytes) -> None:
@@ -213,8 +212,6 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """Reader of the output."""
-
     lines: Lines
     take: Take
     over: Callable[[], None]

@@ -223,7 +223,6 @@ class ChildProcess:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
         return self._exited.is_set()
 
     async def ended(self) -> None:

@@ -79,7 +79,6 @@ class WarmProcesses:
         return process
 
     async def close(self) -> None:
-        """End all of them."""
         await self._background.close()
         await self._end()
 

@@ -73,7 +73,6 @@ async def _asgi_server(
 async def _connect_session(
     transport: Any, *, transport_options: Any = None, **session_options: Any
 ) -> AsyncGenerator[Any]:
-    """What connected in memory."""
     if LEG == "bare" and not isinstance(cast(object, transport.server), fastmcp.FastMCP):
         async with _own_connection(
             transport, transport_options=transport_options, **session_options

@@ -220,7 +220,6 @@ async def on_stdio(server: Any) -> AsyncGenerator[StdioServerParameters]:
 async def client_of(
     transport: Any, *, spec_version: str = LATEST_HANDSHAKE_VERSION, **options: Any
 ) -> AsyncGenerator[Client]:
-    """As the tests' own factories make one."""
     mode: Any = spec_version if spec_version in MODERN_PROTOCOL_VERSIONS else "legacy"
     async with Client(transport, mode=mode, **options) as client:
         yield client
@@ -228,7 +227,6 @@ async def client_of(
 
 @asynccontextmanager
 async def sdk_over_stdio(server: Any, **options: Any) -> AsyncGenerator[Client]:
-    """The SDK's own stdio client."""
     async with on_stdio(server) as child, client_of(stdio_client(child), **options) as client:
         yield client
 
@@ -251,14 +249,12 @@ async def resumable_over_http(server: Any, **options: Any) -> AsyncGenerator[Cli
 
 @asynccontextmanager
 async def resumable_over_websocket(server: Any, **options: Any) -> AsyncGenerator[Client]:
-    """On a real socket."""
     async with on_a_socket(server) as url, client_of(resumable(url), **options) as client:
         yield client
 
 
 @asynccontextmanager
 async def resumable_over_stdio(server: Any, **options: Any) -> AsyncGenerator[Client]:
-    """To a real child."""
     async with on_stdio(server) as child, client_of(resumable(child), **options) as client:
         yield client
 

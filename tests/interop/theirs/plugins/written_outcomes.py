@@ -14,7 +14,6 @@ TAIL = 1_500
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where to write."""
     parser.addoption("--outcomes", default=None, help="a JSON file: test → outcome")
 
 

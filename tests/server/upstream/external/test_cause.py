@@ -398,7 +398,6 @@ async def test_an_elicitation_is_complete_for_who_was_asked_and_no_other() -> No
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time."""
     time = [1_000.0]
     loop = SimpleNamespace(time=lambda: time[0])
     monkeypatch.setattr(cause.asyncio, "get_running_loop", lambda: loop)

@@ -31,7 +31,6 @@ COMMAND = str(Path(modern_server.__file__))
 
 @asynccontextmanager
 async def modern_world(kind: str, modern: ModernServer | None = None) -> AsyncGenerator[World]:
-    """A layer over it."""
     if kind == "command":
         async with world(server=StdioServer(sys.executable, COMMAND)) as w:
             yield w

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.anyio
 
 
 def said(messages: list[Json]) -> list[str]:
-    """The log messages among them."""
     return [m["params"]["data"] for m in messages if m.get("method") == "notifications/message"]
 
 
@@ -28,7 +27,6 @@ async def log(client: ModernClient, level: str, least: str | None, **options: An
 
 
 async def level_of(client: ModernClient, **options: Any) -> str:
-    """The level that the server was told."""
     return str(json.loads(await client.text("state", **options))["level"])
 
 

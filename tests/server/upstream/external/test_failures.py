@@ -87,8 +87,6 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 class Child:
-    """One that dies of some clients."""
-
     failure, is_modern, is_over = "", False, False
     capabilities: Json = {}
 

@@ -30,13 +30,11 @@ LISTS = "notifications/tools/list_changed"
 
 
 async def update(client: ModernClient, *names: str) -> None:
-    """Have resources change."""
     for name in names:
         await client.text("update", {"uri": f"test://{name}"})
 
 
 async def subscribed(client: ModernClient) -> list[str]:
-    """At its child."""
     return json.loads(await client.text("state"))["subscribed"]
 
 
@@ -46,7 +44,6 @@ async def told(heard: Heard, count: int) -> list[str]:
 
 
 async def clients(w: World, *names: str) -> list[ModernClient]:
-    """One of each user."""
     return [ModernClient(await w.carrier_of(user(name))) for name in names]
 
 

@@ -117,7 +117,6 @@ class AwayStore(MemoryStore):
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
-        """See `SessionStore`."""
         if self.is_away:
             self.refused += 1
             raise StoreUnavailable("away")

@@ -65,8 +65,6 @@ class Starter:
 
 
 class World:
-    """The children of a server."""
-
     def __init__(self, most: int, most_of_one: int | None = None) -> None:
         self.starter = Starter()
         made: Any = self.starter
@@ -87,11 +85,9 @@ class World:
         return True
 
     def gives_up_at(self, _: Principal | None) -> float:
-        """When there is."""
         return self.away[0] if self.away is not None else math.inf
 
     async def holds(self, *, is_sessionless: bool = False) -> Place:
-        """One that is served, and stays."""
         place = self._place("good", object(), is_sessionless=is_sessionless)
         await place.started(ANN)
         return place

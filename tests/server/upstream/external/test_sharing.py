@@ -34,7 +34,6 @@ def completes(value: str) -> Json:
 
 
 def logs(heard: Heard) -> list[str]:
-    """The log messages that a request heard."""
     return [
         m["params"]["data"] for m in heard.messages if m.get("method") == "notifications/message"
     ]
@@ -252,7 +251,6 @@ class AskingUrl:
         self.answers: dict[str, asyncio.Future[Json]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         request = Request(scope, receive)
         if request.method != "POST":
             await self.inner(scope, receive, send)
@@ -299,7 +297,6 @@ class AskingUrl:
 
 @asynccontextmanager
 async def asking_url(*, on_response: bool, **options: Any) -> AsyncGenerator[World]:
-    """A layer over it."""
     async with url_of(AskingUrl(on_response=on_response)) as url:
         async with world(server=HTTPServer(url, **options)) as w:
             yield w

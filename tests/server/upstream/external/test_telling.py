@@ -34,7 +34,6 @@ class Client:
         self.attempts = 0
 
     async def way(self, method: str, params: Params) -> None:
-        """To it."""
         self.attempts += 1
         await self.takes.wait()
         if self.failures:

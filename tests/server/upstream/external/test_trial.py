@@ -20,7 +20,6 @@ pytestmark = pytest.mark.anyio
 
 
 def children(w: World) -> Children:
-    """Those of a layer."""
     upstream: Any = w.inside.upstream
     return upstream.children
 

@@ -90,7 +90,6 @@ class Said(Child):
         self.noise += 1
 
     async def says(self, line: bytes) -> None:
-        """Take it, as a reader does."""
         later = self._take(line)
         if later is not None:
             await later()

@@ -63,7 +63,6 @@ async def test_the_id_in_the_context_opens_nothing(kind: str) -> None:
 
 
 def sha256(credential: str) -> str:
-    """What opens nothing."""
     return hashlib.sha256(credential.encode()).hexdigest()
 
 

@@ -33,7 +33,6 @@ on_either_loop = pytest.mark.parametrize(
 
 
 def noted(path: Path) -> list[str]:
-    """What the child server noted."""
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
@@ -50,7 +49,6 @@ async def refused(client: RawClient) -> Json:
 
 
 async def expect_served(client: RawClient) -> None:
-    """The layer serves that client on."""
     assert await client.text("echo", text="still here") == "still here"
 
 
@@ -456,7 +454,6 @@ LAYER = """
 
 
 async def expect_ended(pids: list[int]) -> None:
-    """All of these processes end."""
     await until(lambda: not any(is_alive(pid) for pid in pids), "all of them ended")
 
 

@@ -26,7 +26,6 @@ async def of(w: World, subject: str) -> RawClient:
 
 
 async def environ(client: RawClient) -> dict[str, Any]:
-    """What its process has."""
     return json.loads(await client.text("environ"))
 
 

@@ -17,8 +17,6 @@ LONGEST = 40
 
 
 class Pipe(asyncio.ReadTransport):
-    """The end that is read from."""
-
     def __init__(self) -> None:
         super().__init__()
         self.is_read = True

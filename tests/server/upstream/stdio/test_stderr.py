@@ -189,7 +189,6 @@ FRAME = """\
 
 
 async def logged(written: str, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the log has of that, without whose it is."""
     caplog.set_level(logging.INFO)
     caplog.clear()
     await said(written.encode(), {})

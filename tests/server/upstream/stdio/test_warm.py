@@ -101,8 +101,7 @@ class Dying:
     def __init__(self) -> None:
         self.asked, self.stopped = asyncio.Event(), asyncio.Event()
 
-    async def ended(self) -> None:
-        """At once."""
+    async def ended(self) -> None: ...
 
     async def last_words(self) -> str:
         """Not before the layer stops."""
@@ -111,7 +110,6 @@ class Dying:
         return ""
 
     async def stop(self) -> None:
-        """What it left is ended."""
         self.stopped.set()
 
 

@@ -344,8 +344,6 @@ async def test_a_server_that_forgets_at_once_again_is_an_error_and_no_loop() -> 
 
 
 class _Forgetful(dict[str, Any]):
-    """Keeps nothing."""
-
     def __setitem__(self, key: str, value: Any) -> None:
         """Forget it at once."""
 

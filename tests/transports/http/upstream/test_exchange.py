@@ -40,8 +40,7 @@ async def test_what_a_server_said_after_its_answer_is_taken_however_long_that_ta
             await asyncio.sleep(0.2)
         taken.append(event.data)
 
-    async def nothing(*_: Any) -> None:
-        """Take it."""
+    async def nothing(*_: Any) -> None: ...
 
     session = Session(
         opens=opens,

@@ -104,8 +104,6 @@ async def test_a_refusal_that_speaks_of_a_session_of_its_own_is_about_that_reque
 
 
 def response(*chunks: bytes, **headers: str) -> httpx2.Response:
-    """One whose chunks are all there at once."""
-
     async def stream() -> AsyncGenerator[bytes]:
         for chunk in chunks:
             yield chunk

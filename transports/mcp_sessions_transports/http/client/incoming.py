@@ -39,7 +39,6 @@ class Incoming:
     spawn: Callable[..., None]
 
     async def events(self, response: httpx2.Response) -> AsyncGenerator[ReadEvent]:
-        """The events of a response."""
         reader = SseReader(max_bytes=self.policy.max_message, drops=True)
         async with aclosing(pieces(response)) as chunks:
             async for chunk in chunks:

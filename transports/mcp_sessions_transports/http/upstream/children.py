@@ -77,5 +77,4 @@ class HttpChildren:
     def session_over(self, session_id: SessionId) -> None:
         """Do nothing: no child is kept for a session."""
 
-    async def close(self) -> None:
-        """All of them are over."""
+    async def close(self) -> None: ...

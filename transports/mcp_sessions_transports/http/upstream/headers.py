@@ -28,7 +28,6 @@ Path = tuple[str, ...]
 
 
 def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers of a request."""
     method: str = message["method"]
     headers = {"mcp-method": method}
     name: object = message["params"].get(NAMED.get(method))

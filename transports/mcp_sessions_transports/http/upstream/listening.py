@@ -44,7 +44,6 @@ class HttpStream:
     _was_heard: bool = False
 
     async def __call__(self, heard: Heard) -> float | None:
-        """Hear it."""
         retry: float | None = None
         try:
             async with self._open(self._last_id) as response:
