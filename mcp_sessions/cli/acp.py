@@ -18,6 +18,7 @@ from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.targets import SHAPE, load_target
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.serve.garbage import setting_aside
 
 if TYPE_CHECKING:
     from mcp_sessions.acp import AcpSessionLayer
@@ -67,6 +68,7 @@ def _stdout_to_stderr() -> Generator[None]:
         os.close(kept)
 
 
+@setting_aside()
 def _layer(options: argparse.Namespace) -> AcpSessionLayer:
     # Checks that cost nothing come first. The target's code runs last.
     from mcp_sessions.stores.urls import open_store

@@ -16,6 +16,7 @@ from mcp_sessions.cli import logs
 from mcp_sessions.cli.logs import complain
 from mcp_sessions.core.addresses import HTTP_AND_WEBSOCKET, wrong_address
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.serve.garbage import setting_aside
 
 UNANSWERED = 1
 """Exit status if the server answered nothing, or left requests unanswered at the end."""
@@ -47,14 +48,15 @@ async def _bridge(options: argparse.Namespace) -> int:
     Returns:
         0, or `UNANSWERED`. In that case the reason was written to stderr.
     """
-    import anyio.to_thread
+    with setting_aside():
+        import anyio.to_thread
 
-    from mcp_sessions.cli.bridging import HostPipe
-    from mcp_sessions.client.jar import FileJar
-    from mcp_sessions.client.policy import ReconnectPolicy
-    from mcp_sessions.client.resuming import ResumingClient
-    from mcp_sessions.client_transport import dial_with
-    from mcp_sessions_transports.stdio.server import standard_streams
+        from mcp_sessions.cli.bridging import HostPipe
+        from mcp_sessions.client.jar import FileJar
+        from mcp_sessions.client.policy import ReconnectPolicy
+        from mcp_sessions.client.resuming import ResumingClient
+        from mcp_sessions.client_transport import dial_with
+        from mcp_sessions_transports.stdio.server import standard_streams
 
     policy = ReconnectPolicy(max_message=options.max_message)
     dial = dial_with(headers=dict(options.header), policy=policy)

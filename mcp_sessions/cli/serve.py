@@ -37,6 +37,7 @@ from mcp_sessions.cli.telemetry import exporting
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.serve.garbage import setting_aside
 from mcp_sessions.serve.sockets import listen_on
 
 if TYPE_CHECKING:
@@ -164,7 +165,8 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
     Raises:
         ConfigurationError: The file, an entry, the store or the port is wrong.
     """
-    from mcp_sessions.cli.serve_config import layers_of, serve_all
+    with setting_aside():
+        from mcp_sessions.cli.serve_config import layers_of, serve_all
 
     store = options.store or DEFAULT_STORE
     layers = layers_of(options, store, _policy(options), _conversations(options))
@@ -277,6 +279,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         raise ConfigurationError(f"cannot listen on {host}, port {port}: {reason}") from error
 
 
+@setting_aside()
 def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     """Return the layer to run, and its store's name for the start-up lines."""
     from mcp_sessions.stores.urls import open_store

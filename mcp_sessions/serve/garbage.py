@@ -9,9 +9,28 @@ become much is set aside, where the collector does not look.
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator
+from contextlib import contextmanager
 
 MANY = 25_000
 """Objects that a full collection looks at in some milliseconds."""
+
+
+@contextmanager
+def setting_aside() -> Generator[None]:
+    """Collect nothing while modules load, and exempt them from garbage collection.
+
+    They are many objects and no garbage. To look at them again and again takes a third of the time
+    of a start.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
 
 
 def set_aside_everything() -> None:

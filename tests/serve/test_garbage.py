@@ -3,7 +3,15 @@
 import gc
 import weakref
 
-from mcp_sessions.serve.garbage import FEW, Collections, set_aside_everything, set_aside_if_many
+import pytest
+
+from mcp_sessions.serve.garbage import (
+    FEW,
+    Collections,
+    set_aside_everything,
+    set_aside_if_many,
+    setting_aside,
+)
 
 
 class Session:
@@ -92,3 +100,20 @@ def test_what_takes_the_place_of_what_was_set_aside_is_counted_once_and_not_in_e
         sessions[number] = Session()
     looking.look()
     assert gc.get_freeze_count() >= frozen - 1_000
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_nothing_is_collected_while_modules_load_and_they_are_set_aside(collects: bool) -> None:
+    """However that ends, the collector is as it was."""
+    was = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with pytest.raises(ImportError), setting_aside():
+            collections = [each["collections"] for each in gc.get_stats()]
+            sessions = [Session() for _ in range(20_000)]
+            assert [each["collections"] for each in gc.get_stats()] == collections
+            raise ImportError
+        assert gc.isenabled() is collects
+        assert gc.get_freeze_count() >= len(sessions)
+    finally:
+        (gc.enable if was else gc.disable)()
