@@ -105,12 +105,12 @@ def test_what_takes_the_place_of_what_was_set_aside_is_counted_once_and_not_in_e
 @pytest.mark.parametrize("collects", [True, False])
 def test_nothing_is_collected_while_modules_load_and_they_are_set_aside(collects: bool) -> None:
     """However that ends, the collector is as it was."""
-    was = gc.isenabled()
+    was, sessions = gc.isenabled(), list[Session]()
     (gc.enable if collects else gc.disable)()
     try:
         with pytest.raises(ImportError), setting_aside():
             collections = [each["collections"] for each in gc.get_stats()]
-            sessions = [Session() for _ in range(20_000)]
+            sessions += [Session() for _ in range(20_000)]
             assert [each["collections"] for each in gc.get_stats()] == collections
             raise ImportError
         assert gc.isenabled() is collects

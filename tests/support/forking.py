@@ -43,6 +43,8 @@ def fork_programs() -> None:
     if sys.platform == "linux" and os.environ.get("MCP_SESSIONS_TEST_FORKS") != "no":
         module = cast(Any, subprocess)
         module._fork_exec = Forking(module._fork_exec).start
+        # Of two ways to start a process this is the other.
+        module._USE_POSIX_SPAWN = False
 
 
 class Forking:

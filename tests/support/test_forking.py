@@ -65,6 +65,14 @@ def test_a_program_sees_the_same(
     assert forked["said"] == "hello" and forked["parent"] == os.getpid()
 
 
+def test_the_sdk_is_there_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "_fork_exec", ways()[0])
+    monkeypatch.setattr(subprocess, "_USE_POSIX_SPAWN", False)
+    (tmp_path / "looks.py").write_text("import sys\nprint('mcp' in sys.modules)\n")
+    done = subprocess.run([sys.executable, tmp_path / "looks.py"], capture_output=True, timeout=40)
+    assert done.stdout == b"True\n"
+
+
 def test_signals_reach_it_and_its_end_is_told(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text("import sys\nprint(flush=True)\nsys.stdin.read()\n")
 
