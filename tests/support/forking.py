@@ -3,8 +3,9 @@
 To import it takes 2 s of CPU, and the tests start some hundred programs. `fork_programs` puts
 itself where `subprocess` starts a process. What it starts is a child of the test process, with the
 arguments, the files, the directory and the environment that were asked for: only its modules are
-there already. A program is started as ever where this cannot be so: it is no ``python -m MODULE``
-and no ``python FILE``, or its environment says how Python starts, or a file of it is a terminal.
+there already. A program is started as ever where this cannot be so: it is no ``python FILE.py`` and
+no ``python -m MODULE`` of ours, or its environment says how Python starts, or a file of it is a
+terminal.
 
 ``MCP_SESSIONS_TEST_FORKS=no`` starts all programs as ever, as one run of ``scripts/test --all``
 does. Only Linux can do this.
@@ -26,6 +27,9 @@ from typing import Any, cast
 
 IMPORTED = ("mcp_sessions.layer", "mcp_sessions.acp", "mcp_sessions.client.sdk")
 """What takes long."""
+
+_OURS = ("mcp_sessions", "mcp_sessions_conformance", "tests")
+"""Packages whose modules are run. Another one may look what was imported before it: pytest does."""
 
 _STARTS_PYTHON = ("PYTHON", "LD_", "TZ")
 """How the names of variables begin that count when Python starts."""
@@ -112,7 +116,8 @@ def _order(
     words = [os.fsdecode(word) for word in args]
     if words[0] != sys.executable or [os.fsencode(sys.executable)] != list(programs):
         return None
-    if len(words) < 2 or (words[1].startswith("-") and (words[1] != "-m" or len(words) < 3)):
+    is_module = words[1:2] == ["-m"] and words[2:3] and words[2].split(".")[0] in _OURS
+    if not is_module and not (words[1:2] and words[1].endswith(".py")):
         return None
     if not close_fds or list(kept) != [failure_pipe] or group != -1:
         return None

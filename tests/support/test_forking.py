@@ -41,11 +41,12 @@ def ways() -> "list[Any]":
 
 
 @pytest.mark.parametrize("new_session", [False, True])
-@pytest.mark.parametrize("program", [["-m", "the_program"], ["the_program.py"]])
+@pytest.mark.parametrize("program", [["-m", "tests"], ["tests/__main__.py"]])
 def test_a_program_sees_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: list[str], new_session: bool
 ) -> None:
-    (tmp_path / "the_program.py").write_text(PROGRAM)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/__main__.py").write_text(PROGRAM)
     seen: list[Any] = []
     for way in ways():
         monkeypatch.setattr(subprocess, "_fork_exec", way)
@@ -111,6 +112,8 @@ def test_its_orphans_are_not_ours(tmp_path: Path) -> None:
     ("words", "options"),
     [
         (["-c", "pass"], {}),
+        (["-m", "file"], {}),
+        ([], {"input": b""}),
         (["-S", "file.py"], {}),
         (["file.py"], {"env": {"PYTHONHASHSEED": "1"}}),
         (["file.py"], {"env": {"LC_ALL": "en_US.UTF-8"}}),
