@@ -49,8 +49,8 @@ from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.requests.handle import SessionHandles
+from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.requests.running import Outcomes
 from mcp_sessions.server.requests.silence import LongSilences
 from mcp_sessions.server.requests.visibility import check_patterns
 from mcp_sessions.server.upstream.external.beginning import Starter
@@ -60,6 +60,7 @@ from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream
+from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.sdk.authentication import Authentication
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
 from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
@@ -162,7 +163,11 @@ class Assembly:
 
         owed = Owed()
         self.sealed = sealed = SealedState(store, security, clock)
-        self.questions = questions = PendingQuestions(bus.process if bus.is_shared else None)
+        process = bus.process if bus.is_shared else None
+        rounds = None
+        if external is None and policy.question_timeout:
+            rounds = Rounds(policy, None, process)
+        self.questions = questions = PendingQuestions(process, rounds)
         streams = partial(StreamLog, store, clock)
 
         def new_connection(record: SessionRecord, peer: Peer) -> StoredConnection:

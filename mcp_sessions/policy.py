@@ -24,12 +24,17 @@ _NEVER_COALESCED = frozenset({"notifications/cancelled", "notifications/progress
 """Notifications that belong to one request, where each message counts."""
 
 
+_MAY_BE_ZERO = frozenset({"progress_every", "question_timeout"})
+"""Limits that 0 switches off."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPolicy:
     """The limits that one layer enforces. Durations are in seconds, sizes in bytes.
 
     Raises:
-        ConfigurationError: A number is zero, negative or not finite. ``progress_every`` may be 0.
+        ConfigurationError: A number is zero, negative or not finite. ``progress_every`` and
+            ``question_timeout`` may be 0.
     """
 
     idle_timeout: float = 1800
@@ -191,6 +196,11 @@ class SessionPolicy:
     """A call that carries a progress token is sent a progress message this long after the last
     one, while its handler says nothing. 0: only what the handler says is sent."""
 
+    question_timeout: float = 900
+    """Seconds that a client of the 2026 era has to answer a question of a handler. After that the
+    handler gets a timeout error. 0: such clients are not asked, and the handler gets the SDK's
+    error at once. Clients of the handshake era are always asked; the handler sets their time."""
+
     init_timeout: float = 30
     """Seconds until a WebSocket is closed if its client sends nothing after it opened."""
 
@@ -232,7 +242,7 @@ class SessionPolicy:
                 not isinstance(value, kind)
                 or isinstance(value, bool)
                 or not math.isfinite(value)
-                or not (value > 0 or (value == 0 and limit.name == "progress_every"))
+                or not (value > 0 or (value == 0 and limit.name in _MAY_BE_ZERO))
             ):
                 what = "number (whole)" if kind is int else "number"
                 raise ConfigurationError(f"{limit.name} must be a positive {what}, not {value!r}")

@@ -327,7 +327,8 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
 
 LIMITS = (
     *("idle_timeout", "forget_after", "max_sessions", "max_sleeping_bytes", "max_events"),
-    *("progress_every", "max_message", "max_answer", "receive_timeout", "max_connections"),
+    *("progress_every", "question_timeout", "max_message", "max_answer", "receive_timeout"),
+    "max_connections",
 )
 """Limits of the policy that are options."""
 

@@ -352,6 +352,12 @@ def _add_limits(group: types.Options) -> None:
         metavar="S",
         help=f"send progress for silent calls; 0: never ({limits.progress_every:g})",
     )
+    group.add_argument(
+        "--question-timeout",
+        type=types.duration,
+        metavar="S",
+        help=f"time for an answer to a tool's question ({limits.question_timeout:g})",
+    )
 
 
 def _add_start_and_stop(group: types.Options) -> None:

@@ -380,12 +380,12 @@ async def test_an_open_question_is_asked_again_where_its_request_is_sent_again()
         assert w.box.calls == ["ask"]
 
 
-async def test_in_the_modern_era_a_question_fails_at_once() -> None:
-    """Rule: "They go only to a handshake-era peer that declared the capability; else the
-    handler gets an error at once": C8, nothing waits for ever.
+async def test_in_the_modern_era_a_question_that_the_client_does_not_accept_fails_at_once() -> None:
+    """Rule: "They go only to a peer that declared the capability; else the handler gets an error at
+    once": C8, nothing waits for ever.
     """
     async with world() as w:
-        client = ModernClient(w.carrier, capabilities={"elicitation": {}})
+        client = ModernClient(w.carrier, capabilities={"sampling": {}})
         session = (await client.start())["sessionId"]
         await client.listening(session)
         for tool in ("ask", "ask_standalone"):

@@ -491,7 +491,7 @@ async def test_what_a_handler_sees() -> None:
             text = await client.text(
                 "seen", session=named, headers={"X-Mine": "y"}, meta={"example.com/x": "z"}
             )
-            assert text == "2026-07-28 True y False z"
+            assert text == "2026-07-28 True y True z"
 
 
 async def test_an_envelope_is_asked_for_before_a_session() -> None:

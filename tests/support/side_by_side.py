@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from mcp_sessions import SessionLayer
+from mcp_sessions import SessionLayer, SessionPolicy
 from tests.support.everything import Everything
 from tests.support.modern import ModernClient
 from tests.support.raw import EXTENSION, AsgiCarrier, Json, Reply, in_process
@@ -102,9 +102,12 @@ async def bare(make: Callable[[], Everything]) -> AsyncGenerator[Side]:
 
 @asynccontextmanager
 async def wrapped(make: Callable[[], Everything]) -> AsyncGenerator[Side]:
-    """The server as the layer serves it."""
+    """The server as the layer serves it.
+
+    It asks no client of the 2026 era, as the SDK does.
+    """
     rich = make()
-    layer = SessionLayer(rich.server)
+    layer = SessionLayer(rich.server, policy=SessionPolicy(question_timeout=0))
     app = layer.asgi_app()
     async with layer.lifespan(), in_process(app) as carrier:
         yield Side("wrapped", rich, carrier)

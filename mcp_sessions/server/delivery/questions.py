@@ -18,11 +18,9 @@ from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.upstream.port import PeerError, PeerRequest
+from mcp_sessions.server.upstream.port import REQUEST_TIMEOUT, NotAskable, PeerError, PeerRequest
+from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.stores.records import Peer
-
-REQUEST_TIMEOUT = -32001
-"""The SDK's code for a client that did not answer in time."""
 
 _NEEDS_CAPABILITY = {
     "sampling/createMessage": "sampling",
@@ -78,9 +76,11 @@ class PendingQuestions:
 
     Args:
         process: Named in every id, where answers may come to other processes.
+        rounds: Asks clients of the 2026 era. None: nothing here does.
     """
 
-    def __init__(self, process: str | None = None) -> None:
+    def __init__(self, process: str | None = None, rounds: Rounds | None = None) -> None:
+        self.rounds = rounds
         self._open: dict[str, PendingQuestion] = {}
         self.by_session: dict[SessionId | None, dict[PendingQuestion, None]] = {}
         """Those that a session's standalone channel sent; None: of no session."""
@@ -199,11 +199,7 @@ def check_may_ask(peer: Peer | None, method: str) -> None:
     """
     params = peer.initialize_params if peer is not None and not peer.modern else None
     if params is None:
-        raise PeerError(
-            INVALID_REQUEST,
-            f"Cannot send {method!r}: this transport context has no back-channel for "
-            "server-initiated requests.",
-        )
+        raise NotAskable(method)
     capability = _NEEDS_CAPABILITY.get(method)
     if capability is not None and capability not in (params.get("capabilities") or {}):
         raise PeerError(INVALID_REQUEST, f"the client did not declare {capability!r}")

@@ -26,7 +26,8 @@ from mcp_sessions.server.calls.call import Call
 from mcp_sessions.server.calls.table import Calls
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.questions import PendingQuestions
-from mcp_sessions.server.requests.running import Outcomes, RunningRequest
+from mcp_sessions.server.requests.outcome import Outcomes
+from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.requests.runs import Runs
 from mcp_sessions.server.upstream.port import UpstreamPeer
 
@@ -134,6 +135,8 @@ class RequestRunner:
     async def abort_session(self, session_id: SessionId) -> None:
         """A session is over: its requests and its questions to the client fail."""
         error = wire_error(SessionNotFound(session_id))
+        if self._questions.rounds is not None:
+            self._questions.rounds.session_over(session_id)
         for question in list(self._questions.by_session.get(session_id, ())):
             self._questions.fail(question, error["code"], error["message"])
         # Beside what every -32043 says: this request was begun, so it is not one to send
@@ -165,6 +168,8 @@ class RequestRunner:
             arriving: Over when what came before is here.
         """
         self.draining = True
+        if self._questions.rounds is not None:
+            self._questions.rounds.leave()
         loop = asyncio.get_running_loop()
         until = loop.time() + grace
         # Again: a connection that is served until it is quiet may have asked for more.

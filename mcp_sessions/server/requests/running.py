@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -17,11 +17,10 @@ from mcp_sessions.core.messages import PROGRESS, RequestId, error_body, wire_err
 from mcp_sessions.core.progress import Progress
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.calls.call import Call
 from mcp_sessions.server.calls.stages.stage import Stage
-from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.questions import (
     PendingQuestion,
     PendingQuestions,
@@ -30,11 +29,13 @@ from mcp_sessions.server.delivery.questions import (
 )
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
-from mcp_sessions.server.requests.outcome import MOST_OWED, NOT_JSON, Outcome, Stamp, store_error
+from mcp_sessions.server.requests.outcome import Outcome, Outcomes, store_error
 from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.upstream import port
+from mcp_sessions.server.upstream.asks import NAMED, asks_of
+from mcp_sessions.server.upstream.held_call import HeldCall
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
-from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.server.upstream.request_state import put_back, set_apart
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,9 @@ class RunningRequest:
         self._heirs: dict[PendingQuestion, RunningRequest] = {}
         """The requests that took over its open questions when it ended."""
 
+        self._held: HeldCall | None = None
+        """Of a client of the 2026 era: the rounds in which its handler asks. None: it did not."""
+
         self._reports: Reports | None = None
         self.told: Progress | None = None  # None: its client heard nothing of it.
         self._withdrawals: set[asyncio.Task[None]] = set()
@@ -180,14 +184,23 @@ class RunningRequest:
             method, params = request.method, request.forwarded
             for stage in self.stages:
                 params = stage.before(method, params)
-            answered = await peer.request(self, method, params)
-            for stage in reversed(self.stages):
-                answered = stage.after(method, answered)
+            rounds = self._questions.rounds if self.waiters[0].inbound.modern else None
+            if rounds is not None and params is not None and "requestState" in params:
+                work = partial(peer.request, method=method, params=put_back(params))
+                answered = await rounds.serve(self, self._whose, {}, method, params, work)
+            else:
+                answered = await peer.request(self, method, params)
+                if rounds is not None and method in NAMED and "requestState" in answered:
+                    answered = set_apart(answered)
+            if not self.done:
+                for stage in reversed(self.stages):
+                    answered = stage.after(method, answered)
             result = answered
         except UpstreamError as failed:
             error = failed.error
-            for stage in reversed(self.stages):
-                error = stage.failed(error)
+            if not self.done:
+                for stage in reversed(self.stages):
+                    error = stage.failed(error)
             if isinstance(failed, port.StoreFailedHandler):
                 logger.error("the session store failed %s: %s", request.method, failed.failed)
                 error = error if self.key is None else wire_error(OutcomeUnknown())
@@ -202,7 +215,9 @@ class RunningRequest:
             error = error_body(INTERNAL_ERROR, "Internal error")
         except asyncio.CancelledError:
             if self.done:
-                # Answered and cancelled by ``abort``: this is the end of it.
+                # Answered and cancelled by ``abort``, or by its rounds: this is the end of it.
+                if self._held is not None:
+                    self._held.ends(None, None)
                 return
             await self._finish(Outcome(None, wire_error(OutcomeUnknown())))
             raise
@@ -214,6 +229,8 @@ class RunningRequest:
                 stored = await self.handle.store_state()
                 if self.record is not None:
                     self.record = stored or self.record
+                    if isinstance(newest := self._newest, RunningRequest):
+                        newest._describes(self.record)
             except StoreUnavailable as failed:
                 # Its handler is done, and whether its state is stored nobody knows (KEY11).
                 logger.error("session.state may not be stored: %s", failed)
@@ -227,10 +244,20 @@ class RunningRequest:
         # The task's context knows this request: with its answer it would wait for the collector.
         self.task = None
 
-    async def _finish(self, outcome: Outcome) -> None:
+    async def _finish(self, outcome: Outcome, *, goes_on: bool = False) -> None:
+        """Answer its waiters.
+
+        Args:
+            goes_on: Its handler runs on, and asks by the answer.
+        """
+        held = self._held
         if self.done:
+            if held is not None:
+                held.ends(outcome.result, outcome.error)
             return
         self.done = True
+        if held is not None and not goes_on:
+            held.call.end()
         keeps = self._outcomes.keeps(self)
         self._at_work.handled(self)
         if self._asked:
@@ -261,6 +288,39 @@ class RunningRequest:
                 # It was told; what the store keeps of its stream is looked after there. The
                 # other senders are owed the answer all the same (KEY5).
                 logger.error("the end of a response stream was not stored: %s", failed)
+
+    # --- in rounds, with a client of the 2026 era ----------------------------------------------
+
+    async def _ask_in_rounds(self, asked: PeerRequest, inbound: Inbound) -> dict[str, Any]:
+        """Ask the client by the answer to its newest request."""
+        if self._held is None:
+            rounds, capabilities = self._questions.rounds, inbound.route.client_capabilities
+            if rounds is None or self.done:
+                raise port.NotAskable(asked.method)
+            way = self._whose, asks_of(capabilities), self.request, self._asks
+            self._held = rounds.begin_late(
+                self, asked, *way, lambda: self.task and self.task.cancel()
+            )
+        return await self._held.ask(asked)
+
+    async def _asks(self, result: dict[str, Any]) -> None:
+        for stage in reversed(self.stages):
+            result = stage.after(self.request.method, result)
+        await self._finish(Outcome(result, None), goes_on=True)
+
+    def _describes(self, record: SessionRecord) -> None:
+        """Its answer describes the session as the handler of an earlier round left it."""
+        self.record = record
+
+    @property
+    def _whose(self) -> Hashable:
+        return self.bound_session or self.session_id or self.principal
+
+    @property
+    def _newest(self) -> port.Call | None:
+        """The request that brought the last answers to its handler. None: itself."""
+        newest = self._held.call.newest if self._held is not None and self.done else None
+        return newest if newest is not self else None
 
     # --- what its handler has ------------------------------------------------------------------
 
@@ -309,7 +369,12 @@ class RunningRequest:
     def can_send_request(self) -> bool:
         """Whether the client can be asked something while this runs."""
         inbound = self.waiters[-1].inbound
-        return not self.done and inbound.asked is not None and not inbound.modern
+        if inbound.modern:
+            if self._held is not None:
+                return self._held.call.can_send_request
+            can_wait = self._questions.rounds is not None and not self.done
+            return can_wait and inbound.route.client_capabilities not in (None, {})
+        return not self.done and inbound.asked is not None
 
     def is_awaited_by(self, call: Call) -> bool:
         return not self.done and call.inbound.channel.is_open
@@ -323,7 +388,9 @@ class RunningRequest:
         """Send a notification on the request's own way back; no session event."""
         if self.restored is not None:
             params = self.restored(params)
-        if not self.done:
+        if self._held is not None and (newest := self._newest) is not None:
+            await newest.notify(method, params)
+        elif not self.done:
             if method == PROGRESS and params is not None:
                 self.told = self.told or Progress()
                 params = self.told.reported(params)
@@ -340,6 +407,8 @@ class RunningRequest:
         await self.report({name: value for name, value in told if value is not None})
 
     async def report(self, params: Mapping[str, Any]) -> None:
+        if self._held is not None and (newest := self._newest) is not None:
+            return await newest.report(params)
         if self.key is not None:
             self._reports = self._reports or Reports()
             if not self._reports.add(params):
@@ -362,6 +431,8 @@ class RunningRequest:
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """Ask the client on the request's own way back; see :class:`Outbound`."""
         inbound = self.waiters[-1].inbound
+        if inbound.modern:
+            return await self._ask_in_rounds(asked, inbound)
         check_may_ask(inbound.asked, asked.method)
         question = self._questions.new(inbound.principal, None, asked)
         self._asked.append(question)
@@ -430,69 +501,3 @@ class RunningRequest:
 
     async def _emit(self, message: bytes, log_key: str) -> None:
         await self.waiters[-1].inbound.channel.emit(message, log_key)
-
-
-@dataclass(eq=False, repr=False)
-class Outcomes:
-    """Keeps them, and writes them.
-
-    Args:
-        clock: Seconds since 1970.
-        stamp: Adds the session's ``_meta`` to a result.
-    """
-
-    _store: SessionStore
-    policy: SessionPolicy
-    clock: Callable[[], float]
-    _owed: Owed
-    _stamp: Stamp
-
-    def keeps(self, running: RunningRequest) -> bool:
-        """Whether the store is told of a request that ends now: most have no key and are short."""
-        return running.key is not None or self._is_long(running, self.clock())
-
-    def _is_long(self, running: RunningRequest, now: float) -> bool:
-        # Idle time counts from the end of the last request (SES14). Admission moved
-        # the deadline already; a store is written again only if that was a while ago.
-        return now - running.started_at > self.policy.idle_timeout / 100
-
-    async def keep(self, running: RunningRequest, outcome: Outcome) -> None:
-        """Store what becomes of the request's key, and move its sessions' deadlines.
-
-        Raises:
-            StoreUnavailable: No deadline was moved; the key's outcome is owed to the store.
-        """
-        now = self.clock()
-        session_id = running.session_id
-        if session_id is not None and running.key is not None:
-            kept = outcome.encoded(running.request.method)
-            size = len(kept) if kept is not None else 0
-            if size and self._owed.size + size > MOST_OWED:
-                kept, size = None, 0
-            finish = partial(self._store.finish_request, session_id, running.key, kept, now=now)
-            await self._owed.settle({("finish", session_id, running.key): finish}, size=size)
-        if self._is_long(running, now):
-            await self._store.touch(running.sessions, now=now)
-
-    def answer(
-        self, running: RunningRequest, waiter: Call, outcome: Outcome
-    ) -> tuple[bytes, int | None]:
-        """The answer for one waiter, and its error's code."""
-        inbound, request_id, record = waiter.inbound, waiter.request.id, running.record
-        result, error = outcome.result, outcome.error or {}
-        if result is not None:
-            try:
-                if record is not None and waiter.named:
-                    result = self._stamp(result, record)
-                if waiter is not running.waiters[0]:
-                    result = inbound.of_its_era(result)
-                return inbound.result(request_id, result), None
-            except (SessionsError, *NOT_JSON):
-                logger.exception("the result of %s cannot be sent", running.request.method)
-                error = error_body(INTERNAL_ERROR, "Internal error")
-        try:
-            return inbound.error(request_id, error), error.get("code")
-        except NOT_JSON:
-            logger.exception("the error of %s cannot be sent", running.request.method)
-            internal = error_body(INTERNAL_ERROR, "Internal error")
-            return inbound.error(request_id, internal), INTERNAL_ERROR

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple, Protocol
 from opentelemetry.trace import Span
 
 from mcp_sessions.core.messages import RequestId, error_body
-from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
+from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.records import Peer, SessionRecord
+
+REQUEST_TIMEOUT = -32001
+"""The SDK's code for a client that did not answer in time."""
 
 OnProgress = Callable[[float, float | None, str | None], Awaitable[None]]
 
@@ -51,6 +54,14 @@ class PeerError(Exception):
         self.code = code
         self.message = message
         self.data = data
+
+
+class NotAskable(PeerError):
+    """The client does not accept that request, or nobody can ask it now."""
+
+    def __init__(self, method: str) -> None:
+        text = "this transport context has no back-channel for server-initiated requests."
+        super().__init__(INVALID_REQUEST, f"Cannot send {method!r}: {text}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,8 +75,8 @@ class Children:
     Args:
         versions: The protocol versions with a handshake.
         ours: The params of the layer's own ``initialize``.
-        give_up: See :meth:`~mcp_sessions.server.upstream.external.rounds.Rounds.give_up_oldest`.
-        gives_up_at: See :meth:`~mcp_sessions.server.upstream.external.rounds.Rounds.gives_up_at`.
+        give_up: See :meth:`~mcp_sessions.server.upstream.rounds.Rounds.give_up_oldest`.
+        gives_up_at: See :meth:`~mcp_sessions.server.upstream.rounds.Rounds.gives_up_at`.
     """
 
     server: ExternalServer

@@ -28,7 +28,7 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, OUTCOME_UNKNOWN
-from mcp_sessions.server.upstream.external.call_in_rounds import CallInRounds
+from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.child import (
     ANSWERING,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.upstream.external.asks import Asks
+from mcp_sessions.server.upstream.asks import Asks
 from mcp_sessions.server.upstream.external.child import Sender
 from mcp_sessions.server.upstream.port import Call, Wanted
 

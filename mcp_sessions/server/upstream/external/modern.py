@@ -37,9 +37,6 @@ _STATE_ONLY: Final = 0.1
 
 _OF_INPUT: Final = frozenset({"inputResponses", "requestState"})
 
-NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""Methods that may need input → the member of ``params`` that names their object."""
-
 Send = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[dict[str, Any]]]
 

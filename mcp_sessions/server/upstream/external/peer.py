@@ -16,7 +16,7 @@ from mcp_sessions.errors import LimitReached
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.asks import Asks
+from mcp_sessions.server.upstream.asks import Asks
 from mcp_sessions.server.upstream.external.child import ANSWERING, Child
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
@@ -25,16 +25,12 @@ from mcp_sessions.server.upstream.external.failures import description_of
 from mcp_sessions.server.upstream.external.heard import Listen
 from mcp_sessions.server.upstream.external.modern import VERSION
 from mcp_sessions.server.upstream.external.place import Place
-from mcp_sessions.server.upstream.external.rounds import (
-    Rounds,
-    put_back,
-    set_apart,
-    waiting_call,
-)
 from mcp_sessions.server.upstream.external.sharing import Sessionless, Sharing
 from mcp_sessions.server.upstream.external.spans import Spans
 from mcp_sessions.server.upstream.external.takeover import hand_over, spare, take_over
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, Wanted
+from mcp_sessions.server.upstream.request_state import put_back, waiting_call
+from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 
 Json = dict[str, Any]
@@ -184,10 +180,8 @@ class ExternalPeer:
             async def work(call: Call) -> Json:
                 own = put_back(params)
                 if isinstance(key, Sessionless):
-                    result = await sharing.request(place, key, call, asked.sender, method, own)
-                else:
-                    result = await place.request(call, asked.sender, method, own, check)
-                return set_apart(result)
+                    return await sharing.request(place, key, call, asked.sender, method, own)
+                return await place.request(call, asked.sender, method, own, check)
 
             who, rounds = self._who(call), self._wrapped.rounds
             result = await rounds.serve(call, who, asked.asks, method, params, work)

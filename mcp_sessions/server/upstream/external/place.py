@@ -18,7 +18,7 @@ from mcp_sessions.core.messages import PROGRESS
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.call_in_rounds import CallInRounds
+from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.external.child import (
     ANSWERING,

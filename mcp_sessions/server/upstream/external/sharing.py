@@ -31,13 +31,13 @@ from typing import Any, cast
 
 from mcp_sessions.errors import LIMIT_REACHED
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.asks import Asks, kind_of
-from mcp_sessions.server.upstream.external.call_in_rounds import CallInRounds
+from mcp_sessions.server.upstream.asks import Asks, kind_of
+from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.child import Child, NotStarted, Sender
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.place import Place
-from mcp_sessions.server.upstream.external.rounds import Rounds
 from mcp_sessions.server.upstream.port import Call
+from mcp_sessions.server.upstream.rounds import Rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Sessionless:
     principal: Principal
     kind: frozenset[str]
     """Requests that its clients accept, as
-    :func:`~mcp_sessions.server.upstream.external.asks.kind_of` names them.
+    :func:`~mcp_sessions.server.upstream.asks.kind_of` names them.
     """
 
     of: bytes

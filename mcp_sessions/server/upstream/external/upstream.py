@@ -20,7 +20,7 @@ from mcp_sessions.core.messages import members_of
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.upstream.external.asks import Asks, asks_of
+from mcp_sessions.server.upstream.asks import Asks, asks_of
 from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
@@ -28,7 +28,6 @@ from mcp_sessions.server.upstream.external.elsewhere import Elsewhere
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped, shared_place
 from mcp_sessions.server.upstream.external.place import LISTS, Place
-from mcp_sessions.server.upstream.external.rounds import Rounds
 from mcp_sessions.server.upstream.external.sharing import Sharing
 from mcp_sessions.server.upstream.external.spans import Spans
 from mcp_sessions.server.upstream.external.trial import (
@@ -44,6 +43,7 @@ from mcp_sessions.server.upstream.port import (
     UpstreamPeer,
     Wanted,
 )
+from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.sdk.kernel import (
     HANDSHAKE_VERSIONS,
     SdkUpstream,
@@ -82,6 +82,7 @@ class ExternalUpstream:
             elsewhere: The processes that serve the same sessions. None: there are none.
             remembers: Whether there is a store.
         """
+        self._asks_clients = policy.question_timeout > 0
         reachable = elsewhere if server.per == "session" else None
         rounds = Rounds(policy, server.room_of_one, reachable.process if reachable else None)
         away = rounds.give_up_oldest, rounds.gives_up_at
@@ -183,9 +184,8 @@ class ExternalUpstream:
     ) -> UpstreamPeer:
         """Make a client of the modern era, which is asked in results."""
         info: Any = route.client_info
-        asks: Asks = (
-            asks_of(route.client_capabilities) if self._wrapped.server.per == "session" else {}
-        )
+        may_ask = self._wrapped.server.per == "session" and self._asks_clients
+        asks: Asks = asks_of(route.client_capabilities) if may_ask else {}
         client: Json = {**OURS, "capabilities": members_of(route.client_capabilities)}
         if isinstance(info, dict):
             client["clientInfo"] = cast(Json, info)

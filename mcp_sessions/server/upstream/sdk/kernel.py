@@ -47,7 +47,7 @@ from mcp_sessions.server.upstream.port import (
 from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
 from mcp_sessions.server.upstream.sdk.spans import is_in_no_trace, is_tracing, traced, untraced
 from mcp_sessions.server.upstream.sdk.store_failures import crashed_with, failed_with, told_once
-from mcp_sessions.server.upstream.sdk.ways_back import CallContext, SdkOutbound
+from mcp_sessions.server.upstream.sdk.ways_back import CallContext, ModernOutbound, SdkOutbound
 from mcp_sessions.stores.records import Peer
 
 logger = logging.getLogger(__name__)
@@ -137,6 +137,7 @@ class SdkUpstream:
         self._is_tracing = False
         self._untraced = untraced(self.lowlevel)
         self._envelopes = Envelopes()
+        self._no_session = ModernOutbound(None)
         told_once()
         self._adds_subscriptions = adds_subscriptions
 
@@ -206,7 +207,9 @@ class SdkUpstream:
         """
         connection = self._envelopes.connection(route)
         if outbound is not None:
-            connection.outbound = SdkOutbound(outbound)
+            connection.outbound = ModernOutbound(outbound)
+        elif route.client_capabilities:
+            connection.outbound = self._no_session
         if session_id is not None:
             connection.session_id = name_for_handlers(session_id)
         return SdkPeer(self.runner, connection, modern=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,17 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, PeerRequest, told_handler
+from mcp_sessions.server.upstream.port import (
+    CALL,
+    Call,
+    NotAskable,
+    Outbound,
+    PeerError,
+    PeerRequest,
+    told_handler,
+)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -108,6 +119,43 @@ class SdkOutbound:
             raise
 
 
+class ModernOutbound:
+    """Implement the SDK's ``Outbound`` for the 2026 era, whose connection is one request.
+
+    A question goes to the client of that request.
+    """
+
+    def __init__(self, outbound: Outbound | None) -> None:
+        """Hold the way for notifications.
+
+        Args:
+            outbound: The way to the session. None: there is no session.
+        """
+        self._outbound = outbound
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        """Ask the client of the request that is being handled."""
+        call = CALL.get()
+        if call is None or not call.can_send_request:
+            raise NoBackChannelError(method)
+        return await _ask(call, method, params, opts)
+
+    async def notify(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> None:
+        """Send the client a notification outside of its request."""
+        if self._outbound is None:
+            logger.debug("dropped %s: no standalone channel", method)
+            return
+        try:
+            await self._outbound.notify(method, params)
+        except StoreUnavailable as failed:
+            told_handler(failed)
+            raise
+
+
 async def _ask(
     outbound: Outbound, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None
 ) -> dict[str, Any]:
@@ -119,6 +167,8 @@ async def _ask(
     except StoreUnavailable as failed:
         told_handler(failed)
         raise
+    except NotAskable as failed:
+        raise NoBackChannelError(method) from failed
     except PeerError as failed:
         raise MCPError(failed.code, failed.message, failed.data) from failed
 

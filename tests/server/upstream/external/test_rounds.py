@@ -15,7 +15,7 @@ import pytest
 from mcp.client import Client
 
 from mcp_sessions import Conversations, HTTPServer, SessionLayer
-from mcp_sessions.server.upstream.external.call_in_rounds import CallInRounds
+from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.telling import Telling
@@ -153,7 +153,10 @@ async def test_what_names_a_call_opens_nothing_to_others_and_once_to_its_own() -
         assert error["code"] == -32602
         result = await alice.send("tools/call", right, session=session).result()
         assert json.loads(text_of(result)) == TWO
-        error = await alice.send("tools/call", right, session=session).error()
+        copy = await alice.send("tools/call", right, session=session).result()
+        assert copy == result, "it came twice, and ran once"
+        other_answer = again(asked, {"action": "decline"})
+        error = await alice.send("tools/call", other_answer, session=session).error()
         assert error["code"] == UNKNOWN, "it was used"
 
 
@@ -170,7 +173,7 @@ async def test_an_answer_that_is_missing_is_asked_for_again() -> None:
 
 
 async def test_a_client_that_does_not_come_back_keeps_neither_the_call_nor_the_process() -> None:
-    async with child_world(detached_timeout=0.1) as w:
+    async with child_world(question_timeout=0.1) as w:
         client = asking(w)
         session = (await client.create())["sessionId"]
         asked = await client.send("tools/call", QUESTION, session=session).result()

@@ -1,4 +1,7 @@
-"""List the requests that a client accepts from a server: the part of its capabilities used here."""
+"""List the requests that a client accepts from a server: the part of its capabilities used here.
+
+A client of the 2026 era gets them in the result of its own request.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,16 @@ _MODES: Final[Mapping[str, tuple[str, ...]]] = {
     "roots": (),
 }
 """Kind of request to a client → its modes."""
+
+NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+"""Methods that may need input → the member of ``params`` that names their object."""
+
+_NEEDS: Final = {
+    "elicitation/create": "elicitation",
+    "sampling/createMessage": "sampling",
+    "roots/list": "roots",
+}
+"""Request to a client → the capability that it has to declare for it."""
 
 Asks = Mapping[str, Mapping[str, Any]]
 """Part of a client's capabilities that lets a server ask. Each different value has a process of its
@@ -37,3 +50,16 @@ def kind_of(asks: Asks) -> frozenset[str]:
     return frozenset(
         f"{name}/{mode}" for name, modes in asks.items() for mode in modes or ("form",)
     )
+
+
+def accepts(asks: Asks, method: str, params: Mapping[str, Any] | None) -> bool:
+    """Whether a client accepts that request. One that declares no mode of elicitation accepts
+    forms.
+    """
+    need = _NEEDS.get(method)
+    if need is None or need not in asks:
+        return False
+    if need != "elicitation":
+        return True
+    mode: object = (params or {}).get("mode", "form")
+    return mode in (asks[need] or ("form",))

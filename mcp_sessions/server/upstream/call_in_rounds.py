@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from opentelemetry.trace import Span
 
@@ -18,15 +18,14 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.asks import Asks
-from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest, UpstreamError
-
-_NEEDS: Final = {
-    "elicitation/create": "elicitation",
-    "sampling/createMessage": "sampling",
-    "roots/list": "roots",
-}
-"""Request to a client → the capability that it has to declare for it."""
+from mcp_sessions.server.upstream.asks import Asks, accepts
+from mcp_sessions.server.upstream.port import (
+    REQUEST_TIMEOUT,
+    Call,
+    PeerError,
+    PeerRequest,
+    UpstreamError,
+)
 
 
 @dataclass(eq=False)
@@ -50,6 +49,20 @@ class CallInRounds:
 
     # --- for the code that serves its rounds ---------------------------------------------------
 
+    @property
+    def newest(self) -> Call:
+        """Return its newest request, which it answers by."""
+        return self._call
+
+    def may_ask(self, asked: PeerRequest) -> bool:
+        """Whether its client accepts that question."""
+        return accepts(self._asks, asked.method, asked.params)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it asks nothing any more."""
+        return self._is_over
+
     def carry_on(self, call: Call, answers: Mapping[str, Any]) -> None:
         """Take over another request of the same call, with its answers.
 
@@ -72,18 +85,18 @@ class CallInRounds:
             await self._turn
         if self._is_over:
             return None
-        return {
-            name: {"method": asked.method}
-            | ({"params": dict(asked.params)} if asked.params is not None else {})
-            for name, (asked, _) in self._questions.items()
-        }
+        return {name: _written(asked) for name, (asked, _) in self._questions.items()}
 
-    def end(self) -> None:
-        """Refuse all questions of the call from now on."""
+    def end(self, *, timed_out: bool = False) -> None:
+        """Refuse all questions of the call from now on.
+
+        Args:
+            timed_out: Whether its client had the questions, and did not come back.
+        """
         self._is_over = True
         for _, future in self._questions.values():
             if not future.done():
-                future.set_exception(_over())
+                future.set_exception(_timed_out() if timed_out else _over())
         self._questions.clear()
         self._news()
 
@@ -97,7 +110,7 @@ class CallInRounds:
         """Ask the client in a result. A client reports no progress of a question in a result."""
         if self._is_over:
             raise _over()
-        if _NEEDS.get(asked.method) not in self._asks:
+        if not self.may_ask(asked):
             raise PeerError(METHOD_NOT_FOUND, "Method not found", asked.method)
         self._count += 1
         name = str(self._count)
@@ -108,7 +121,7 @@ class CallInRounds:
             async with asyncio.timeout(asked.timeout):
                 return await future
         except TimeoutError:
-            raise PeerError(INVALID_REQUEST, "no answer in time") from None
+            raise _timed_out() from None
         finally:
             self._questions.pop(name, None)
             # Its error has this frame: a cycle, which would keep the request for a while.
@@ -169,6 +182,18 @@ class CallInRounds:
 
     async def report(self, params: Mapping[str, Any]) -> None:
         await self._call.report(params)
+
+
+def _written(asked: PeerRequest) -> dict[str, Any]:
+    """Write a question as this era does: an elicitation at a URL has no id."""
+    if asked.params is None:
+        return {"method": asked.method}
+    params = {name: it for name, it in asked.params.items() if name != "elicitationId"}
+    return {"method": asked.method, "params": params}
+
+
+def _timed_out() -> PeerError:
+    return PeerError(REQUEST_TIMEOUT, "Request timed out")
 
 
 def _over() -> PeerError:

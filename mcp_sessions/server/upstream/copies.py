@@ -1,0 +1,138 @@
+"""Serve a request that brings answers once, and give its answer to copies of it as well.
+
+An answer is kept until its call has another round, or for a while. Kept answers are bounded in
+number and in bytes. A large answer is not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.background import Background
+from mcp_sessions.core.messages import encode, wire_error
+from mcp_sessions.errors import OutcomeUnknown
+from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome
+from mcp_sessions.server.upstream.port import UpstreamError
+
+KEPT = 65_536
+"""Bytes of an answer, at most, that is kept for a client that may never fetch it."""
+
+
+@dataclass(eq=False)
+class _Round:
+    name: str
+    held: HeldCall
+    brought: bytes
+    answer: asyncio.Future[dict[str, Any]]
+    senders: int = 0
+    """Requests that wait for the answer."""
+
+    async def answered(self) -> dict[str, Any]:
+        """Return the answer. The call is cancelled with the last request that waits for it."""
+        self.senders += 1
+        try:
+            return dict(await asyncio.shield(self.answer))
+        except asyncio.CancelledError:
+            if self.senders == 1 and not self.answer.done():
+                self.held.cancel()
+            raise
+        finally:
+            self.senders -= 1
+
+
+class Copies:
+    """Know the last round of each call.
+
+    Args:
+        most: Answers that are kept.
+        most_bytes: Bytes of them.
+        seconds: Time for which they are kept.
+    """
+
+    def __init__(self, *, most: int, most_bytes: int, seconds: float) -> None:
+        self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
+        self._rounds: dict[str, _Round] = {}
+        self._last: dict[HeldCall, str] = {}
+        self._sizes: dict[str, int] = {}
+        """Bytes of each answer that is kept, oldest first."""
+
+        self._background = Background()
+
+    async def copy(
+        self, name: str, what: Hashable, answers: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Return the answer to an equal request. None: there was no request of that name.
+
+        Raises:
+            UpstreamError: The answer; or -31012: the request of that name was another one.
+        """
+        known = self._rounds.get(name)
+        if known is None:
+            return None
+        if (known.held.what, known.brought) != (what, _digest(answers)):
+            raise UpstreamError(wire_error(OutcomeUnknown()))
+        return await known.answered()
+
+    async def serve(
+        self,
+        name: str,
+        held: HeldCall,
+        answers: Mapping[str, Any],
+        turn: Callable[[], Awaitable[dict[str, Any]]],
+    ) -> dict[str, Any]:
+        """Serve the first request of a name.
+
+        Args:
+            turn: Waits for the next answer of the call.
+
+        Raises:
+            UpstreamError: The answer.
+        """
+        begun = _Round(name, held, _digest(answers), new_outcome())
+        last = self._last.pop(held, None)
+        if last is not None:
+            # Its client has that answer.
+            self._forget(last)
+        self._rounds[name] = begun
+        self._last[held] = name
+        held.outcome.add_done_callback(lambda _: self._last.pop(held, None))
+        self._background.run("a round of a call", self._run(begun, turn))
+        return await begun.answered()
+
+    async def close(self) -> None:
+        """Cancel the rounds that are served."""
+        await self._background.close()
+
+    async def _run(self, begun: _Round, turn: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        answer, size = begun.answer, 0
+        try:
+            result = await turn()
+            answer.set_result(result)
+            size = len(encode(result))
+        except UpstreamError as failed:
+            answer.set_exception(failed)
+        finally:
+            if not answer.done():
+                answer.set_exception(UpstreamError(wire_error(OutcomeUnknown())))
+            self._keep(begun.name, size)
+
+    def _keep(self, name: str, size: int) -> None:
+        if size > KEPT:
+            self._forget(name)
+            return
+        self._sizes[name] = size
+        asyncio.get_running_loop().call_later(self._seconds, self._forget, name)
+        while len(self._sizes) > self._most or sum(self._sizes.values()) > self._most_bytes:
+            self._forget(next(iter(self._sizes)))
+
+    def _forget(self, name: str) -> None:
+        self._rounds.pop(name, None)
+        self._sizes.pop(name, None)
+
+
+def _digest(answers: Mapping[str, Any]) -> bytes:
+    return hashlib.sha256(encode(answers)).digest()

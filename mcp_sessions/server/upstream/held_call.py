@@ -1,0 +1,70 @@
+"""Hold a call in rounds: which requests belong to it, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.core.messages import encode, wire_error
+from mcp_sessions.errors import OutcomeUnknown
+from mcp_sessions.server.upstream.asks import NAMED
+from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
+from mcp_sessions.server.upstream.port import Call, NotAskable, PeerRequest, UpstreamError
+
+
+@dataclass(eq=False)
+class HeldCall:
+    """A call in rounds, and its outcome."""
+
+    call: CallInRounds
+    whose: Hashable
+    """Session or principal of the call."""
+
+    what: Hashable
+    """Client and object of the call, which each round has to match."""
+
+    cancel: Callable[[], object]
+    """Cancels its handler."""
+
+    outcome: asyncio.Future[dict[str, Any]]
+    size: int = 0
+    """Bytes of its request and its questions."""
+
+    def asked(self, params: Mapping[str, Any] | None, questions: Mapping[str, Any]) -> None:
+        """Note what its client has: a request, and the questions."""
+        self.size = max(self.size, len(encode(params or {}))) + len(encode(questions))
+
+    async def ask(self, asked: PeerRequest) -> dict[str, Any]:
+        """Ask the client by the answer to its newest request.
+
+        Raises:
+            NotAskable: It does not accept the question.
+            PeerError: See :meth:`Outbound.send_request`.
+        """
+        if not self.call.may_ask(asked):
+            raise NotAskable(asked.method)
+        return await self.call.send_request(asked)
+
+    def ends(self, result: dict[str, Any] | None, error: dict[str, Any] | None) -> None:
+        """Take its outcome, and ask nothing more."""
+        if not self.outcome.done():
+            if result is not None:
+                self.outcome.set_result(result)
+            else:
+                self.outcome.set_exception(UpstreamError(error or wire_error(OutcomeUnknown())))
+        self.call.end()
+
+
+def what_of(call: Call, whose: Hashable, method: str, params: Mapping[str, Any] | None) -> Hashable:
+    """Return what each round of a call has to match: its client, and its object."""
+    named: object = (params or {}).get(NAMED.get(method, ""))
+    return call.principal, whose, method, named if isinstance(named, str) else None
+
+
+def new_outcome() -> asyncio.Future[dict[str, Any]]:
+    """Return a future whose error nobody has to fetch."""
+    outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    outcome.add_done_callback(lambda it: it.cancelled() or it.exception())
+    return outcome

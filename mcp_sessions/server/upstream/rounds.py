@@ -1,0 +1,349 @@
+"""Turn the questions of a server into results that need input, for clients of the 2026 era.
+
+Rules:
+
+1. A call is made once. A question of the server is the result of the client's request. The call
+   waits for the request that brings the answers, and continues with it.
+2. The name of a waiting call is random, and used once. Another principal, another session or
+   another request cannot use it. If it comes too late, the answer is -31012. The same request, sent
+   again, gets the same answer while that is kept.
+3. A call whose client does not come back gets a timeout error for its questions. It asks nothing
+   more. If it still runs after a while, it is cancelled. It is cancelled at once if too many wait.
+4. A client that is away does not keep room or questions from others. Outside of sessions, one
+   principal has fewer waiting calls than children that it may keep busy (``sharing.py``). The
+   oldest is given up if another client needs its room and it waited for :data:`AWAY` seconds, or
+   for :data:`AWAY_IN_SMALL` if there are fewer than four children.
+5. Waiting calls are bounded in bytes, for one session or principal and in all. The oldest goes
+   first, and the newest stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+from typing import Any, Final
+
+from mcp_sessions.background import Background
+from mcp_sessions.core.message import Message
+from mcp_sessions.core.messages import encode, members_of, wire_error
+from mcp_sessions.core.unheard import Unheard
+from mcp_sessions.errors import OutcomeUnknown
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_request_id
+from mcp_sessions.server.upstream.asks import NAMED, Asks, accepts
+from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
+from mcp_sessions.server.upstream.copies import KEPT, Copies
+from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome, what_of
+from mcp_sessions.server.upstream.port import Call, NotAskable, PeerRequest, UpstreamError
+from mcp_sessions.server.upstream.request_state import named, set_apart, waiting_call
+
+logger = logging.getLogger(__name__)
+
+AWAY: Final = 60.0
+"""Seconds that a client has to come back, even if others need the room of its call."""
+
+AWAY_IN_SMALL: Final = 15.0
+"""The same if its call keeps most of the room, or all of it, from others."""
+
+_SMALL: Final = 4
+_SHARE: Final = 4
+"""Part of the bytes that one session or principal may use: one fourth."""
+
+_CANCELLING: Final = 5.0
+"""Seconds that the cancellation of a call has."""
+
+
+class Rounds:
+    """Hold the calls of one layer whose clients are asked in results.
+
+    Args:
+        policy: Says how long a client has to answer, and bounds the calls that wait.
+        room: Children that one principal may have. None: no children serve these calls.
+        process: Name of this process, if an answer may reach others.
+    """
+
+    def __init__(self, policy: SessionPolicy, room: int | None, process: str | None) -> None:
+        self._process = process
+        self._patience = policy.question_timeout
+        self._cancelled_after = policy.detached_timeout
+        self._is_small = room is not None and room < _SMALL
+        self._waiting: dict[str, tuple[HeldCall, asyncio.TimerHandle]] = {}
+        """Calls between two rounds, by name."""
+
+        self._most_bytes = policy.max_unread_bytes
+        self._copies = Copies(
+            most=policy.max_detached_requests,
+            most_bytes=self._most_bytes // _SHARE,
+            seconds=self._patience,
+        )
+        of_one = policy.max_detached_requests_per_session
+        self._bound = Unheard[str](
+            most=policy.max_detached_requests,
+            most_of_one=of_one if room is None else min(of_one, max(1, room // 2 - 1)),
+        )
+        self._background = Background()
+        self._is_closing = False
+
+    async def serve(
+        self,
+        call: Call,
+        whose: Hashable,
+        asks: Asks,
+        method: str,
+        params: dict[str, Any] | None,
+        work: Callable[[Call], Awaitable[dict[str, Any]]],
+    ) -> dict[str, Any]:
+        """Serve a request of a modern client: as a new call, or as another round of one.
+
+        Args:
+            whose: Its session, or its principal.
+            asks: Requests that its client accepts. Empty: none.
+            work: Makes the call; not called in a later round.
+
+        Raises:
+            UpstreamError: The call's error. -31012: the call is no longer there.
+        """
+        name = waiting_call(params)
+        if name is not None:
+            return await self.go_on(name, call, whose, method, params)
+        if not asks or method not in NAMED:
+            return set_apart(await work(call))
+        in_rounds, outcome = CallInRounds(call, asks), new_outcome()
+        task = self._background.run("a call in rounds", _make(in_rounds, work, outcome))
+        what = what_of(call, whose, method, params)
+        held = HeldCall(in_rounds, whose, what, task.cancel, outcome)
+        try:
+            return await self._turn(held, params)
+        except asyncio.CancelledError:
+            held.cancel()
+            raise
+
+    def begin_late(
+        self,
+        call: Call,
+        asked: PeerRequest,
+        whose: Hashable,
+        asks: Asks,
+        request: Message,
+        answer: Callable[[dict[str, Any]], Awaitable[None]],
+        cancel: Callable[[], object],
+    ) -> HeldCall:
+        """Begin rounds in the middle of a call: its handler asks.
+
+        Args:
+            whose: See :meth:`serve`.
+            asks: See :meth:`serve`.
+            answer: Answers the call's request. Its handler runs on.
+            cancel: Cancels its handler.
+
+        Returns:
+            The call. Its owner says what became of it.
+
+        Raises:
+            NotAskable: Its client does not accept the question, or the method has no rounds.
+        """
+        method, params = request.method, request.params
+        if method not in NAMED or not accepts(asks, asked.method, asked.params):
+            raise NotAskable(asked.method)
+        what = what_of(call, whose, method, params)
+        held = HeldCall(CallInRounds(call, asks), whose, what, cancel, new_outcome())
+        self._background.run("the first round of a call", self._first(held, params, answer))
+        return held
+
+    async def go_on(
+        self,
+        name: str,
+        call: Call,
+        whose: Hashable,
+        method: str,
+        params: dict[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Serve another round of a call.
+
+        Args:
+            name: The name of the call; see :func:`waiting_call`.
+            whose: See :meth:`serve`.
+
+        Raises:
+            UpstreamError: See :meth:`serve`.
+        """
+        what = what_of(call, whose, method, params)
+        answers = members_of((params or {}).get("inputResponses"))
+        copied = await self._copies.copy(name, what, answers)
+        if copied is not None:
+            return copied
+        held = self._resumed(name, what)
+        try:
+            held.call.carry_on(call, answers)
+        except UpstreamError:
+            self._wait(held, name)
+            raise
+        return await self._copies.serve(name, held, answers, partial(self._turn, held, params))
+
+    async def give_up_oldest(self, of: Principal | None) -> bool:
+        """Give up the oldest call outside of sessions whose client is away, to make room.
+
+        Args:
+            of: Its principal. None: any.
+
+        Returns:
+            Whether a call was given up.
+        """
+        name = self._oldest(of)
+        if name is None or asyncio.get_running_loop().time() < self._may_go_at(name):
+            return False
+        held, _ = self._waiting[name]
+        self._give_up(name)
+        await asyncio.wait({held.outcome}, timeout=_CANCELLING)
+        return True
+
+    def gives_up_at(self, of: Principal | None) -> float:
+        """Return when :meth:`give_up_oldest` gives up the next call, if its client stays away.
+        Infinite: there is none.
+        """
+        name = self._oldest(of)
+        return self._may_go_at(name) if name is not None else math.inf
+
+    def _oldest(self, of: Principal | None) -> str | None:
+        whose = ((name, held.whose) for name, (held, _) in self._waiting.items())
+        own = (name for name, it in whose if isinstance(it, Principal) and of in (None, it))
+        return next(own, None)
+
+    def _may_go_at(self, name: str) -> float:
+        _, timer = self._waiting[name]
+        return timer.when() - self._patience + (AWAY_IN_SMALL if self._is_small else AWAY)
+
+    def session_over(self, session_id: Hashable) -> None:
+        """Cancel the waiting calls of a session that has ended."""
+        for name, (held, _) in list(self._waiting.items()):
+            if held.whose == session_id:
+                self._give_up(name)
+
+    def leave(self) -> None:
+        """Cancel the calls that wait, and those that begin to wait from now on: no client can come
+        back to this process.
+        """
+        self._is_closing = True
+        for name in list(self._waiting):
+            self._give_up(name)
+
+    async def close(self) -> None:
+        """Cancel all of them."""
+        for held, timer in self._waiting.values():
+            timer.cancel()
+            held.cancel()
+        await self._copies.close()
+        await self._background.close()
+
+    async def _first(
+        self,
+        held: HeldCall,
+        params: dict[str, Any] | None,
+        answer: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        questions = await held.call.turn()
+        if questions is not None:
+            await answer(self._asked(held, params, questions))
+
+    async def _turn(self, held: HeldCall, params: dict[str, Any] | None) -> dict[str, Any]:
+        """Wait for the next answer of a call: its questions, or its result."""
+        questions = await held.call.turn()
+        if questions is None:
+            return await asyncio.shield(held.outcome)
+        return self._asked(held, params, questions)
+
+    def _asked(
+        self, held: HeldCall, params: dict[str, Any] | None, questions: dict[str, Any]
+    ) -> dict[str, Any]:
+        name = mint_request_id(self._process)
+        held.asked(params, questions)
+        self._wait(held, name)
+        return {
+            "resultType": "input_required",
+            "inputRequests": questions,
+            "requestState": named(name),
+        }
+
+    def _resumed(self, name: str, what: Hashable) -> HeldCall:
+        waiting = self._waiting.get(name)
+        if waiting is None or waiting[0].what != what:
+            raise UpstreamError(wire_error(OutcomeUnknown()))
+        held, timer = waiting
+        timer.cancel()
+        del self._waiting[name]
+        self._bound.remove(name)
+        return held
+
+    def _wait(self, held: HeldCall, name: str) -> None:
+        """Wait for the answers: the client has the questions."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._patience, self._timed_out, name)
+        self._waiting[name] = held, timer
+        given_up = self._bound.add(name, held.call.principal, held.whose)
+        if given_up is not None:
+            self._give_up(given_up)
+        while (loser := self._has_too_many_bytes(held.whose)) is not None:
+            self._give_up(loser)
+        held.outcome.add_done_callback(lambda outcome: self._ended(name, outcome))
+        if self._is_closing and name in self._waiting:
+            self._give_up(name)
+
+    def _has_too_many_bytes(self, newest: Hashable) -> str | None:
+        """Return the name of the call to give up. None: none."""
+        sizes = Counter[Hashable]()
+        for held, _ in self._waiting.values():
+            sizes[held.whose] += held.size
+        if sizes[newest] > self._most_bytes // _SHARE:
+            whose = newest
+        elif sizes.total() > self._most_bytes:
+            whose = max(sizes, key=sizes.__getitem__)
+        else:
+            return None
+        *older, _ = self._waiting.items()
+        return next((name for name, (held, _) in older if held.whose == whose), None)
+
+    def _ended(self, name: str, outcome: asyncio.Future[dict[str, Any]]) -> None:
+        """Give up a large result: its server did not wait for the answers."""
+        if name not in self._waiting or outcome.exception() is not None:
+            return
+        if len(encode(outcome.result())) > KEPT:
+            self._give_up(name)
+
+    def _timed_out(self, name: str) -> None:
+        held = self._removed(name)
+        logger.warning("a client was asked and did not come back; its call gets a timeout error")
+        held.call.end(timed_out=True)
+        timer = asyncio.get_running_loop().call_later(self._cancelled_after, held.cancel)
+        held.outcome.add_done_callback(lambda _: timer.cancel())
+
+    def _give_up(self, name: str) -> None:
+        held = self._removed(name)
+        logger.warning("a call whose client was asked and did not come back is cancelled")
+        held.cancel()
+
+    def _removed(self, name: str) -> HeldCall:
+        held, timer = self._waiting.pop(name)
+        timer.cancel()
+        self._bound.remove(name)
+        return held
+
+
+async def _make(
+    call: CallInRounds,
+    work: Callable[[Call], Awaitable[dict[str, Any]]],
+    outcome: asyncio.Future[dict[str, Any]],
+) -> None:
+    try:
+        outcome.set_result(set_apart(await work(call)))
+    except Exception as failed:
+        # This is the boundary to the request that fetches the result, which raises it.
+        outcome.set_exception(failed)
+    finally:
+        if not outcome.done():
+            outcome.set_exception(UpstreamError(wire_error(OutcomeUnknown())))
+        call.end()

@@ -1,0 +1,338 @@
+"""A handler of a Python server asks clients of the 2026 era: by results that need input."""
+
+import asyncio
+from typing import Any, cast
+
+import mcp_types as types
+import pytest
+from mcp.client import Client
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+from pydantic import BaseModel
+
+from mcp_sessions import SessionLayer, current_session
+from tests.server.upstream.external.test_rounds import UNKNOWN, again
+from tests.server.upstream.external.test_upstream import user
+from tests.support.children import until
+from tests.support.duplex import listening
+from tests.support.modern import ModernClient
+from tests.support.raw import Json, text_of
+from tests.support.world import Toolbox, World, world
+
+# The 2026 era deprecates sampling and roots. Servers that use them keep working.
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning"),
+]
+
+ELICITS: Json = {"elicitation": {}}
+ALL: Json = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
+ASK: Json = {"name": "ask", "arguments": {"question": "how many?"}}
+TWO: Json = {"action": "accept", "content": {"answer": "two"}}
+TOOLS = ("ask", "sample", "roots", "visit")
+
+
+class Answer(BaseModel):
+    """The answer to a question."""
+
+    answer: str
+
+
+def asking_server() -> MCPServer:
+    """Serve one tool for each way to ask."""
+    mcp = MCPServer("asking")
+
+    @mcp.tool()
+    async def ask(ctx: Context[Any]) -> str:
+        result = await ctx.elicit("how many?", Answer)
+        return f"{result.action} {getattr(result, 'data', None)}"
+
+    @mcp.tool()
+    async def sample(ctx: Context[Any]) -> str:
+        said = types.SamplingMessage(role="user", content=types.TextContent(text="hello"))
+        result = await ctx.session.create_message([said], max_tokens=5)  # pyright: ignore[reportDeprecated]
+        return cast(types.TextContent, result.content).text
+
+    @mcp.tool()
+    async def roots(ctx: Context[Any]) -> str:
+        result = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
+        return str(result.roots[0].uri)
+
+    @mcp.tool()
+    async def visit(ctx: Context[Any]) -> str:
+        result = await ctx.elicit_url("sign in", "https://example.com/", "one")
+        return result.action
+
+    _ = ask, sample, roots, visit
+    return mcp
+
+
+async def elicit(context: Any, params: Any) -> types.ElicitResult:
+    content = None if params.mode == "url" else {"answer": params.message}
+    return types.ElicitResult(action="accept", content=content)
+
+
+async def sample(context: Any, params: Any) -> types.CreateMessageResult:
+    text = types.TextContent(text=f"you said {params.messages[0].content.text}")
+    return types.CreateMessageResult(role="assistant", content=text, model="none")
+
+
+async def roots(context: Any) -> types.ListRootsResult:
+    return types.ListRootsResult(roots=[types.Root(uri=cast(Any, "file:///here"))])
+
+
+async def text_by(client: Client, tool: str) -> str:
+    result = await client.call_tool(tool, {})
+    (content,) = result.content
+    assert isinstance(content, types.TextContent) and not result.is_error
+    return content.text
+
+
+@pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
+async def test_a_stock_client_of_each_era_answers_what_a_tool_asks(mode: str) -> None:
+    layer = SessionLayer(asking_server())
+    app = layer.asgi_app()
+    async with layer.lifespan(), listening(app) as port, asyncio.timeout(20):
+        callbacks: Any = {
+            "elicitation_callback": elicit,
+            "sampling_callback": sample,
+            "list_roots_callback": roots,
+        }
+        async with Client(f"http://127.0.0.1:{port}/mcp", mode=cast(Any, mode), **callbacks) as c:
+            said = [await text_by(c, tool) for tool in TOOLS]
+    assert said == [
+        "accept answer='how many?'", "you said hello", "file:///here", "accept"
+    ]  # fmt: skip
+
+
+def client_of(w: World, **capabilities: Any) -> ModernClient:
+    return ModernClient(w.carrier, capabilities=capabilities or ELICITS)
+
+
+async def refused(ask: Any) -> str:
+    """What a handler gets: the kind of its error, and the text."""
+    try:
+        return f"answered {await ask}"
+    except MCPError as failed:
+        return f"{type(failed).__name__} {failed.error.code}"
+
+
+def box_of(*tools: Any) -> Toolbox:
+    box = Toolbox()
+    box.tools.update({tool.__name__: tool for tool in tools})
+    return box
+
+
+SCHEMA: Any = {"type": "object", "properties": {"answer": {"type": "string"}}}
+
+
+async def test_a_call_has_as_many_rounds_as_its_handler_has_questions() -> None:
+    """It runs once, in a session and outside. Progress belongs to the newest request."""
+
+    async def ask_twice(ctx: Any, arguments: Json) -> str:
+        answers: list[Any] = []
+        for question in "ab":
+            result = await ctx.session.elicit_form(question, SCHEMA)
+            await ctx.session.report_progress(len(answers) + 1)
+            content: Json = result.content or {}
+            answers.append(content.get("answer", result.action))
+        return " ".join(answers)
+
+    async with world(box=box_of(ask_twice)) as w:
+        client = client_of(w)
+        for session in (None, (await client.create())["sessionId"]):
+            params: Json = {"name": "ask_twice", "arguments": {}}
+            asked = await client.send("tools/call", params, session=session).result()
+            assert asked["resultType"] == "input_required"
+            ((_, question),) = asked["inputRequests"].items()
+            assert (question["method"], question["params"]["message"]) == (
+                "elicitation/create", "a"
+            )  # fmt: skip
+            for token, answer in (("2nd", TWO), ("3rd", {"action": "decline"})):
+                brought = again(asked, answer, params=params)
+                meta = {"progressToken": token}
+                sent = client.send("tools/call", brought, session=session, meta=meta)
+                asked = await sent.result()
+                (report,) = [m["params"] for m in sent.messages if "method" in m]
+                assert report["progressToken"] == token
+            assert (asked["resultType"], text_of(asked)) == ("complete", "two decline")
+        assert w.box.calls == ["ask_twice"] * 2
+
+
+async def test_two_questions_at_once_may_be_answered_one_by_one() -> None:
+    async def ask_both(ctx: Any, arguments: Json) -> str:
+        asks = [ctx.session.elicit_form(question, SCHEMA) for question in "ab"]
+        return " ".join(str(each.content["answer"]) for each in await asyncio.gather(*asks))
+
+    async with world(box=box_of(ask_both)) as w:
+        client = client_of(w)
+        params: Json = {"name": "ask_both", "arguments": {}}
+        asked = await client.send("tools/call", params).result()
+        first, second = asked["inputRequests"]
+        part: Json = {
+            **params,
+            "inputResponses": {second: {"action": "accept", "content": {"answer": "B"}}},
+            "requestState": asked["requestState"],
+        }
+        rest = await client.send("tools/call", part).result()
+        assert [*rest["inputRequests"]] == [first]
+        one: Json = {"action": "accept", "content": {"answer": "A"}}
+        result = await client.send("tools/call", again(rest, one, params=params)).result()
+        assert text_of(result) == "A B"
+
+
+@pytest.mark.parametrize("declared", [{}, {"roots": {}}, {"elicitation": {"url": {}}}])
+async def test_a_client_that_does_not_accept_a_question_is_not_asked(declared: Json) -> None:
+    async def ask_form(ctx: Any, arguments: Json) -> str:
+        related = arguments.get("related") and ctx.request_id
+        ask = ctx.session.elicit_form("?", SCHEMA, related_request_id=related)
+        return await refused(ask)
+
+    async with world(box=box_of(ask_form)) as w:
+        client = ModernClient(w.carrier, capabilities=declared)
+        for session in (None, (await client.create())["sessionId"]):
+            for related in (True, False):
+                said = await client.text("ask_form", {"related": related}, session=session)
+                assert said == f"{NoBackChannelError.__name__} -32600"
+
+
+async def test_the_policy_switches_it_off() -> None:
+    async def ask_form(ctx: Any, arguments: Json) -> str:
+        return await refused(ctx.session.elicit_form("?", SCHEMA))
+
+    async with world(box=box_of(ask_form), question_timeout=0) as w:
+        assert await client_of(w).text("ask_form") == f"{NoBackChannelError.__name__} -32600"
+
+
+async def test_a_handler_whose_client_does_not_come_back_gets_a_timeout_error() -> None:
+    ended: list[str] = []
+
+    async def ask_form(ctx: Any, arguments: Json) -> str:
+        ended.append(await refused(ctx.session.elicit_form("?", SCHEMA)))
+        ended.append(await refused(ctx.session.elicit_form("?", SCHEMA)))
+        return "late"
+
+    async with world(box=box_of(ask_form), question_timeout=0.05) as w:
+        client = client_of(w)
+        params: Json = {"name": "ask_form", "arguments": {}}
+        asked = await client.send("tools/call", params).result()
+        await until(lambda: len(ended) == 2, "it ended")
+        assert ended == ["MCPError -32001", "NoBackChannelError -32600"]
+        error = await client.send("tools/call", again(asked, TWO, params=params)).error()
+        assert error["code"] == UNKNOWN
+
+
+async def test_a_round_opens_nothing_to_others_and_runs_once() -> None:
+    async with world() as w:
+        alice, bob = [
+            ModernClient(await w.carrier_of(user(name)), capabilities=ELICITS)
+            for name in ("alice", "bob")
+        ]
+        session = (await alice.create())["sessionId"]
+        other = (await alice.create())["sessionId"]
+        asked = await alice.send("tools/call", ASK, session=session).result()
+        right = again(asked, TWO, params=ASK)
+        wrong = [
+            bob.send("tools/call", right),
+            alice.send("tools/call", right),
+            alice.send("tools/call", right, session=other),
+            alice.send("tools/call", {**right, "name": "echo"}, session=session),
+            alice.send("tools/call", {**right, "requestState": "mcp-sessions-call:x"}),
+        ]
+        for sent in wrong:
+            assert (await sent.error())["code"] == UNKNOWN
+        copies = [alice.send("tools/call", right, session=session) for _ in range(3)]
+        results = [await sent.result() for sent in copies]
+        assert [text_of(result) for result in results] == ["accept: two"] * 3
+        assert w.box.calls == ["ask"]
+
+
+async def test_a_call_ends_with_its_session() -> None:
+    cancelled: list[str] = []
+
+    async def ask_form(ctx: Any, arguments: Json) -> str:
+        try:
+            await ctx.session.elicit_form("?", SCHEMA)
+        except asyncio.CancelledError:
+            cancelled.append("ask_form")
+            raise
+        return "answered"
+
+    async with world(box=box_of(ask_form)) as w:
+        client = client_of(w)
+        session = (await client.create())["sessionId"]
+        params: Json = {"name": "ask_form", "arguments": {}}
+        asked = await client.send("tools/call", params, session=session).result()
+        assert asked["resultType"] == "input_required"
+        await client.send("sessions/delete", {}, session=session).result()
+        await until(lambda: cancelled == ["ask_form"], "its handler ended")
+
+
+@pytest.mark.parametrize("limits", [{"max_detached_requests": 1}, {"max_unread_bytes": 400_000}])
+async def test_where_too_many_wait_the_oldest_is_cancelled(limits: Any) -> None:
+    async with world(**limits) as w:
+        client = client_of(w)
+        asked = [
+            await client.send("tools/call", ASK, meta={"x.y/z": "m" * 60_000}).result()
+            for _ in range(2)
+        ]
+        error = await client.send("tools/call", again(asked[0], TWO, params=ASK)).error()
+        assert error["code"] == UNKNOWN
+        result = await client.send("tools/call", again(asked[1], TWO, params=ASK)).result()
+        assert text_of(result) == "accept: two"
+
+
+async def test_what_a_handler_changes_is_in_the_last_answer() -> None:
+    async def ask_form(ctx: Any, arguments: Json) -> str:
+        result = await ctx.session.elicit_form("?", SCHEMA)
+        current_session().state["answer"] = result.content["answer"]
+        return "kept"
+
+    async def read(ctx: Any, arguments: Json) -> str:
+        return str(current_session().state["answer"])
+
+    async with world(box=box_of(ask_form, read)) as w:
+        client = client_of(w)
+        made = await client.create()
+        session = made["sessionId"]
+        params: Json = {"name": "ask_form", "arguments": {}}
+        asked = await client.send("tools/call", params, session=session).result()
+        brought = again(asked, TWO, params=params)
+        result = await client.send("tools/call", brought, session=session).result()
+        states = [each["_meta"]["io.modelcontextprotocol/session"] for each in (asked, result)]
+        assert states[0]["state"] != states[1]["state"]
+        assert await client.text("read", session=session) == "two"
+
+
+async def test_a_tool_that_is_written_for_rounds_passes_through() -> None:
+    """Also its own ``requestState``, whatever that looks like."""
+    own = "mcp-sessions-call:mine"
+
+    async def rounds(ctx: Any, arguments: Json) -> Any:
+        raise AssertionError("called by its handler below")
+
+    box = box_of(rounds)
+
+    async def on_call(ctx: Any, params: types.CallToolRequestParams) -> Any:
+        box.calls.append(str(params.request_state))
+        if params.request_state is None:
+            form = types.ElicitRequestFormParams(message="?", requested_schema=SCHEMA)
+            asks: Any = {"mine": types.ElicitRequest(params=form)}
+            return types.InputRequiredResult(input_requests=asks, request_state=own)
+        return types.CallToolResult(content=[types.TextContent(text="done")])
+
+    box.server.add_request_handler("tools/call", types.CallToolRequestParams, on_call)
+    async with world(box=box) as w:
+        client = client_of(w)
+        params: Json = {"name": "rounds", "arguments": {}}
+        asked = await client.send("tools/call", params).result()
+        assert [*asked["inputRequests"]] == ["mine"]
+        result = await client.send("tools/call", again(asked, TWO, params=params)).result()
+        assert text_of(result) == "done"
+        assert box.calls == ["None", own]
+
+
+async def test_a_layer_that_stops_waits_for_nobody_who_was_asked() -> None:
+    async with world() as w:
+        asked = await client_of(w).send("tools/call", ASK).result()
+    assert asked["resultType"] == "input_required", "and it ended"
