@@ -62,7 +62,7 @@ TAKEOVER: Stage = (
 )
 QUESTIONS: Stage = (
     "Questions of the server to its client",
-    "ASK1-4 ASK6 END7 SEC10",
+    "ASK1-4 ASK6-7 END7 SEC10",
 )
 LIMITS: Stage = (
     "Ends and bounds",

@@ -370,7 +370,7 @@ other-content-is-other-content: any-content
 answers-go-oldest-first: newest-goes-first
 a-malformed-key-on-a-listen-is-ignored: keys-on-listens
 a-key-is-one-in-both-eras: ignores-keys
-in-the-modern-era-nobody-is-asked: asks-anyone
+what-a-modern-client-did-not-declare-is-not-asked: asks-anyone
 a-listen-has-limits: no-limit
 a-modern-request-on-a-connections-id-is-a-conflict: conflict-has-no-reason
 a-place-is-good-twice: forgets-on-drop
