@@ -139,9 +139,9 @@ class Assembly:
         self.bus = bus = _bus(store)
         upstream: Upstream = self.shell
         external = elsewhere = None
+        if store.exchange is not None:
+            elsewhere = ChildrenElsewhere(bus, store, store.exchange)
         if isinstance(server, ExternalServer):
-            if store.exchange is not None:
-                elsewhere = ChildrenElsewhere(bus, store, store.exchange)
             lasting = store.remembers and store.survives_process
             starter = _starter(server, policy.max_answer, lasting=lasting)
             upstream = external = ExternalUpstream(
@@ -166,7 +166,7 @@ class Assembly:
         process = bus.process if bus.is_shared else None
         rounds = None
         if external is None and policy.question_timeout:
-            rounds = Rounds(policy, None, process)
+            rounds = Rounds(policy, None, process, elsewhere)
         self.questions = questions = PendingQuestions(process, rounds)
         streams = partial(StreamLog, store, clock)
 
@@ -276,8 +276,8 @@ class Assembly:
         )
         self.sessions = Sessions(store, clock, lifecycle.finish)
         children = None
-        if external is not None and elsewhere is not None:
-            children = elsewhere, ChildHost(bus, store, elsewhere, external, peers)
+        if elsewhere is not None and (external is not None or rounds is not None):
+            children = elsewhere, ChildHost(bus, store, elsewhere, external, rounds, peers)
         handlers = ClusterHandlers(
             bus,
             store,

@@ -42,6 +42,8 @@ from mcp_sessions.server.upstream.port import (
     UpstreamError,
     wanted_by,
 )
+from mcp_sessions.server.upstream.request_state import waiting_call
+from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import LIVENESS
 
@@ -157,7 +159,12 @@ class ChildHost:
     _bus: ClusterBus
     _store: SessionStore
     _children: ChildrenElsewhere
-    _upstream: ExternalUpstream
+    _upstream: ExternalUpstream | None
+    """None: the wrapped server is in this process, and has no children."""
+
+    _rounds: Rounds | None
+    """The calls of such a server that wait for answers."""
+
     _peers: UpstreamPeers
 
     def __post_init__(self) -> None:
@@ -177,6 +184,8 @@ class ChildHost:
             case AnswerChild():
                 return self._answer(sender, message)
             case NotifyChild():
+                if self._upstream is None:
+                    return None
                 return self._upstream.notify_here(
                     message.session_id, message.method, message.params
                 )
@@ -220,8 +229,10 @@ class ChildHost:
         Raises:
             StoreUnavailable: The next round does the rest.
         """
+        upstream = self._upstream
         for session_id in await self._children.lost():
-            self._upstream.children.over(session_id)
+            if upstream is not None:
+                upstream.children.over(session_id)
         taken, lost = self._children.moved()
         if taken:
             logger.warning(
@@ -234,8 +245,8 @@ class ChildHost:
                 *(lost, LIVENESS),
             )
         for session_id in list(self._children.held):
-            if await self._store.load(session_id, now=0) is None:
-                await self._upstream.session_over(session_id)
+            if upstream is not None and await self._store.load(session_id, now=0) is None:
+                await upstream.session_over(session_id)
         for call, task in list(self._asked.values()):
             if not await self._bus.is_alive(call.process):
                 task.cancel()
@@ -304,18 +315,19 @@ class ChildHost:
     async def _served(
         self, call: RemoteCall, message: AskChild
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        upstream = self._upstream
+        if upstream is None:
+            return await self._another_round(call, message), {}
         session_id = message.session_id
-        if self._is_leaving and session_id is not None and not self._is_busy(session_id):
+        if self._is_leaving and session_id is not None and not _is_busy(upstream, session_id):
             # What runs here is finished here; what comes next is the next one's at once.
-            self._upstream.children.over(session_id)
+            upstream.children.over(session_id)
             await self._children.give_up(session_id, message.holder)
             raise Moved
         params = dict(message.params) if message.params is not None else None
         asked = Asked(message.client, message.method, params, message.level, message.asks)
         if session_id is None:
-            peer = self._upstream.hosted(
-                message.client, None, None, message.asks, wanted=NOTHING_WANTED
-            )
+            peer = upstream.hosted(message.client, None, None, message.asks, wanted=NOTHING_WANTED)
             return await peer.here(call, asked, None)
         lease = await self._children.lease(session_id)
         if lease.holder != message.holder:
@@ -323,7 +335,7 @@ class ChildHost:
         record = await self._store.load(session_id, now=0)
         if record is None:
             raise UpstreamError(wire_error(SessionNotFound(session_id)))
-        peer = self._upstream.hosted(
+        peer = upstream.hosted(
             message.client,
             self._peers.way_to(record),
             session_id,
@@ -332,12 +344,13 @@ class ChildHost:
         )
         return await peer.here(call, asked, lease)
 
-    def _is_busy(self, session_id: SessionId) -> bool:
-        place = self._upstream.children.known(session_id)
-        if place is None:
-            return False
-        # Without a process, and one that is started, what is here was asked of nobody.
-        return place.starting is not None or (place.living is not None and bool(place.calls))
+    async def _another_round(self, call: RemoteCall, message: AskChild) -> Mapping[str, Any]:
+        params = dict(message.params) if message.params is not None else None
+        name, method = waiting_call(params), message.method
+        if self._rounds is None or name is None or method is None:
+            raise UpstreamError(wire_error(OutcomeUnknown()))
+        whose = message.session_id or call.principal
+        return await self._rounds.go_on(name, call, whose, method, params)
 
     def _keep(self, answered: ChildAnswered) -> None:
         """For who asks for it again, as long as there is room."""
@@ -352,3 +365,11 @@ class ChildHost:
 
 async def _reported(on_progress: OnProgress, told: Mapping[str, Any]) -> None:
     await on_progress(told.get("progress", 0), told.get("total"), told.get("message"))
+
+
+def _is_busy(upstream: ExternalUpstream, session_id: SessionId) -> bool:
+    place = upstream.children.known(session_id)
+    if place is None:
+        return False
+    # Without a process, and one that is started, what is here was asked of nobody.
+    return place.starting is not None or (place.living is not None and bool(place.calls))

@@ -202,6 +202,8 @@ class ClusterHandlers:
     async def _ended(self, message: SessionEnded) -> None:
         session_id, connection_id = message.session_id, message.connection_id
         knows = session_id in self._runner.held or self._connections.knows(session_id)
+        rounds = self._questions.rounds
+        knows = knows or (rounds is not None and rounds.waits_in(session_id))
         knows = knows or (self._children is not None and self._children[1].has(session_id))
         known = connection_id is not None and self._connections.local(connection_id) is not None
         if (knows or known) and await self._store.load(session_id, now=0) is None:

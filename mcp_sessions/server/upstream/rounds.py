@@ -25,13 +25,14 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import encode, members_of, wire_error
 from mcp_sessions.core.unheard import Unheard
 from mcp_sessions.errors import OutcomeUnknown
+from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
@@ -58,6 +59,29 @@ _CANCELLING: Final = 5.0
 """Seconds that the cancellation of a call has."""
 
 
+class Elsewhere(Protocol):
+    """The processes in which calls wait."""
+
+    async def go_on_in(
+        self,
+        waiting: str,
+        session_id: SessionId | None,
+        call: Call,
+        method: str,
+        params: dict[str, Any] | None,
+    ) -> dict[str, Any] | None:
+        """Continue a call that waits in another process. None: it waits in no other process.
+
+        Args:
+            waiting: The name of the call.
+            session_id: Its session. None: it has none.
+
+        Raises:
+            UpstreamError: The call's error. -31012: the call is no longer there.
+        """
+        ...
+
+
 class Rounds:
     """Hold the calls of one layer whose clients are asked in results.
 
@@ -65,9 +89,18 @@ class Rounds:
         policy: Says how long a client has to answer, and bounds the calls that wait.
         room: Children that one principal may have. None: no children serve these calls.
         process: Name of this process, if an answer may reach others.
+        elsewhere: Asks the process in which a call waits. None: there is no other, or the caller
+            of :meth:`serve` asks it.
     """
 
-    def __init__(self, policy: SessionPolicy, room: int | None, process: str | None) -> None:
+    def __init__(
+        self,
+        policy: SessionPolicy,
+        room: int | None,
+        process: str | None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._elsewhere = elsewhere
         self._process = process
         self._patience = policy.question_timeout
         self._cancelled_after = policy.detached_timeout
@@ -174,6 +207,11 @@ class Rounds:
         """
         what = what_of(call, whose, method, params)
         answers = members_of((params or {}).get("inputResponses"))
+        if self._elsewhere is not None:
+            session_id = SessionId(whose) if isinstance(whose, str) else None
+            served = await self._elsewhere.go_on_in(name, session_id, call, method, params)
+            if served is not None:
+                return served
         copied = await self._copies.copy(name, what, answers)
         if copied is not None:
             return copied
@@ -217,6 +255,10 @@ class Rounds:
     def _may_go_at(self, name: str) -> float:
         _, timer = self._waiting[name]
         return timer.when() - self._patience + (AWAY_IN_SMALL if self._is_small else AWAY)
+
+    def waits_in(self, session_id: Hashable) -> bool:
+        """Whether a call of a session waits."""
+        return any(held.whose == session_id for held, _ in self._waiting.values())
 
     def session_over(self, session_id: Hashable) -> None:
         """Cancel the waiting calls of a session that has ended."""
