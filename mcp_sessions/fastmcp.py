@@ -1,4 +1,4 @@
-"""``resumable(…)`` for FastMCP's ``Client``, and ``session_state()`` for its server.
+"""``resumable(…)`` for FastMCP's ``Client``; ``session_state()`` and ``elicit()`` for its server.
 
 ::
 
@@ -21,7 +21,15 @@ from functools import wraps
 from typing import Any, ParamSpec, SupportsFloat, Unpack
 
 from fastmcp.client.transports.base import ClientTransport, SessionKwargs, TransportOptions
+from fastmcp.server.context import Context
 from fastmcp.server.dependencies import get_context
+from fastmcp.server.elicitation import (
+    AcceptedElicitation,
+    CancelledElicitation,
+    DeclinedElicitation,
+    handle_elicit_accept,
+    parse_elicit_response_type,
+)
 from key_value.aio.protocols import AsyncKeyValue
 from key_value.aio.stores.memory import MemoryStore
 from mcp import ClientSession
@@ -92,6 +100,45 @@ def session_state(beside: AsyncKeyValue | None = None) -> AsyncKeyValue:
             this process keeps them.
     """
     return _SessionState(beside if beside is not None else MemoryStore())
+
+
+async def elicit(
+    context: Context,
+    message: str,
+    response_type: Any,
+    *,
+    response_title: str | None = None,
+    response_description: str | None = None,
+) -> AcceptedElicitation[Any] | DeclinedElicitation | CancelledElicitation:
+    """Ask the client's user, like ``ctx.elicit``, for clients of both eras.
+
+    FastMCP refuses ``ctx.elicit`` for a client of 2026-07-28 by its protocol version. This function
+    asks through ``ctx.session``, if the layer can ask the client. Otherwise it is ``ctx.elicit``.
+
+    Args:
+        context: The tool's context.
+        message: The question.
+        response_type: See ``ctx.elicit``.
+        response_title: See ``ctx.elicit``.
+        response_description: See ``ctx.elicit``.
+
+    Raises:
+        ToolError: The client cannot be asked.
+    """
+    labels = {"response_title": response_title, "response_description": response_description}
+    session = context.session
+    if context.is_background_task or not session.can_send_request:
+        return await context.elicit(message, response_type, **labels)
+    config = parse_elicit_response_type(response_type, **labels)
+    request_id = context.request_id
+    result = await session.elicit_form(message, config.schema, related_request_id=request_id)
+    match result.action:
+        case "accept":
+            return handle_elicit_accept(config, result.content)
+        case "decline":
+            return DeclinedElicitation()
+        case "cancel":
+            return CancelledElicitation()
 
 
 _MEMBER = "fastmcp"

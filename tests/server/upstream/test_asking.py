@@ -1,6 +1,7 @@
 """A handler of a Python server asks clients of the 2026 era: by results that need input."""
 
 import asyncio
+import random
 from typing import Any, cast
 
 import mcp_types as types
@@ -81,6 +82,15 @@ async def roots(context: Any) -> types.ListRootsResult:
     return types.ListRootsResult(roots=[types.Root(uri=cast(Any, "file:///here"))])
 
 
+def answers() -> Any:
+    """The callbacks of a client that answers everything."""
+    return {
+        "elicitation_callback": elicit,
+        "sampling_callback": sample,
+        "list_roots_callback": roots,
+    }
+
+
 async def text_by(client: Client, tool: str) -> str:
     result = await client.call_tool(tool, {})
     (content,) = result.content
@@ -93,13 +103,9 @@ async def test_a_stock_client_of_each_era_answers_what_a_tool_asks(mode: str) ->
     layer = SessionLayer(asking_server())
     app = layer.asgi_app()
     async with layer.lifespan(), listening(app) as port, asyncio.timeout(20):
-        callbacks: Any = {
-            "elicitation_callback": elicit,
-            "sampling_callback": sample,
-            "list_roots_callback": roots,
-        }
-        async with Client(f"http://127.0.0.1:{port}/mcp", mode=cast(Any, mode), **callbacks) as c:
-            said = [await text_by(c, tool) for tool in TOOLS]
+        url = f"http://127.0.0.1:{port}/mcp"
+        async with Client(url, mode=cast(Any, mode), **answers()) as client:
+            said = [await text_by(client, tool) for tool in TOOLS]
     assert said == [
         "accept answer='how many?'", "you said hello", "file:///here", "accept"
     ]  # fmt: skip
@@ -336,3 +342,62 @@ async def test_a_layer_that_stops_waits_for_nobody_who_was_asked() -> None:
     async with world() as w:
         asked = await client_of(w).send("tools/call", ASK).result()
     assert asked["resultType"] == "input_required", "and it ended"
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_nobody_is_asked_for_another(seed: int) -> None:
+    """Property: each client gets the questions of its own calls only, whatever the order. Clients
+    of both eras share a server, each with several calls at once, in a session or not.
+    """
+
+    async def ask_three(ctx: Any, arguments: Json) -> str:
+        said: list[str] = []
+        for number in range(3):
+            await asyncio.sleep(0)
+            question = f"{arguments['of']} {number}"
+            result = await ctx.session.elicit_form(
+                question, SCHEMA, related_request_id=ctx.request_id
+            )
+            said.append(result.content["answer"])
+        return " ".join(said)
+
+    chance = random.Random(seed)
+    asked_of: dict[str, list[str]] = {}
+
+    async def modern(w: World, name: str, session: str | None, client: ModernClient) -> None:
+        params: Json = {"name": "ask_three", "arguments": {"of": name}}
+        result = await client.send("tools/call", params, session=session).result()
+        while result["resultType"] == "input_required":
+            replies: list[Json] = []
+            for question in result["inputRequests"].values():
+                message = question["params"]["message"]
+                asked_of.setdefault(name, []).append(message)
+                replies.append({"action": "accept", "content": {"answer": f"<{message}>"}})
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(0)
+            brought = again(result, *replies, params=params)
+            result = await client.send("tools/call", brought, session=session).result()
+        assert text_of(result) == " ".join(f"<{name} {number}>" for number in range(3))
+
+    async def legacy(w: World, name: str) -> None:
+        client = await w.connected(capabilities=ELICITS)
+        call = client.call("ask_three", of=name)
+        for number in range(3):
+            question = (await call.reply.has(number + 1))[number]
+            asked_of.setdefault(name, []).append(question["params"]["message"])
+            content = {"answer": f"<{question['params']['message']}>"}
+            await client.respond(question, {"action": "accept", "content": content})
+        assert text_of(await call.result()) == " ".join(f"<{name} {n}>" for n in range(3))
+
+    async with world(box=box_of(ask_three)) as w, asyncio.timeout(20):
+        client = client_of(w)
+        sessions = [None, (await client.create())["sessionId"]]
+        work = [modern(w, f"m{n}", sessions[n % 2], client) for n in range(6)]
+        work += [legacy(w, f"l{n}") for n in range(3)]
+        chance.shuffle(work)
+        await asyncio.gather(*work)
+        assert asked_of == {
+            name: [f"{name} {number}" for number in range(3)]
+            for name in (*(f"m{n}" for n in range(6)), *(f"l{n}" for n in range(3)))
+        }
+        assert w.box.calls.count("ask_three") == 9
