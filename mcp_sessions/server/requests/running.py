@@ -289,18 +289,13 @@ class RunningRequest:
                 # other senders are owed the answer all the same (KEY5).
                 logger.error("the end of a response stream was not stored: %s", failed)
 
-    # --- in rounds, with a client of the 2026 era ----------------------------------------------
-
     async def _ask_in_rounds(self, asked: PeerRequest, inbound: Inbound) -> dict[str, Any]:
-        """Ask the client by the answer to its newest request."""
         if self._held is None:
-            rounds, capabilities = self._questions.rounds, inbound.route.client_capabilities
+            rounds, asks = self._questions.rounds, asks_of(inbound.route.client_capabilities)
             if rounds is None or self.done:
                 raise port.NotAskable(asked.method)
-            way = self._whose, asks_of(capabilities), self.request, self._asks
-            self._held = rounds.begin_late(
-                self, asked, *way, lambda: self.task and self.task.cancel()
-            )
+            way = self._whose, asks, self.request, self._asks, self._stop
+            self._held = rounds.begin_late(self, asked, *way)
         return await self._held.ask(asked)
 
     async def _asks(self, result: dict[str, Any]) -> None:
@@ -308,8 +303,10 @@ class RunningRequest:
             result = stage.after(self.request.method, result)
         await self._finish(Outcome(result, None), goes_on=True)
 
+    def _stop(self) -> object:
+        return self.task and self.task.cancel()
+
     def _describes(self, record: SessionRecord) -> None:
-        """Its answer describes the session as the handler of an earlier round left it."""
         self.record = record
 
     @property
