@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.replicas.test_children import UNKNOWN, short_lives
-from tests.server.upstream.external.test_rounds import again
-from tests.server.upstream.test_asking import ASK, ELICITS, TWO
+from tests.server.upstream.test_call_in_rounds import again
+from tests.server.upstream.test_rounds import ASK, ELICITS, TWO
 from tests.support.children import until
 from tests.support.modern import ModernClient
 from tests.support.raw import text_of

@@ -11,7 +11,7 @@ from mcp.client import Client
 
 from mcp_sessions import SessionLayer
 from mcp_sessions.fastmcp import elicit
-from tests.server.upstream.test_asking import answers, text_by
+from tests.server.upstream.test_rounds import answers, text_by
 from tests.support.duplex import listening
 from tests.support.modern import ModernClient
 from tests.support.world import world
