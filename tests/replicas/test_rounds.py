@@ -73,6 +73,7 @@ async def test_a_call_ends_when_its_session_ends_at_another_replica() -> None:
                 ended.set()
 
         c[0].box.tools["ask"] = watched
-        await one.send("tools/call", ASK, session=session).result()
+        asked = await one.send("tools/call", ASK, session=session).result()
+        assert not ended.is_set() and asked["resultType"] == "input_required"
         await other.send("sessions/delete", {}, session=session).result()
         await until(ended.is_set, "its handler ended")
