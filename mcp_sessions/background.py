@@ -17,6 +17,7 @@ import logging
 import random
 from collections.abc import Callable, Collection, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from mcp_sessions import metrics
@@ -113,6 +114,21 @@ class Background:
         """Cancel every task and wait for it. More can be run afterwards."""
         # They raise nothing that was not told (rule 1).
         await stopped(*(task for task in self._tasks if task is not asyncio.current_task()))
+
+    def hold(self, what: str, task: asyncio.Task[None]) -> None:
+        """Take a task that its maker started. Its failure is reported.
+
+        Args:
+            what: See :meth:`run`.
+        """
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, what))
+
+    def _ended(self, what: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        failed = None if task.cancelled() else task.exception()
+        if failed is not None:
+            report(what, failed)
 
     def _start(
         self, what: str, work: Coroutine[Any, Any, Any], context: Context | None

@@ -58,7 +58,7 @@ COMPOSERS: Mapping[str, tuple[Kind, int, str]] = {
     "LogRecord": (Kind.MESSAGE, 4, "cli/"),
     "report": (Kind.WORK, 0, ""),
     "watched": (Kind.WORK, 0, ""),
-    "_watch": (Kind.WORK, 0, "requests/runner.py"),
+    "hold": (Kind.WORK, 0, ""),
     "run": (Kind.WORK, 0, ""),
     "loop": (Kind.WORK, 0, ""),
 }

@@ -1,4 +1,4 @@
-"""The calls that are open in this process: their ids, and how many each sender has.
+"""The calls of this process: the requests that came in and are not answered, and what runs.
 
 Rules, owned by ``tests/server/calls/test_table.py``, and over the wire by
 ``tests/server/test_requests.py``:
@@ -8,20 +8,149 @@ Rules, owned by ``tests/server/calls/test_table.py``, and over the wire by
 2. A cancellation by an id reaches every request that has it and whose response is open. If none is,
    it reaches the newest (REQ3).
 3. A call is entered once and removed once. In between it is its sender's load.
+
+A call holds values and where its answer goes. It knows no runner and no store.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
-from mcp_sessions.core.load import Load
-from mcp_sessions.core.messages import RequestId
+from mcp_sessions.core.message import Message
+from mcp_sessions.core.messages import NotNamed, RequestId
 from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached
-from mcp_sessions.ids import ConnectionId
-from mcp_sessions.server.calls.call import Call
+from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.connection import Inbound
 
 
-class Calls:
+class Work(Protocol):
+    """Runs a call, or waits for the process that does."""
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The task that does it; None: it ended."""
+        ...
+
+    def is_awaited_by(self, call: Call) -> bool:
+        """Whether the answer is still to come, and the sender of a call listens for it."""
+        ...
+
+    async def abort(self, error: dict[str, Any]) -> None:
+        """End it, with that error for each of its senders."""
+        ...
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Call:
+    """One sending of a request: where its answer is heard.
+
+    Until it runs it can be cancelled. With it ends the newest call of the same id that still runs
+    and that nobody listens to: as a rule that is the same request, which was sent again.
+    """
+
+    request: Message
+    inbound: Inbound
+    load: Hashable = None
+    """The key under which the call counts; see :func:`load_of`."""
+
+    work: Work | None = field(init=False, default=None)
+    """None: it does not run yet. Its session is looked up, say."""
+
+    error: dict[str, Any] | None = field(init=False, default=None)
+    """It was cancelled before it ran: as soon as it runs it ends."""
+
+    is_over: bool = field(init=False, default=False)
+    """It is answered, or was refused."""
+
+    _before: Call | None = field(init=False, default=None)
+
+    @property
+    def named(self) -> bool:
+        """It names its session by rule 1, so its result carries the session's ``_meta``."""
+        return not isinstance(self.request.session, NotNamed)
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The task that runs it."""
+        if self.work is not None:
+            return self.work.task
+        return self._before.task if self._before is not None else None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its sender still listens for its answer."""
+        return self.work is None or self.work.is_awaited_by(self)
+
+    def begins(self, work: Work | None) -> None:
+        """It runs, or joins what runs; None: it waits once more to begin."""
+        self.work = work
+
+    def ends(self) -> None:
+        """It is over. It forgets its work, which knows its calls: both would wait for the
+        collector.
+        """
+        self.is_over = True
+        self.work = self._before = None
+
+    def follows(self, before: Call) -> None:
+        """A call with its id still runs, and nobody listens to it."""
+        self._before = before
+
+    async def abort(self, error: dict[str, Any]) -> None:
+        """End it. A call that is refused, or answered at once, never runs."""
+        if self.work is not None:
+            await self.work.abort(error)
+            return
+        self.error = error
+        if self._before is not None:
+            await self._before.abort(error)
+
+
+def load_of(session_id: SessionId | None, principal: Principal) -> Hashable:
+    """Return the key under which a message without a connection counts as load.
+
+    It counts for its session, and otherwise for its principal. None: it counts for no one. Without
+    authentication all clients share one principal.
+
+    Args:
+        session_id: The session that it belongs to, or names.
+        principal: The principal that sent it.
+    """
+    return session_id or (principal if principal != ANONYMOUS else None)
+
+
+class Run(Work, Protocol):
+    """One handler at work, with the calls that wait for its answer."""
+
+    @property
+    def sessions(self) -> Sequence[SessionId]:
+        """The sessions, of any mode, that must not expire while it runs."""
+        ...
+
+    @property
+    def session_id(self) -> SessionId | None:
+        """The protocol-mode session it belongs to."""
+        ...
+
+    @property
+    def key(self) -> RequestKey | None:
+        """Its request key."""
+        ...
+
+    @property
+    def waiters(self) -> Sequence[Call]:
+        """The calls that it answers."""
+        ...
+
+
+R = TypeVar("R", bound=Run)
+
+
+class Calls(Generic[R]):
     """A table of them.
 
     Args:
@@ -29,12 +158,25 @@ class Calls:
     """
 
     def __init__(self, most: int) -> None:
-        self.load = Load(most)
-        """The requests that are being admitted, that run, or that wait for a running one."""
-
+        self._most = most
+        self._load: dict[Hashable, int] = {}
         self._by_id: dict[ConnectionId, dict[RequestId, list[Call]]] = {}
+        self._running: dict[R, None] = {}
+        self._by_session: dict[SessionId, dict[R, None]] = {}
+        self._by_key: dict[tuple[SessionId, RequestKey], R] = {}
+        self.load: Mapping[Hashable, int] = self._load
+        """Sender → its requests that are being admitted, that run, or that wait for a running
+        one. A sender without any is not there."""
 
-    def open(self, call: Call, *, is_ours: bool = False) -> None:
+        self.running: Mapping[R, None] = self._running
+        """What runs, oldest first."""
+
+        self.held: Mapping[SessionId, Mapping[R, None]] = self._by_session
+        """The sessions, of both modes, that a request is at work in."""
+
+    # --- from its arrival to its answer ------------------------------------------------------
+
+    def open(self, request: Message, inbound: Inbound, *, is_ours: bool = False) -> Call:
         """A request comes in. If it is refused nothing of it is recorded.
 
         Args:
@@ -45,7 +187,15 @@ class Calls:
             InvalidParams: It names a session in metadata that is malformed.
             LimitReached: Its sender has too many.
         """
-        connection, request = call.inbound.connection, call.request
+        connection, whose = inbound.connection, None
+        if not is_ours:
+            named = request.session
+            whose = (
+                connection.id
+                if connection is not None
+                else load_of(None if isinstance(named, NotNamed) else named, inbound.principal)
+            )
+        call = Call(request, inbound, whose)
         by_id = self._by_id.get(connection.id) if connection is not None else None
         same = by_id.get(request.id) if by_id is not None else None
         if same is not None and connection is not None:
@@ -58,17 +208,18 @@ class Calls:
         if not is_ours:
             if request.is_misnamed:
                 request.named()
-            if self.load.is_full(call.load):
+            if self.is_full(whose):
                 raise LimitReached("max_running_requests")
-        self.load.add(call.load)
+        self.count(call)
         if connection is None:
-            return
+            return call
         if same is not None:
             same.append(call)
         elif by_id is not None:
             by_id[request.id] = [call]
         else:
             self._by_id[connection.id] = {request.id: [call]}
+        return call
 
     def close(self, call: Call) -> None:
         """A call that was opened, or counted, is answered or was refused. To close it again
@@ -77,7 +228,12 @@ class Calls:
         if call.is_over:
             return
         call.ends()
-        self.load.remove(call.load)
+        if call.load is not None:
+            left = self._load[call.load] - 1
+            if left:
+                self._load[call.load] = left
+            else:
+                del self._load[call.load]
         connection = call.inbound.connection
         by_id = self._by_id.get(connection.id) if connection is not None else None
         if by_id is None or connection is None:
@@ -90,9 +246,49 @@ class Calls:
         if not by_id:
             del self._by_id[connection.id]
 
+    def is_full(self, whose: Hashable) -> bool:
+        """Whether that sender may begin nothing more. None is nobody, and has no bound."""
+        return whose is not None and self._load.get(whose, 0) >= self._most
+
     def count(self, call: Call) -> None:
-        """A call of another process is joined here: its sender's load, and no more."""
-        self.load.add(call.load)
+        """It is its sender's load. A call of another process, which is joined here, is no more."""
+        if call.load is not None:
+            self._load[call.load] = self._load.get(call.load, 0) + 1
+
+    # --- while it runs -----------------------------------------------------------------------
+
+    def begins(self, run: R) -> None:
+        """The calls of a run begin."""
+        self._running[run] = None
+        for session_id in run.sessions:
+            self._by_session.setdefault(session_id, {})[run] = None
+        if run.session_id is not None and run.key is not None:
+            self._by_key[run.session_id, run.key] = run
+        for call in run.waiters:
+            call.begins(run)
+
+    def handled(self, run: R) -> None:
+        """Its handler is done: it holds no session any more."""
+        self._running.pop(run, None)
+        for session_id in run.sessions:
+            at_work = self._by_session.get(session_id)
+            if at_work is not None:
+                at_work.pop(run, None)
+                if not at_work:
+                    del self._by_session[session_id]
+
+    def kept(self, run: R) -> None:
+        """The outcome is in the store: no later call joins the run, and its calls are over."""
+        if run.session_id is not None and run.key is not None:
+            self._by_key.pop((run.session_id, run.key), None)
+        for call in run.waiters:
+            self.close(call)
+
+    # --- what is there -----------------------------------------------------------------------
+
+    def by_key(self, session_id: SessionId, key: RequestKey) -> R | None:
+        """What runs under that key, or is about to be answered."""
+        return self._by_key.get((session_id, key))
 
     def has(self, connection_id: ConnectionId, request_id: RequestId | None = None) -> bool:
         """Whether a connection has such a call open; None: any."""

@@ -14,7 +14,7 @@ from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, OutcomeUnknown
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.locks import Locks
-from mcp_sessions.server.calls.call import Call
+from mcp_sessions.server.calls.table import Call
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.sealed_state import SealedState
@@ -80,9 +80,9 @@ class Idempotency:
                 if waiter.named:
                     # First: it asks the store, and meanwhile the request may end.
                     await self._associations.attach_if_free(record, waiter.inbound)
-                running, runner = self._runner.by_key(record.session_id, key), admitted.runner
+                running, runner = self._runner.calls.by_key(record.session_id, key), admitted.runner
                 if running is not None:
-                    await self._runner.join(running, waiter)
+                    await running.join(waiter)
                     return
                 if self._bus.is_elsewhere(runner):
                     self.joining.begin(

@@ -50,7 +50,7 @@ class JointAdmissions:
             or connection.principal != principal
             # What is refused here is not recorded.
             or runner.draining
-            or runner.calls.load.is_full(connection.id)
+            or runner.calls.is_full(connection.id)
             or runner.calls.has(connection.id, message.id)
         ):
             return None

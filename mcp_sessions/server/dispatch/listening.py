@@ -14,7 +14,7 @@ from mcp_sessions.core.listening import LISTEN, Filter
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import SessionNotFound
-from mcp_sessions.server.calls.call import Call
+from mcp_sessions.server.calls.table import Call
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.router import Router

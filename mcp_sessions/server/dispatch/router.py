@@ -35,10 +35,10 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import RequestKey, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.audit import Audit
-from mcp_sessions.server.calls.call import Call, arriving
 from mcp_sessions.server.calls.stages.handles import Handles
 from mcp_sessions.server.calls.stages.stage import Stage
 from mcp_sessions.server.calls.stages.visibility import Concealing
+from mcp_sessions.server.calls.table import Call
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
 from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
@@ -191,8 +191,7 @@ class Router:
             key = request.key
             if request.is_miskeyed and not is_ours:
                 request.keyed()
-            call = arriving(request, inbound, is_ours=is_ours)
-            self._runner.calls.open(call, is_ours=is_ours)
+            call = self._runner.calls.open(request, inbound, is_ours=is_ours)
             try:
                 if is_ours:
                     result = await self._methods.serve(request, inbound)
@@ -392,12 +391,9 @@ class Router:
             bound_session=association.bound.session_id if association.bound is not None else None,
             restored=partial(restored, put=put) if put else None,
         )
-        self._runner.start(
-            running,
-            peer,
-            close_peer=inbound.connection is None or inbound.modern,
-            run=admitted.run if admitted is not None and key is not None else None,
-        )
+        if admitted is not None and admitted.run is not None and key is not None:
+            self._runner.runs.settle(admitted.run)
+        running.start(peer, close_peer=inbound.connection is None or inbound.modern)
 
     async def _learn(self, argument: HandleArgument, request: Message, inbound: Inbound) -> None:
         """Look up a tool that is to take a handle, where no list went by so far."""

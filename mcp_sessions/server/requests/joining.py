@@ -14,14 +14,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mcp_sessions.core.load import load_of
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import wire_error
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.calls.call import Call
+from mcp_sessions.server.calls.table import Call, load_of
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import (
     CancelKeyed,
@@ -87,7 +86,7 @@ class RemoteChannel(WatchedChannel):
 @dataclass(slots=True, eq=False, repr=False)
 class _Join:
     """One sending of a request that runs elsewhere. A
-    :class:`~mcp_sessions.server.calls.call.Work`.
+    :class:`~mcp_sessions.server.calls.table.Work`.
     """
 
     bus: ClusterBus
@@ -315,7 +314,7 @@ class Joining:
         being begun is waited for.
         """
         async with self._begins((session_id, key)):
-            return self._runner.by_key(session_id, key)
+            return self._runner.calls.by_key(session_id, key)
 
     async def asked(self, sender: str, message: JoinRun) -> None:
         """A request that runs here, perhaps, was sent again elsewhere."""
@@ -324,7 +323,7 @@ class Joining:
             if name in self._channels:
                 # Asked again: whoever waits there cannot know that the first word came.
                 return
-            running = self._runner.by_key(session_id, key)
+            running = self._runner.calls.by_key(session_id, key)
             if running is None or running.done:
                 never_began = self._runner.runs.never_began(message.run)
                 await self._bus.tell(RunOver(join=name, never_began=never_began), to=sender)
@@ -344,10 +343,10 @@ class Joining:
                 is_answerable=message.is_answerable,
             )
             request = Message(name, running.request.method, None, None, token=message.token)
-            whose = load_of(None, session_id, principal)
+            whose = load_of(session_id, principal)
             waiter = Call(request, inbound, whose)
             self._runner.calls.count(waiter)
-            await self._runner.join(running, waiter)
+            await running.join(waiter)
 
     def heard(self, sender: str, message: JoinerListening) -> None:
         """Note that the client of a joined request left or reconnected, in another process."""

@@ -1,19 +1,19 @@
-"""Represent the outcome of a running request, keep it, and write its answers."""
+"""Represent the outcome of a running request, keep it, and write it for each waiter."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import error_body, error_outcome, result_outcome
 from mcp_sessions.errors import INTERNAL_ERROR, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.calls.call import Call
+from mcp_sessions.server.calls.table import Call
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
@@ -53,6 +53,73 @@ class Outcome(NamedTuple):
             return None
 
 
+@dataclass(eq=False, repr=False)
+class Outcomes:
+    """Keeps them, and writes them.
+
+    Args:
+        clock: Seconds since 1970.
+        stamp: Adds the session's ``_meta`` to a result.
+    """
+
+    _store: SessionStore
+    policy: SessionPolicy
+    clock: Callable[[], float]
+    _owed: Owed
+    _stamp: Stamp
+
+    async def keep(
+        self, session_id: SessionId, key: RequestKey, outcome: Outcome, method: str
+    ) -> None:
+        """Store what becomes of a request's key.
+
+        Raises:
+            StoreUnavailable: It is owed to the store.
+        """
+        kept = outcome.encoded(method)
+        size = len(kept) if kept is not None else 0
+        if size and self._owed.size + size > MOST_OWED:
+            kept, size = None, 0
+        finish = partial(self._store.finish_request, session_id, key, kept, now=self.clock())
+        await self._owed.settle({("finish", session_id, key): finish}, size=size)
+
+    async def touch(self, sessions: Collection[SessionId]) -> None:
+        """Move the deadlines of sessions in which a long request ended.
+
+        Raises:
+            StoreUnavailable: None was moved.
+        """
+        await self._store.touch(sessions, now=self.clock())
+
+    def answer(
+        self, waiter: Call, outcome: Outcome, record: SessionRecord | None, *, is_first: bool
+    ) -> tuple[bytes, int | None]:
+        """The answer for one waiter, and its error's code.
+
+        Args:
+            record: The session that the request belongs to.
+            is_first: The request was made for this waiter.
+        """
+        inbound, request = waiter.inbound, waiter.request
+        result, error = outcome.result, outcome.error or {}
+        if result is not None:
+            try:
+                if record is not None and waiter.named:
+                    result = self._stamp(result, record)
+                if not is_first:
+                    result = inbound.of_its_era(result)
+                return inbound.result(request.id, result), None
+            except (SessionsError, *NOT_JSON):
+                logger.exception("the result of %s cannot be sent", request.method)
+                error = error_body(INTERNAL_ERROR, "Internal error")
+        try:
+            return inbound.error(request.id, error), error.get("code")
+        except NOT_JSON:
+            logger.exception("the error of %s cannot be sent", request.method)
+            internal = error_body(INTERNAL_ERROR, "Internal error")
+            return inbound.error(request.id, internal), INTERNAL_ERROR
+
+
 def store_error(failed: StoreUnavailable) -> dict[str, Any]:
     """The error of an answer where a store that fails has no status of its own (HTP5)."""
     return error_body(INTERNAL_ERROR, f"{failed.told}: ask again later")
@@ -67,27 +134,22 @@ class Ran(Protocol):
     @property
     def request(self) -> Message:
         """Return it, as it came first."""
-        ...
 
     @property
     def session_id(self) -> SessionId | None:
         """Return the protocol-mode session it belongs to."""
-        ...
 
     @property
     def sessions(self) -> Sequence[SessionId]:
         """Return the sessions that must not expire while it runs."""
-        ...
 
     @property
     def waiters(self) -> Sequence[Call]:
         """Return its sendings."""
-        ...
 
     @property
     def started_at(self) -> float:
         """Return when it started, in seconds since 1970."""
-        ...
 
 
 @dataclass(eq=False, repr=False)

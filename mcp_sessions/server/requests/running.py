@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from opentelemetry.trace import Span
 
+from mcp_sessions.background import Background
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import PROGRESS, RequestId, error_body, wire_error
 from mcp_sessions.core.progress import Progress
-from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionsError, StoreUnavailable
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    REQUEST_CANCELLED,
+    OutcomeUnknown,
+    SessionsError,
+    StoreUnavailable,
+)
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.calls.call import Call
+from mcp_sessions.server.calls.detached import BESIDE, Detached
 from mcp_sessions.server.calls.stages.stage import Stage
+from mcp_sessions.server.calls.table import Call, Calls
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.questions import (
     PendingQuestion,
@@ -41,20 +49,17 @@ from mcp_sessions.stores.records import SessionRecord
 logger = logging.getLogger(__name__)
 
 
-class AtWork(Protocol):
-    """Tracks the running requests, and learns how far each one is."""
+@dataclass(eq=False, repr=False)
+class Shared:
+    """What the requests of one layer share."""
 
-    def handled(self, running: RunningRequest) -> None:
-        """Its handler is done, and nobody has to listen any more."""
-        ...
-
-    def kept(self, running: RunningRequest) -> None:
-        """The outcome is in the store: no later attempt joins the request."""
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something for a request beside what else is done."""
-        ...
+    calls: Calls[RunningRequest]
+    detached: Detached
+    background: Background
+    outcomes: Outcomes
+    questions: PendingQuestions
+    loop: asyncio.AbstractEventLoop | None = None
+    """Kept: asking for the running loop costs a system call per question."""
 
 
 @dataclass(eq=False, repr=False)
@@ -63,9 +68,7 @@ class RunningRequest:
     :class:`~mcp_sessions.server.upstream.port.Call` its handler has.
 
     Args:
-        at_work: Knows that it runs.
-        outcomes: Keeps what became of it.
-        questions: Those of this process to its clients.
+        shared: What it shares with the others.
         standalone: Makes the way to its client that is left when it was answered.
         stages: What features change before the handler, and of its answer.
         bound_session: That of its conversation, of which its client knows nothing.
@@ -73,9 +76,7 @@ class RunningRequest:
             those are the handler's.
     """
 
-    _at_work: AtWork
-    _outcomes: Outcomes
-    _questions: PendingQuestions
+    _shared: Shared
     waiter: InitVar[Call]
     record: SessionRecord | None
     _standalone: Callable[[], Outbound]
@@ -101,7 +102,7 @@ class RunningRequest:
         """The sessions, of any mode, that must not expire while it runs."""
 
         self.waiters = [waiter]
-        self.started_at = self._outcomes.clock()
+        self.started_at = self._shared.outcomes.clock()
         self.context: Any = waiter.inbound.context
         self._has_begun = False
         self.store_failure: StoreUnavailable | None = None
@@ -118,33 +119,47 @@ class RunningRequest:
 
     # --- from its start to its answer --------------------------------------------------------
 
-    def start(
-        self,
-        peer: UpstreamPeer,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        close_peer: bool,
-        is_cancelled: bool,
-    ) -> asyncio.Task[None]:
+    def start(self, peer: UpstreamPeer, *, close_peer: bool) -> None:
         """Handle it in a task of its own, and answer its waiters.
 
         Args:
             peer: Its client, as the wrapped server sees it.
-            loop: The one that runs.
             close_peer: The peer was made for this request alone.
-            is_cancelled: It is aborted next, so its handler never begins.
         """
+        shared, (waiter,) = self._shared, self.waiters
+        shared.calls.begins(self)
+        channel = waiter.inbound.channel
+        channel.watch(lambda: self._closed(waiter), self._reopened)
+        if shared.loop is None:
+            shared.loop = asyncio.get_running_loop()
         work = self._run(peer, close_peer)
         # Where Python can, the first step is done at once: a handler that waits for nothing
-        # then costs no turn of the event loop.
-        if sys.version_info >= (3, 12) and not is_cancelled:
-            task = asyncio.Task(work, loop=loop, eager_start=True)
-            if task.done():
-                return task
+        # then costs no turn of the event loop. One that is aborted next never begins.
+        if sys.version_info >= (3, 12) and waiter.error is None:
+            task = asyncio.Task(work, loop=shared.loop, eager_start=True)
         else:
-            task = loop.create_task(work)
-        self.task = task
-        return task
+            task = shared.loop.create_task(work)
+        if not task.done():
+            self.task = task
+        shared.background.hold("a request", task)
+        if not channel.is_open:
+            # It closed while the request was let in, when nobody listened for that yet.
+            self._closed(waiter)
+
+    def _closed(self, waiter: Call) -> None:
+        """A waiter is gone; if it was the last, the request is unheard."""
+        if self.done:
+            return
+        if not waiter.inbound.cancels or self.key is not None:
+            if not self.is_heard:
+                self._shared.detached.add(self)
+            return
+        # The modern era over HTTP: closing the response stream cancels the request.
+        cancelled = error_body(REQUEST_CANCELLED, "Request cancelled")
+        self._shared.background.run(BESIDE, self.abort(cancelled))
+
+    def _reopened(self) -> None:
+        self._shared.detached.remove(self)
 
     def end(self) -> None:
         """It is answered from now on, and does not use its own way back any more."""
@@ -184,7 +199,7 @@ class RunningRequest:
             method, params = request.method, request.forwarded
             for stage in self.stages:
                 params = stage.before(method, params)
-            rounds = self._questions.rounds if self.waiters[0].inbound.modern else None
+            rounds = self._shared.questions.rounds if self.waiters[0].inbound.modern else None
             if rounds is not None and params is not None and "requestState" in params:
                 work = partial(peer.request, method=method, params=put_back(params))
                 answered = await rounds.serve(self, self._whose, {}, method, params, work)
@@ -258,13 +273,20 @@ class RunningRequest:
         self.done = True
         if held is not None and not goes_on:
             held.call.end()
-        keeps = self._outcomes.keeps(self)
-        self._at_work.handled(self)
+        shared, outcomes = self._shared, self._shared.outcomes
+        # Idle time counts from the end of the last request (SES14). Admission moved the deadline
+        # already; a store is written again only if that was a while ago.
+        is_long = outcomes.clock() - self.started_at > outcomes.policy.idle_timeout / 100
+        shared.calls.handled(self)
+        if self in shared.detached.runs:
+            shared.detached.remove(self)
         if self._asked:
             self._fail_open_questions(INTERNAL_ERROR, "the request that asked is over")
         try:
-            if keeps:
-                await self._outcomes.keep(self, outcome)
+            if self.key is not None and self.session_id is not None:
+                await outcomes.keep(self.session_id, self.key, outcome, self.request.method)
+            if is_long:
+                await outcomes.touch(self.sessions)
         except StoreUnavailable as failed:
             # The handler ran: whoever still listens gets the answer.
             logger.warning(
@@ -274,12 +296,13 @@ class RunningRequest:
             )
         finally:
             # Until here the same request, sent again, could join: the store did not know better.
-            self._at_work.kept(self)
+            shared.calls.kept(self)
         if self._withdrawals:
             # What was withdrawn is on its way first: nothing follows the answer.
-            await asyncio.wait(self._withdrawals, timeout=self._outcomes.policy.slow_timeout)
+            await asyncio.wait(self._withdrawals, timeout=outcomes.policy.slow_timeout)
         for waiter in self.waiters:
-            message, code = self._outcomes.answer(self, waiter, outcome)
+            is_first = waiter is self.waiters[0]
+            message, code = outcomes.answer(waiter, outcome, self.record, is_first=is_first)
             try:
                 inbound = waiter.inbound
                 answer = inbound.answer if inbound.audit is not None else inbound.channel.answer
@@ -291,7 +314,8 @@ class RunningRequest:
 
     async def _ask_in_rounds(self, asked: PeerRequest, inbound: Inbound) -> dict[str, Any]:
         if self._held is None:
-            rounds, asks = self._questions.rounds, asks_of(inbound.route.client_capabilities)
+            rounds = self._shared.questions.rounds
+            asks = asks_of(inbound.route.client_capabilities)
             if rounds is None or self.done:
                 raise port.NotAskable(asked.method)
             way = self._whose, asks, self.request, self._asks, self._stop
@@ -369,7 +393,7 @@ class RunningRequest:
         if inbound.modern:
             if self._held is not None:
                 return self._held.call.can_send_request
-            can_wait = self._questions.rounds is not None and not self.done
+            can_wait = self._shared.questions.rounds is not None and not self.done
             return can_wait and inbound.route.client_capabilities not in (None, {})
         return not self.done and inbound.asked is not None
 
@@ -431,10 +455,10 @@ class RunningRequest:
         if inbound.modern:
             return await self._ask_in_rounds(asked, inbound)
         check_may_ask(inbound.asked, asked.method)
-        question = self._questions.new(inbound.principal, None, asked)
+        question = self._shared.questions.new(inbound.principal, None, asked)
         self._asked.append(question)
         try:
-            return await self._questions.ask(
+            return await self._shared.questions.ask(
                 question,
                 lambda message: self._emit(message, question.log_key),
                 lambda message: self._holder(question)._given_up(message, question.log_key),
@@ -446,6 +470,9 @@ class RunningRequest:
         """The request was sent again: from now on progress and questions go there, and the
         answer goes to both.
         """
+        waiter.begins(self)
+        waiter.inbound.channel.watch(lambda: self._closed(waiter), self._reopened)
+        self._reopened()
         self.waiters.append(waiter)
         if self._reports is not None:
             self.told = None  # Values rise from the first report again.
@@ -465,7 +492,7 @@ class RunningRequest:
                 heir._asked.append(question)
                 continue
             withdrawal = None if question.future.done() else question.withdraw(message)
-            self._questions.fail(question, code, message)
+            self._shared.questions.fail(question, code, message)
             if withdrawal is not None:
                 self._withdraw(withdrawal, question.log_key)
 
@@ -492,7 +519,7 @@ class RunningRequest:
             self._withdraw(message, log_key)
 
     def _withdraw(self, message: bytes, log_key: str) -> None:
-        task = self._at_work.spawn(self._emit(message, log_key))
+        task = self._shared.background.run(BESIDE, self._emit(message, log_key))
         self._withdrawals.add(task)
         task.add_done_callback(self._withdrawals.discard)
 

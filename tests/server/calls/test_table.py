@@ -4,14 +4,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import SESSION_META, Request
 from mcp_sessions.errors import InvalidParams, InvalidRequest, LimitReached
-from mcp_sessions.ids import ConnectionId
+from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.calls.call import Call, arriving
-from mcp_sessions.server.calls.table import Calls
+from mcp_sessions.server.calls.table import Call, Calls
 
 HERE = ConnectionId("here")
 
@@ -39,34 +40,39 @@ def message(request_id: str | int = 1, meta: Any = None) -> Message:
     return read(Request(request_id, "tools/call", params))
 
 
-def call(
-    request_id: str | int = 1, *, wire: bool = True, is_ours: bool = False, meta: Any = None
+def opened(
+    calls: Calls[Any],
+    request_id: str | int = 1,
+    *,
+    whose: ConnectionId = HERE,
+    wire: bool = True,
+    is_ours: bool = False,
+    meta: Any = None,
 ) -> Call:
     """It came on a connection whose answers go out on one wire, or on one over HTTP."""
-    connection = SimpleNamespace(id=HERE, is_one_wire=wire)
+    connection = SimpleNamespace(id=whose, is_one_wire=wire)
     inbound: Any = SimpleNamespace(principal=ANONYMOUS, connection=connection)
-    return arriving(message(request_id, meta), inbound, is_ours=is_ours)
+    return calls.open(message(request_id, meta), inbound, is_ours=is_ours)
 
 
 def test_an_id_is_free_again_when_its_call_is_closed() -> None:
     """REQ2."""
-    calls, first = Calls(9), call()
-    calls.open(first)
+    calls = Calls[Any](9)
+    first = opened(calls)
     with pytest.raises(InvalidRequest):
-        calls.open(call())
-    calls.open(call(2))
+        opened(calls)
+    opened(calls, 2)
 
     calls.close(first)
-    calls.open(call())
+    opened(calls)
 
     assert calls.has(HERE, 1) and calls.has(HERE, 2) and not calls.has(HERE, 3)
 
 
 def test_over_http_several_calls_share_an_id() -> None:
     """REQ9."""
-    calls, same = Calls(9), [call(wire=False) for _ in range(3)]
-    for each in same:
-        calls.open(each)
+    calls = Calls[Any](9)
+    same = [opened(calls, wire=False) for _ in range(3)]
     calls.close(same[1])
 
     assert calls.meant(HERE, 1) == [same[0], same[2]]
@@ -74,9 +80,9 @@ def test_over_http_several_calls_share_an_id() -> None:
 
 def test_a_cancellation_reaches_those_that_are_awaited_else_the_newest() -> None:
     """REQ3."""
-    calls, same = Calls(9), [call(wire=False) for _ in range(2)]
+    calls = Calls[Any](9)
+    same = [opened(calls, wire=False) for _ in range(2)]
     for each in same:
-        calls.open(each)
         each.begins(Running(is_heard=each is same[0]))
     assert calls.meant(HERE, 1) == [same[0]]
 
@@ -87,11 +93,10 @@ def test_a_cancellation_reaches_those_that_are_awaited_else_the_newest() -> None
 
 @pytest.mark.anyio
 async def test_a_call_that_does_not_run_yet_is_cancelled_with_the_one_that_it_follows() -> None:
-    calls, before, running = Calls(9), call(), Running(is_heard=False)
-    calls.open(before)
+    calls, running = Calls[Any](9), Running(is_heard=False)
+    before = opened(calls)
     before.begins(running)
-    again = call()
-    calls.open(again)
+    again = opened(calls)
     assert again.task is running.task
     error = {"code": 1}
 
@@ -103,25 +108,24 @@ async def test_a_call_that_does_not_run_yet_is_cancelled_with_the_one_that_it_fo
 
 def test_a_sender_has_only_so_many_and_a_refused_call_leaves_nothing() -> None:
     """SEC8."""
-    calls, first = Calls(1), call(1)
-    calls.open(first)
+    calls = Calls[Any](1)
+    first = opened(calls)
     with pytest.raises(LimitReached):
-        calls.open(call(2))
-    malformed = call(3, meta={SESSION_META: 1})
+        opened(calls, 2)
     with pytest.raises(InvalidParams):
-        calls.open(malformed)
+        opened(calls, 3, meta={SESSION_META: 1})
     assert not calls.has(HERE, 2) and not calls.has(HERE, 3)
     # What the layer answers at once is nobody's load.
-    calls.open(call(4, is_ours=True), is_ours=True)
+    opened(calls, 4, is_ours=True)
 
     for _ in range(2):
         calls.close(first)
-    calls.open(call(2))
+    opened(calls, 2)
 
 
 def test_a_closed_call_knows_nothing_of_what_ran() -> None:
-    calls, first = Calls(9), call()
-    calls.open(first)
+    calls = Calls[Any](9)
+    first = opened(calls)
     first.begins(Running())
     assert len(calls.tasks(HERE)) == len(calls.load) == 1
 
@@ -138,6 +142,57 @@ def test_without_a_connection_it_is_the_load_of_its_session_or_its_principal() -
     nobody: Any = SimpleNamespace(principal=ANONYMOUS, connection=None)
     named = message(meta={SESSION_META: {"sessionId": "s"}})
 
-    assert arriving(named, nobody).load == "s"
-    assert arriving(message(), lone).load == principal
-    assert arriving(message(), nobody).load is arriving(message(), lone, is_ours=True).load is None
+    calls = Calls[Any](1)
+    assert calls.open(named, nobody).load == "s"
+    assert calls.open(message(), lone).load == principal
+    assert calls.open(message(), lone, is_ours=True).load is None
+    # Nobody has no bound.
+    for _ in range(3):
+        assert calls.open(message(), nobody).load is None
+    assert {*calls.load} == {"s", principal}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(["a", "b"]))))
+def test_each_sender_has_a_bound_of_its_own_and_who_has_nothing_costs_nothing(
+    steps: list[tuple[bool, str]],
+) -> None:
+    calls, mine = Calls[Any](2), dict[str, list[Call]](a=[], b=[])
+    for number, (opens, name) in enumerate(steps):
+        whose = ConnectionId(name)
+        if opens and not calls.is_full(whose):
+            mine[name].append(opened(calls, number, whose=whose))
+        elif mine[name]:
+            calls.close(mine[name].pop())
+
+        assert calls.is_full(whose) is (len(mine[name]) >= 2)
+        assert calls.load == {one: len(of) for one, of in mine.items() if of}
+
+
+class AtWork(Running):
+    """A `Run` of one call."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.waiters = [call]
+        self.session_id, self.key = SessionId("s"), RequestKey("k")
+        self.sessions = [self.session_id, SessionId("transport")]
+
+
+def test_what_runs_holds_its_sessions_until_it_is_handled_and_its_key_until_it_is_kept() -> None:
+    """SES14, KEY5."""
+    calls = Calls[AtWork](9)
+    first, second = AtWork(opened(calls, 1)), AtWork(opened(calls, 2))
+    for run in (first, second):
+        calls.begins(run)
+    assert [*calls.running] == [first, second] and {*calls.held} == {"s", "transport"}
+    assert first.waiters[0].work is first
+
+    calls.handled(first)
+    assert [*calls.held[first.session_id]] == [*calls.running] == [second]
+    calls.handled(second)
+    assert not calls.held and not calls.running and calls.has(HERE, 2)
+    assert calls.by_key(second.session_id, second.key) is second
+
+    calls.kept(second)
+    assert calls.by_key(second.session_id, second.key) is None
+    assert not calls.has(HERE, 2) and second.waiters[0].is_over

@@ -10,7 +10,7 @@ from mcp_sessions.core.message import Message
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.ids import RequestKey, SessionId
-from mcp_sessions.server.calls.call import Call
+from mcp_sessions.server.calls.table import Call
 from mcp_sessions.server.requests import joining
 from mcp_sessions.stores.records import Admitted
 

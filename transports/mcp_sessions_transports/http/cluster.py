@@ -18,6 +18,7 @@ from mcp_sessions.server.cluster.messages import StreamRead
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
+from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions_transports.http.channel import PostChannel, http_transport
 
 
@@ -28,7 +29,7 @@ class ClusterStreams:
     _connections: ConnectionRegistry
     _bus: ClusterBus
     _sessions: TransportSessions
-    _calls: Calls
+    _calls: Calls[RunningRequest]
     _policy: SessionPolicy
     _clock: Callable[[], float]
 

@@ -1,0 +1,61 @@
+"""Bound the requests that run on while nobody listens for their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from mcp_sessions.background import Background
+from mcp_sessions.core.messages import wire_error
+from mcp_sessions.core.unheard import Unheard
+from mcp_sessions.errors import OutcomeUnknown
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.calls.table import Run
+
+logger = logging.getLogger(__name__)
+
+BESIDE = "a background task of a request"
+"""Names such work in the log."""
+
+
+class Detached:
+    """Cancels each of them after a time, and the one that has to go when there are too many."""
+
+    def __init__(self, policy: SessionPolicy, background: Background) -> None:
+        self._timeout = policy.detached_timeout
+        self._background = background
+        self._unheard = Unheard[Run](
+            most=policy.max_detached_requests,
+            most_of_one=policy.max_detached_requests_per_session,
+        )
+        self._timers: dict[Run, asyncio.TimerHandle] = {}
+        self.runs: Mapping[Run, object] = self._timers
+        """Those that nobody listens for."""
+
+    def __len__(self) -> int:
+        return len(self._unheard)
+
+    def add(self, run: Run) -> None:
+        """Its last listener left, and its time begins. To add it again changes nothing."""
+        if run in self._unheard:
+            return
+        principal = run.waiters[0].inbound.principal
+        given_up = self._unheard.add(run, principal, next(iter(run.sessions), None))
+        loop = asyncio.get_running_loop()
+        self._timers[run] = loop.call_later(self._timeout, self._give_up, run)
+        if given_up is not None:
+            self.remove(given_up)
+            self._give_up(given_up)
+
+    def remove(self, run: Run) -> None:
+        """Somebody listens for it again, or it is over."""
+        self._unheard.remove(run)
+        timer = self._timers.pop(run, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _give_up(self, run: Run) -> None:
+        method = run.waiters[0].request.method
+        logger.warning("%s ran too long without a client; it is cancelled", method)
+        self._background.run(BESIDE, run.abort(wire_error(OutcomeUnknown())))
