@@ -361,8 +361,8 @@ class Router:
             handle = self._handles.of(record)
         elif association.bound is not None:
             handle = self._handles.of_conversation(association.bound, inbound)
-        elif not association.declined:
-            handle = await self._handles.of_connection(inbound)
+        elif inbound.connection is not None and not (inbound.modern or association.declined):
+            handle = await self._handles.of_connection(inbound.connection, inbound.record)
         if audit is not None and handle is not None:
             audit.serve_in(handle.digest, handle.source, inbound.conversation)
         sees = handle.visibility if handle is not None else self._visibility

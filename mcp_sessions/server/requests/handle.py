@@ -75,6 +75,8 @@ class SessionHandle:
     _connections: ConnectionRegistry
     _pipe: ClientConnection | None = None
     _state: SessionState | None = None
+    has_state: bool = False
+    """Whether its state was asked for, and may have been changed."""
 
     @property
     def id(self) -> str:
@@ -133,6 +135,7 @@ class SessionHandle:
         if self._state is None:
             record = self._record
             self._state = SessionState(record.state, lambda state: self._check_state(record, state))
+            self.has_state = True
         return self._state
 
     @property
@@ -203,11 +206,6 @@ class SessionHandle:
             return
         for uri in list(filter(is_hidden, self._connections.sessionless_subscriptions(self._pipe))):
             self._connections.subscribe_sessionless(self._pipe, uri, on=False)
-
-    @property
-    def has_state(self) -> bool:
-        """Whether its state was asked for, and may have been changed."""
-        return self._state is not None
 
     async def store_state(self) -> SessionRecord | None:
         """Apply what the request changed; the session as it is then, None if unchanged.
@@ -320,16 +318,19 @@ class SessionHandles:
             notify = partial(self._publisher.send_sessionless, inbound.connection, wait=True)
         return self._handle(record, "conversation", self._store, notify, self._check_size)
 
-    async def of_connection(self, inbound: Inbound) -> SessionHandle | None:
+    async def of_connection(
+        self, connection: ClientConnection, record: SessionRecord | None
+    ) -> SessionHandle:
         """The session that a handshake-era connection is to the handlers of its requests that
-        belong to no other; None: there is no such connection.
+        belong to no other.
 
         Over HTTP it is the transport-mode session. A pipe or a WebSocket cannot outlive this
         process, so neither does what is remembered of it, and no store is asked.
+
+        Args:
+            record: The transport-mode session; None: a pipe or a WebSocket.
         """
-        connection, record, store = inbound.connection, inbound.record, self._store
-        if connection is None or inbound.modern:
-            return None
+        store, pipe = self._store, connection if record is None else None
         if record is None:
             known = self._on_pipes.get(connection)
             if known is None:
@@ -346,7 +347,6 @@ class SessionHandles:
                 self._on_pipes[connection] = known
             store, record = known
         notify = partial(self._publisher.send_sessionless, connection, wait=True)
-        pipe = connection if inbound.record is None else None
         return self._handle(record, "connection", store, notify, self._check_size, pipe)
 
     def _handle(

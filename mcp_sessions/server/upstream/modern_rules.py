@@ -58,8 +58,8 @@ class ModernRules(Protocol):
         """
         ...
 
-    def status_of(self, code: int | None) -> int:
-        """Return the HTTP status of an answer with that error code. None: a result."""
+    def status_of(self, code: int) -> int:
+        """Return the HTTP status of an answer with that error code."""
         ...
 
     def dumps(self, message: Any) -> bytes:

@@ -18,6 +18,7 @@ from mcp_sessions.core.lifetime import (
     SLEEPERS,
     asleep_by,
     end_of_life,
+    idle_deadline,
     idle_time,
     is_over,
     longest_life,
@@ -121,6 +122,9 @@ class MemoryStore(Events, EndsInMemory):
         if ends_at != math.inf:
             heapq.heappush(self._deadlines, (record.expires_at, session_id))
         return record
+
+    def _deadline(self, mode: Mode, now: float, ends_at: float) -> float:
+        return idle_deadline(now=now, idle_timeout=self._idle_times[mode], ends_at=ends_at)
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         session = self._sessions.get(session_id)

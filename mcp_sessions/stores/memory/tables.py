@@ -6,7 +6,6 @@ import heapq
 import math
 from dataclasses import dataclass
 
-from mcp_sessions.core.lifetime import idle_deadline
 from mcp_sessions.core.log import EventLog, window_of
 from mcp_sessions.core.request_keys import RequestKeys
 from mcp_sessions.core.states import Mode
@@ -79,9 +78,6 @@ class Tables:
         if log is None:
             log = session.streams[stream] = EventLog(mint_log_epoch(), self._window)
         return log
-
-    def _deadline(self, mode: Mode, now: float, ends_at: float) -> float:
-        return idle_deadline(now=now, idle_timeout=self._idle_times[mode], ends_at=ends_at)
 
     def _forget(self, session: Session) -> None:
         """A session is over: it is remembered in no list (END2)."""

@@ -18,19 +18,14 @@ from starlette.types import Send
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.ends import EndReason
-from mcp_sessions.core.message import Message, read
+from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import (
     Answer,
-    Malformed,
-    decode,
     error_message,
-    parse,
     wire_error,
 )
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import (
-    INVALID_PARAMS,
-    PARSE_ERROR,
     InvalidRequest,
     SessionNotFound,
     Status,
@@ -75,14 +70,8 @@ class HandshakeHttp:
         self._handled: dict[ConnectionId | Principal, int] = {}
         """How many notifications of a sender are handled now."""
 
-        self._loop_or_none: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def _loop(self) -> asyncio.AbstractEventLoop:
         # Kept: asking for the running loop costs a system call per question.
-        if self._loop_or_none is None:
-            self._loop_or_none = asyncio.get_running_loop()
-        return self._loop_or_none
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, call: HttpCall, draining: bool = False) -> None:
         """Serve one HTTP request whose Host and Origin are right.
@@ -131,9 +120,9 @@ class HandshakeHttp:
 
     async def _post(self, call: HttpCall, draining: bool) -> None:
         post = await read_post(call, self._max_body)
-        message = await _parse(post.body, call.send) if post is not None else None
-        if post is None or message is None:
+        if post is None:
             return
+        message = post.message
         if draining and not isinstance(message, Answer) and not message.is_notification:
             raise Draining
         joins, session_header = self._served.joint_admissions, call.session_header
@@ -141,24 +130,23 @@ class HandshakeHttp:
         if joins is not None and session_header is not None and not isinstance(message, Answer):
             joint = joins.of(message, session_header, call.principal)
         if joint is None:
-            channel = await self._take(message, post, call, session_header, None)
+            channel = await self._take(post, call, session_header, None)
         else:
             async with joint:
-                channel = await self._take(message, post, call, session_header, joint)
+                channel = await self._take(post, call, session_header, joint)
         if channel is not None:
             call.arrived()
             await channel.respond(call)
 
     async def _take(
         self,
-        message: Message | Answer,
         post: Post,
         call: HttpCall,
         session_header: str | None,
         joint: JointAdmission | None,
     ) -> PostChannel | None:
         """Take a message; where its answer comes from. None: it is answered."""
-        scope, send, principal = call.scope, call.send, call.principal
+        message, scope, send, principal = post.message, call.scope, call.send, call.principal
         connection: StoredConnection | None = None
         record: SessionRecord | None = None
         if (
@@ -184,12 +172,13 @@ class HandshakeHttp:
         peer = connection.peer if connection is not None else Peer(version.decode("latin-1"))
         # SEC11. As this very message was admitted: by whom its connection was made.
         needed = record.principal.scopes if record is not None else principal.scopes
-        loop = self._loop
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
         channel = PostChannel(
             0 if isinstance(message, Answer) or message.is_notification else message.id,
             http_transport(connection).responses if connection is not None else None,
             self._served.policy,
-            loop,
+            self._loop,
             post.prefers_stream,
             self._served.bus.process,
             # Most need no others, and the empty set is one.
@@ -305,22 +294,6 @@ class HandshakeHttp:
         except (SessionNotFound, InvalidRequest) as refused:
             await _send_refused(call.send, None, refused)
             return None
-
-
-async def _parse(body: bytes, send: Send) -> Message | Answer | None:
-    """The message in a body; None if it was refused here."""
-    try:
-        value = decode(body)
-    except ValueError:
-        await send_json(send, refusal("Parse error", PARSE_ERROR), status=400)
-        return None
-    try:
-        message = parse(value)
-        return message if isinstance(message, Answer) else read(message)
-    except Malformed as malformed:
-        text = f"Validation error: {malformed}"
-        await send_json(send, refusal(text, INVALID_PARAMS), status=400)
-        return None
 
 
 async def _send_missing(send: Send) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope, Send
 
 from mcp_sessions.background import give_way, stopped
-from mcp_sessions.core.messages import encode, error_body
-from mcp_sessions.errors import INVALID_REQUEST
+from mcp_sessions.core.message import Message, read
+from mcp_sessions.core.messages import Answer, Malformed, decode, encode, error_body, parse
+from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from mcp_sessions.principal import Principal
 from mcp_sessions_transports.credentials import Watch
 
@@ -68,9 +70,9 @@ class HttpCall:
 
 
 class Post(NamedTuple):
-    """The request that a client posts."""
+    """The message that a client posts."""
 
-    body: bytes
+    message: Message | Answer
     again: Receive
     """The body once more, for a handler that wants to read it too."""
 
@@ -143,18 +145,28 @@ async def read_post(call: HttpCall, limit: int) -> Post | None:
     else:
         try:
             body = await read_body(call.receive, headers, limit)
-            return Post(body, replay_body(body), not is_usual and prefers_sse(headers))
         except BodyTooLarge:
             await send_too_large(send, limit)
+            return None
         except Disconnected:
-            pass
+            return None
+        again, prefers_stream = replay_body(body), not is_usual and prefers_sse(headers)
+        try:
+            parsed = parse(decode(body))
+            message = parsed if isinstance(parsed, Answer) else read(parsed)
+            return Post(message, again, prefers_stream)
+        except ValueError:
+            await send_json(send, refusal("Parse error", PARSE_ERROR), status=400)
+        except Malformed as malformed:
+            text = f"Validation error: {malformed}"
+            await send_json(send, refusal(text, INVALID_PARAMS), status=400)
     return None
 
 
 def replay_body(body: bytes) -> Receive:
     """A body that was read, for a handler that wants to read it too."""
 
-    async def receive() -> Message:
+    async def receive() -> AsgiMessage:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receive

@@ -92,7 +92,8 @@ class ModernHttp:
             await send_text(send, 202)
         else:
             request, route = read(checked[0]), checked[1]
-            if _header_mismatch(request, call):
+            header = call.session_header
+            if header is not None and _mismatches(request, header):
                 await _send_refused(send, self._served.rules.header_mismatch(request.id))
                 return
             try:
@@ -103,10 +104,17 @@ class ModernHttp:
                 return
             client = of_envelope(route.client_capabilities, route.client_info)
             peer = Peer(route.protocol_version, client, modern=True)
-            inbound = self._inbound(call, peer, http_request, route)
-            await self._serve(request, inbound, call)
+            await self._serve(request, call, peer, http_request, route)
 
-    async def _serve(self, request: Message, inbound: Inbound, call: HttpCall) -> None:
+    async def _serve(
+        self,
+        request: Message,
+        call: HttpCall,
+        peer: Peer,
+        http_request: HttpRequest,
+        route: Route,
+    ) -> None:
+        inbound = self._inbound(call, peer, http_request, route)
         channel = cast(ModernChannel, inbound.channel)
         if request.method == LISTEN and self._served.remembers and request.names_session:
             await self._listen(request, inbound, call)
@@ -192,10 +200,7 @@ class ModernHttp:
         )
 
 
-def _header_mismatch(request: Message, call: HttpCall) -> bool:
-    header = call.session_header
-    if header is None:
-        return False
+def _mismatches(request: Message, header: str) -> bool:
     return not isinstance(request.session, NotNamed) and request.session != header
 
 

@@ -48,7 +48,7 @@ class ModernChannel(WatchedChannel):
 
     _policy: SessionPolicy
     _loop: asyncio.AbstractEventLoop
-    _status_of: Callable[[int | None], int]
+    _status_of: Callable[[int], int]
     is_open: bool = True
     close_stream: Callable[[], Awaitable[None]] | None = None
     _answer: tuple[int, bytes] | None = None
@@ -71,7 +71,7 @@ class ModernChannel(WatchedChannel):
             self._stream.finish()
             return
         self._away = away
-        self._answer = (self._status_of(code), message)
+        self._answer = (200 if code is None else self._status_of(code), message)
         self._decided()
 
     async def respond(self, call: HttpCall) -> None:
@@ -85,6 +85,7 @@ class ModernChannel(WatchedChannel):
             if self._answer is not None:
                 status, body = self._answer
                 self.is_open = False
+                self._on_closed = self._on_reopened = self._unwatched
                 if self._away is not None:
                     raise self._away
                 await send_json(call.send, body, status=status)
@@ -92,7 +93,8 @@ class ModernChannel(WatchedChannel):
                 async with call.watch(self._stream.cut):
                     await self._stream.serve(call.receive, call.send, MODERN_SSE_HEADERS)
         finally:
-            self._close()
+            if self.is_open:
+                self._close()
             self.over()
 
     async def _wait(self, receive: Receive) -> None:

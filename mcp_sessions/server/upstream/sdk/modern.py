@@ -51,9 +51,9 @@ def dumps(message: Any) -> bytes:
     return _ENCODER.encode(message).encode()
 
 
-def status_of(code: int | None) -> int:
-    """Return the HTTP status of an answer with that error code. None: a result."""
-    return 200 if code is None else ERROR_CODE_HTTP_STATUS.get(code, 200)
+def status_of(code: int) -> int:
+    """Return the HTTP status of an answer with that error code."""
+    return ERROR_CODE_HTTP_STATUS.get(code, 200)
 
 
 class SdkModernRules:
@@ -164,7 +164,7 @@ class SdkModernRules:
         text = "Mcp-Session-Id does not match the session in _meta"
         return _refused(request_id, error_body(HEADER_MISMATCH, text))
 
-    def status_of(self, code: int | None) -> int:
+    def status_of(self, code: int) -> int:
         return status_of(code)
 
     def dumps(self, message: Any) -> bytes:
