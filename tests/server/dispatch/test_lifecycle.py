@@ -515,7 +515,7 @@ async def test_the_end_removes_every_trace(end: str) -> None:
         assert all(session not in connection.attached for connection in registry.all())
         assert all(session not in c.upstream_peers for c in registry.all())
         assert session not in host.held
-        assert host._by_key == {}
+        assert host.calls._by_key == {}
         log = store._sessions[client.session_id].streams["get"]
         assert len(log) == 0
 
