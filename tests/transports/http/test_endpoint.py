@@ -86,7 +86,7 @@ async def test_a_store_that_goes_away_under_a_change_ends_no_server() -> None:
         stream = await client.get().started()
         await client.result("resources/subscribe", {"uri": "a:1"})
         store.is_away = True
-        with pytest.raises(StoreUnavailable, match="kept"):
+        with pytest.raises(StoreUnavailable, match="keeps"):
             await w.layer.notify_resource_updated("a:1")
         await cycles()
         assert stream.messages == []
