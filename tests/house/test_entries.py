@@ -21,6 +21,12 @@ QUESTIONS = (
     "what a replica tells another",
     "where to add a transport",
     "where to add a store",
+    "how to change expiry",
+    "how to coalesce a notification",
+    "how to find a host's key of a conversation",
+    "how to add a metric",
+    "how to add an option of the command",
+    "how to serve an MCP method that names something",
 )
 
 _FILE = re.compile(r"`((?:mcp_sessions|transports|tests)/[\w/.]+\.(?:py|lua))`")
