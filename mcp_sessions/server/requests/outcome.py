@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import error_body, error_outcome, result_outcome
 from mcp_sessions.errors import INTERNAL_ERROR, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
@@ -91,7 +90,23 @@ class Outcomes:
         """
         await self._store.touch(sessions, now=self.clock())
 
-    def answer(
+    async def send(
+        self, waiters: Sequence[Call], outcome: Outcome, record: SessionRecord | None
+    ) -> None:
+        """Answer each waiter of a request. The first one is that for which it was made."""
+        for waiter in waiters:
+            is_first = waiter is waiters[0]
+            message, code = self._answer(waiter, outcome, record, is_first=is_first)
+            try:
+                inbound = waiter.inbound
+                answer = inbound.answer if inbound.audit is not None else inbound.channel.answer
+                await answer(message, code=code, away=outcome.away)
+            except StoreUnavailable as failed:
+                # It was told; what the store keeps of its stream is looked after there. The
+                # other senders are owed the answer all the same (KEY5).
+                logger.error("the end of a response stream was not stored: %s", failed)
+
+    def _answer(
         self, waiter: Call, outcome: Outcome, record: SessionRecord | None, *, is_first: bool
     ) -> tuple[bytes, int | None]:
         """The answer for one waiter, and its error's code.
@@ -123,94 +138,3 @@ class Outcomes:
 def store_error(failed: StoreUnavailable) -> dict[str, Any]:
     """The error of an answer where a store that fails has no status of its own (HTP5)."""
     return error_body(INTERNAL_ERROR, f"{failed.told}: ask again later")
-
-
-class Ran(Protocol):
-    """A request that ran, as much of it as its outcome needs."""
-
-    key: RequestKey | None
-    record: SessionRecord | None
-
-    @property
-    def request(self) -> Message:
-        """Return it, as it came first."""
-
-    @property
-    def session_id(self) -> SessionId | None:
-        """Return the protocol-mode session it belongs to."""
-
-    @property
-    def sessions(self) -> Sequence[SessionId]:
-        """Return the sessions that must not expire while it runs."""
-
-    @property
-    def waiters(self) -> Sequence[Call]:
-        """Return its sendings."""
-
-    @property
-    def started_at(self) -> float:
-        """Return when it started, in seconds since 1970."""
-
-
-@dataclass(eq=False, repr=False)
-class Outcomes:
-    """Keeps them, and writes them.
-
-    Args:
-        clock: Seconds since 1970.
-        stamp: Adds the session's ``_meta`` to a result.
-    """
-
-    _store: SessionStore
-    policy: SessionPolicy
-    clock: Callable[[], float]
-    _owed: Owed
-    _stamp: Stamp
-
-    def keeps(self, running: Ran) -> bool:
-        """Whether the store is told of a request that ends now: most have no key and are short."""
-        return running.key is not None or self._is_long(running, self.clock())
-
-    def _is_long(self, running: Ran, now: float) -> bool:
-        # Idle time counts from the end of the last request (SES14). Admission moved
-        # the deadline already; a store is written again only if that was a while ago.
-        return now - running.started_at > self.policy.idle_timeout / 100
-
-    async def keep(self, running: Ran, outcome: Outcome) -> None:
-        """Store what becomes of the request's key, and move its sessions' deadlines.
-
-        Raises:
-            StoreUnavailable: No deadline was moved; the key's outcome is owed to the store.
-        """
-        now = self.clock()
-        session_id = running.session_id
-        if session_id is not None and running.key is not None:
-            kept = outcome.encoded(running.request.method)
-            size = len(kept) if kept is not None else 0
-            if size and self._owed.size + size > MOST_OWED:
-                kept, size = None, 0
-            finish = partial(self._store.finish_request, session_id, running.key, kept, now=now)
-            await self._owed.settle({("finish", session_id, running.key): finish}, size=size)
-        if self._is_long(running, now):
-            await self._store.touch(running.sessions, now=now)
-
-    def answer(self, running: Ran, waiter: Call, outcome: Outcome) -> tuple[bytes, int | None]:
-        """The answer for one waiter, and its error's code."""
-        inbound, request_id, record = waiter.inbound, waiter.request.id, running.record
-        result, error = outcome.result, outcome.error or {}
-        if result is not None:
-            try:
-                if record is not None and waiter.named:
-                    result = self._stamp(result, record)
-                if waiter is not running.waiters[0]:
-                    result = inbound.of_its_era(result)
-                return inbound.result(request_id, result), None
-            except (SessionsError, *NOT_JSON):
-                logger.exception("the result of %s cannot be sent", running.request.method)
-                error = error_body(INTERNAL_ERROR, "Internal error")
-        try:
-            return inbound.error(request_id, error), error.get("code")
-        except NOT_JSON:
-            logger.exception("the error of %s cannot be sent", running.request.method)
-            internal = error_body(INTERNAL_ERROR, "Internal error")
-            return inbound.error(request_id, internal), INTERNAL_ERROR

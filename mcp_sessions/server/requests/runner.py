@@ -21,8 +21,9 @@ from mcp_sessions.server.calls.table import Calls
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.outcome import Outcomes
-from mcp_sessions.server.requests.running import RunningRequest, Shared
+from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.requests.runs import Runs
+from mcp_sessions.server.requests.shared import Shared
 
 
 class RequestRunner:

@@ -12,7 +12,6 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
-from mcp_sessions.background import Background
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import PROGRESS, RequestId, error_body, wire_error
 from mcp_sessions.core.progress import Progress
@@ -25,20 +24,16 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.calls.detached import BESIDE, Detached
+from mcp_sessions.server.calls.detached import BESIDE
 from mcp_sessions.server.calls.stages.stage import Stage
-from mcp_sessions.server.calls.table import Call, Calls
+from mcp_sessions.server.calls.table import Call
 from mcp_sessions.server.connection import Inbound
-from mcp_sessions.server.delivery.questions import (
-    PendingQuestion,
-    PendingQuestions,
-    check_may_ask,
-    may_ask,
-)
+from mcp_sessions.server.delivery.questions import PendingQuestion, check_may_ask, may_ask
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
-from mcp_sessions.server.requests.outcome import Outcome, Outcomes, store_error
+from mcp_sessions.server.requests.outcome import Outcome, store_error
 from mcp_sessions.server.requests.reports import Reports
+from mcp_sessions.server.requests.shared import Shared
 from mcp_sessions.server.upstream import port
 from mcp_sessions.server.upstream.asks import NAMED, asks_of
 from mcp_sessions.server.upstream.held_call import HeldCall
@@ -47,19 +42,6 @@ from mcp_sessions.server.upstream.request_state import put_back, set_apart
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False, repr=False)
-class Shared:
-    """What the requests of one layer share."""
-
-    calls: Calls[RunningRequest]
-    detached: Detached
-    background: Background
-    outcomes: Outcomes
-    questions: PendingQuestions
-    loop: asyncio.AbstractEventLoop | None = None
-    """Kept: asking for the running loop costs a system call per question."""
 
 
 @dataclass(eq=False, repr=False)
@@ -129,7 +111,8 @@ class RunningRequest:
         shared, (waiter,) = self._shared, self.waiters
         shared.calls.begins(self)
         channel = waiter.inbound.channel
-        channel.watch(lambda: self._closed(waiter), self._reopened)
+        heard = partial(shared.detached.remove, self)
+        channel.watch(lambda: self._closed(waiter), heard)
         if shared.loop is None:
             shared.loop = asyncio.get_running_loop()
         work = self._run(peer, close_peer)
@@ -148,18 +131,12 @@ class RunningRequest:
 
     def _closed(self, waiter: Call) -> None:
         """A waiter is gone; if it was the last, the request is unheard."""
-        if self.done:
-            return
-        if not waiter.inbound.cancels or self.key is not None:
-            if not self.is_heard:
-                self._shared.detached.add(self)
-            return
-        # The modern era over HTTP: closing the response stream cancels the request.
-        cancelled = error_body(REQUEST_CANCELLED, "Request cancelled")
-        self._shared.background.run(BESIDE, self.abort(cancelled))
-
-    def _reopened(self) -> None:
-        self._shared.detached.remove(self)
+        if waiter.inbound.cancels and self.key is None and not self.done:
+            # The modern era over HTTP: closing the response stream cancels the request.
+            cancelled = error_body(REQUEST_CANCELLED, "Request cancelled")
+            self._shared.background.run(BESIDE, self.abort(cancelled))
+        elif not (self.done or self.is_heard):
+            self._shared.detached.add(self)
 
     def end(self) -> None:
         """It is answered from now on, and does not use its own way back any more."""
@@ -300,17 +277,7 @@ class RunningRequest:
         if self._withdrawals:
             # What was withdrawn is on its way first: nothing follows the answer.
             await asyncio.wait(self._withdrawals, timeout=outcomes.policy.slow_timeout)
-        for waiter in self.waiters:
-            is_first = waiter is self.waiters[0]
-            message, code = outcomes.answer(waiter, outcome, self.record, is_first=is_first)
-            try:
-                inbound = waiter.inbound
-                answer = inbound.answer if inbound.audit is not None else inbound.channel.answer
-                await answer(message, code=code, away=outcome.away)
-            except StoreUnavailable as failed:
-                # It was told; what the store keeps of its stream is looked after there. The
-                # other senders are owed the answer all the same (KEY5).
-                logger.error("the end of a response stream was not stored: %s", failed)
+        await outcomes.send(self.waiters, outcome, self.record)
 
     async def _ask_in_rounds(self, asked: PeerRequest, inbound: Inbound) -> dict[str, Any]:
         if self._held is None:
@@ -471,8 +438,9 @@ class RunningRequest:
         answer goes to both.
         """
         waiter.begins(self)
-        waiter.inbound.channel.watch(lambda: self._closed(waiter), self._reopened)
-        self._reopened()
+        heard = partial(self._shared.detached.remove, self)
+        waiter.inbound.channel.watch(lambda: self._closed(waiter), heard)
+        heard()
         self.waiters.append(waiter)
         if self._reports is not None:
             self.told = None  # Values rise from the first report again.

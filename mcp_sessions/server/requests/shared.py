@@ -1,0 +1,28 @@
+"""Hold what the requests of one layer share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.background import Background
+from mcp_sessions.server.calls.detached import Detached
+from mcp_sessions.server.calls.table import Calls
+from mcp_sessions.server.delivery.questions import PendingQuestions
+from mcp_sessions.server.requests.outcome import Outcomes
+
+
+@dataclass(eq=False, repr=False)
+class Shared:
+    """The table of calls, and what a request is given beside it."""
+
+    calls: Calls[Any]
+    detached: Detached
+    background: Background
+    """The tasks of the requests."""
+
+    outcomes: Outcomes
+    questions: PendingQuestions
+    loop: asyncio.AbstractEventLoop | None = None
+    """Kept: asking for the running loop costs a system call per question."""
