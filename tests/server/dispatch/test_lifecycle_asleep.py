@@ -45,7 +45,7 @@ async def at_work(w: World) -> tuple[RawClient, str]:
     client = await w.connected()
     await client.result("resources/subscribe", {"uri": "a:1"})
     assert await client.text("count") == "connection 1 1"
-    stream = client.get()
+    stream = await client.get().started()
     await w.layer.notify_resource_updated("a:1")
     await stream.has(1)
     had = stream.events[-1].id
