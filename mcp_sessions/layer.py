@@ -27,6 +27,7 @@ from mcp_sessions.serve.http import RUN_IS_REFUSED, Leaving, draining_server
 from mcp_sessions.serve.open_connections import connection_limits
 from mcp_sessions.serve.sockets import listen_on
 from mcp_sessions.serve.stdio import serve_stdio
+from mcp_sessions.serve.tls import certificate_of
 from mcp_sessions.server.delivery.waiting_changes import noting
 from mcp_sessions.server.upstream.port import told_handler
 from mcp_sessions.server.upstream.sdk.authentication import (
@@ -211,6 +212,8 @@ class SessionLayer:
         health: str | None = None,
         access_log: bool = False,
         forwarded_allow_ips: str | None = None,
+        ssl_certfile: str | None = None,
+        ssl_keyfile: str | None = None,
     ) -> None:
         """Serve until SIGINT or SIGTERM, or until the end of standard input, then drain.
 
@@ -232,10 +235,14 @@ class SessionLayer:
             forwarded_allow_ips: Proxies whose ``X-Forwarded-For`` names the client: addresses and
                 networks, separated by commas, or ``*``. None: ``127.0.0.1``, or the variable
                 ``FORWARDED_ALLOW_IPS``.
+            ssl_certfile: A certificate in PEM format, for HTTPS. None: the connections are not
+                encrypted.
+            ssl_keyfile: Its key. None: it is in ``ssl_certfile``. The password of an encrypted key
+                is the variable ``MCP_SESSIONS_SSL_KEYFILE_PASSWORD``.
 
         Raises:
-            ConfigurationError: The transport is unknown, or the store cannot be opened; or see
-                :meth:`asgi_app`.
+            ConfigurationError: The transport is unknown, the store cannot be opened, or the
+                certificate cannot be used; or see :meth:`asgi_app`.
             StoreUnavailable: The store is away.
             OSError: The address cannot be listened on.
             KeyboardInterrupt: SIGINT ended an HTTP server, which has drained.
@@ -272,6 +279,7 @@ class SessionLayer:
             health=health,
             access_log=access_log,
             forwarded_allow_ips=forwarded_allow_ips,
+            certificate=certificate_of(ssl_certfile, ssl_keyfile),
         )
         with listener:
             if transport == "stdio":

@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 KEYS_VARIABLE = "MCP_SESSIONS_KEYS"
 """The environment variable for keys: comma-separated, newest first."""
 
+KEYFILE_PASSWORD_VARIABLE = "MCP_SESSIONS_SSL_KEYFILE_PASSWORD"
+"""The environment variable for the password of a TLS key. On a command line all users see it."""
+
 MIN_KEY_CHARACTERS = 32
 """The least length of a key. ``mint_key`` makes 43 characters, of 256 random bits."""
 

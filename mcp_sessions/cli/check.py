@@ -31,6 +31,7 @@ from mcp_sessions.errors import ConfigurationError, SessionsError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.serve.tls import certificate_of
 from mcp_sessions.server.upstream.external.trial import why_not
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stdio_server import StdioServer
@@ -133,11 +134,26 @@ def _say_address(report: Report, options: argparse.Namespace, steps: Steps) -> N
     with listener:
         port = "any free port" if options.port == 0 else f"port {listener.getsockname()[1]}"
     report.say("address", f"{options.host}, {port}: free")
+    _say_certificate(report, options)
     on_loopback = options.host in ("127.0.0.1", "localhost", "::1")
     any_host = "loopback names" if on_loopback else "any"
     report.say("hosts", ", ".join(options.allowed_host) or any_host)
     own = "pages of this machine" if on_loopback else "no check"
     report.say("origins", ", ".join(options.allowed_origin) or own)
+
+
+def _say_certificate(report: Report, options: argparse.Namespace) -> None:
+    try:
+        certificate = certificate_of(options.ssl_certfile, options.ssl_keyfile)
+    except ConfigurationError as failed:
+        report.wrong("tls", failed)
+        return
+    if certificate is None:
+        report.say("tls", "none: HTTP")
+        return
+    facts = certificate.facts
+    names = ascii(", ".join(facts.names))[1:-1] or "no name"
+    report.say("tls", f"certificate for {names}, until {facts.until:%Y-%m-%d}")
 
 
 def _say_access(report: Report, options: argparse.Namespace, served: Sequence[Served]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from mcp_sessions.cli.arguments import OneLineParser
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.security import KEYS_VARIABLE
+from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE, KEYS_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def unknown(parser: OneLineParser, environment: Mapping[str, str]) -> list[str]:
     """Return the variables with our prefix that set no option."""
     known = {variable_of(action.option_strings[-1]) for action in parser.shown_options()}
     ours = {name for name in environment if name.startswith(PREFIX)}
-    return sorted(ours - known - {KEYS_VARIABLE})
+    return sorted(ours - known - {KEYS_VARIABLE, KEYFILE_PASSWORD_VARIABLE})
 
 
 def warn_of(variables: Sequence[str]) -> None:

@@ -152,6 +152,8 @@ def _serve(
                 health=options.health,
                 access_log=options.access_log,
                 forwarded_allow_ips=options.forwarded_allow_ips,
+                ssl_certfile=options.ssl_certfile,
+                ssl_keyfile=options.ssl_keyfile,
                 on_started=on_started,
             )
     except KeyboardInterrupt:
@@ -380,7 +382,8 @@ def _start_up(
     urls = ["standard input and output"]
     transports = ("stdio",) if options.stdio else ()
     if sock is not None:
-        place = f"http://{host}:{sock.getsockname()[1]}"
+        scheme = "https" if options.ssl_certfile is not None else "http"
+        place = f"{scheme}://{host}:{sock.getsockname()[1]}"
         urls = [f"{place}{path}" for path in paths or [options.path]]
         transports = (*TRANSPORTS, *transports)
     if options.log_format == "json":

@@ -18,6 +18,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.open_connections import connection_limits
+from mcp_sessions.serve.tls import certificate_of
 from mcp_sessions.serve.together import Part, run_together
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.origin import SecuritySettings
@@ -126,6 +127,7 @@ def serve_all(
             limits=connection_limits([layer.policy for layer in layers.values()]),
             access_log=options.access_log,
             forwarded_allow_ips=options.forwarded_allow_ips,
+            certificate=certificate_of(options.ssl_certfile, options.ssl_keyfile),
         )
     except KeyboardInterrupt:
         return INTERRUPTED

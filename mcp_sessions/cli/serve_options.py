@@ -149,6 +149,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigurationError("--workers: standard input and output belong to one process")
     if options.stdio and options.audit == "-":
         raise ConfigurationError("--audit -: standard output is the client's; name a file")
+    if options.ssl_keyfile is not None and options.ssl_certfile is None:
+        raise ConfigurationError("--ssl-keyfile goes with --ssl-certfile")
     if options.stdio and options.port is None:
         given = {
             "--allowed-host": options.allowed_host,
@@ -159,6 +161,7 @@ def _check(options: argparse.Namespace) -> None:
             "--forwarded-allow-ips": options.forwarded_allow_ips,
             "--api-keys": options.api_keys,
             "--auth-issuer": options.auth_issuer,
+            "--ssl-certfile": options.ssl_certfile,
         }
         refused = [name for name, value in given.items() if value]
         if refused:
@@ -251,6 +254,12 @@ def _add_access(group: types.Options) -> None:
         metavar="IPS",
         type=types.proxies,
         help="proxies to trust, as 10.0.0.0/8 (127.0.0.1)",
+    )
+    group.add_argument(
+        "--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (HTTP)"
+    )
+    group.add_argument(
+        "--ssl-keyfile", metavar="FILE", help="the key, if the certificate's file has none"
     )
 
 

@@ -7,6 +7,7 @@ import errno
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from mcp_sessions.serve.open_connections import ConnectionLimits, OpenConnection
 from mcp_sessions.serve.protocols import LimitedConfig, LimitedHttp, LimitedWebSocket
 from mcp_sessions.serve.sockets import LISTEN_BACKLOG
 from mcp_sessions.serve.systemd import READY, STOPPING, notify
+from mcp_sessions.serve.tls import Certificate
 
 logger = logging.getLogger(__name__)
 
@@ -230,9 +232,18 @@ class DrainingServer(uvicorn.Server):
         for listener in waiting:
             accepted += _accept_all(listener)
             listener.close()
-        loop = asyncio.get_running_loop()
-        for connection in accepted:
-            await loop.connect_accepted_socket(self._protocol, connection)
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        within = FIRST_REQUEST if tls is not None else None
+        made = (
+            loop.connect_accepted_socket(
+                self._protocol, connection, ssl=tls, ssl_handshake_timeout=within
+            )
+            for connection in accepted
+        )
+        for failed in await asyncio.gather(*made, return_exceptions=True):
+            # A client that does not complete its handshake is gone.
+            if isinstance(failed, BaseException) and not isinstance(failed, OSError):
+                raise failed
 
     def _protocol(self) -> asyncio.Protocol:
         """As uvicorn makes them in :meth:`startup`."""
@@ -277,16 +288,19 @@ def http_config(
     limits: ConnectionLimits,
     health: str | None,
     forwarded_allow_ips: str | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> LimitedConfig:
     """How HTTP and WebSocket are served.
 
     Args:
         health: What the health checks are under; None: there are none.
         forwarded_allow_ips: See :meth:`~mcp_sessions.layer.SessionLayer.run`.
+        tls: What connections are made with; None: they are not encrypted.
     """
     return LimitedConfig(
         app,
         OpenConnections(limits, health_paths(health)),
+        tls,
         http=LimitedHttp,
         interface="asgi3",
         log_level=log_level,
@@ -317,11 +331,13 @@ def draining_server(
     health: str | None,
     access_log: bool,
     forwarded_allow_ips: str | None,
+    certificate: Certificate | None = None,
 ) -> DrainingServer:
     """Serves an application; see :class:`DrainingServer` and :func:`http_config`.
 
     Args:
         access_log: Log a line for each request.
+        certificate: None: connections are not encrypted.
     """
     responses = ClosingResponses(app)
     outermost = AccessLog(responses) if access_log else responses
@@ -331,6 +347,7 @@ def draining_server(
         limits=limits,
         health=health,
         forwarded_allow_ips=forwarded_allow_ips,
+        tls=certificate.context if certificate is not None else None,
     )
     return DrainingServer(config, responses, leaving, on_started, before)
 

@@ -19,6 +19,7 @@ from mcp_sessions.serve.open_connections import RETRY_AFTER, Looked, OnlyHealth,
 
 if TYPE_CHECKING:
     import asyncio
+    import ssl
 
     from starlette.types import ASGIApp
     from uvicorn._types import ASGIReceiveEvent
@@ -43,11 +44,27 @@ _INVALID_DATA = 1007
 
 
 class LimitedConfig(uvicorn.Config):
-    """uvicorn's configuration, for these protocols."""
+    """uvicorn's configuration, for these protocols.
 
-    def __init__(self, app: ASGIApp, open_connections: OpenConnections, **options: Any) -> None:
+    Args:
+        tls: What connections are made with; None: they are not encrypted.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        open_connections: OpenConnections,
+        tls: ssl.SSLContext | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(app, **options)
         self.open_connections = open_connections
+        self._tls = tls
+
+    def load(self) -> None:
+        super().load()
+        # uvicorn would read the files itself, and say what is wrong with a traceback.
+        self.ssl = self._tls
 
 
 def _ends_if_untaken(transport: asyncio.Transport, seconds: float) -> None:

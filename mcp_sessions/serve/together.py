@@ -18,6 +18,7 @@ from mcp_sessions.serve.http import Leaving, draining_server
 from mcp_sessions.serve.lifetime import Lifetime
 from mcp_sessions.serve.not_found import NotFound
 from mcp_sessions.serve.open_connections import ConnectionLimits
+from mcp_sessions.serve.tls import Certificate
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -112,6 +113,7 @@ def run_together(
     limits: ConnectionLimits,
     access_log: bool,
     forwarded_allow_ips: str | None,
+    certificate: Certificate | None,
 ) -> None:
     """Serve them on one socket until SIGINT or SIGTERM, then drain.
 
@@ -128,6 +130,7 @@ def run_together(
         health=health,
         access_log=access_log,
         forwarded_allow_ips=forwarded_allow_ips,
+        certificate=certificate,
     )
     with sock:
         server.run(sockets=[sock])

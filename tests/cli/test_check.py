@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
@@ -140,3 +141,18 @@ def test_a_python_server_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture
     assert status == 2 and "--workers needs redis://" in lines["store"]
     status, lines = checked(capsys, "--port", "0", "none.py")
     assert status == 2 and lines["server"] == "WRONG: no such file: none.py"
+
+
+def test_the_certificate_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    issued = trustme.CA().issue_cert("mcp.example.com")
+    own = tmp_path / "own.pem"
+    issued.private_key_and_cert_chain_pem.write_to_path(str(own))
+    status, lines = checked(capsys, "--port", "0", "--ssl-certfile", str(own), *COMMAND)
+    assert status == 0
+    assert lines["tls"].startswith("certificate for mcp.example.com, until ")
+    missing = tmp_path / "none.pem"
+    status, lines = checked(capsys, "--port", "0", "--ssl-certfile", str(missing), *COMMAND)
+    assert (status, lines["tls"]) == (
+        2,
+        f"WRONG: certificate {missing}: no such file or directory",
+    )

@@ -41,6 +41,8 @@ OTHER: Mapping[str, tuple[str, Any]] = {
     "--auth-scope": ("use", ["use"]),
     "--auth-issuer": ("https://login.example", "https://login.example"),
     "--auth-audience": ("https://mcp.example/mcp", "https://mcp.example/mcp"),
+    "--ssl-certfile": ("cert.pem", "cert.pem"),
+    "--ssl-keyfile": ("key.pem", "key.pem"),
 }
 """A value of each option that is not a number and no flag."""
 
@@ -58,6 +60,8 @@ def settings_of(option: str, text: str, *arguments: str) -> Any:
     if option == "--config":
         group = []
     more = ["--conversations"] if option in NEEDS else []
+    if option == "--ssl-keyfile":
+        more = ["--ssl-certfile", "cert.pem"]
     if option == "--allowed-origin":
         more = ["--allowed-host", "a.example"]
     if option == "--auth-scope":

@@ -42,6 +42,7 @@ def security_settings(
 
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_LOCAL_ORIGINS = [f"{scheme}://{host}:*" for scheme in ("http", "https") for host in LOCAL_HOSTS]
 
 
 def allowing(hosts: Sequence[str], origins: Sequence[str]) -> TransportSecuritySettings:
@@ -60,7 +61,7 @@ def allowing(hosts: Sequence[str], origins: Sequence[str]) -> TransportSecurityS
     return TransportSecuritySettings(
         enable_dns_rebinding_protection=True,
         allowed_hosts=allowed,
-        allowed_origins=list(origins) or [f"http://{host}:*" for host in LOCAL_HOSTS],
+        allowed_origins=list(origins) or _LOCAL_ORIGINS,
     )
 
 

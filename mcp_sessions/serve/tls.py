@@ -1,0 +1,166 @@
+"""The certificate that a server shows, and the TLS settings that use it.
+
+A certificate is looked at before it is used: a server never starts with one that its clients would
+refuse. :meth:`Certificate.read_again` takes new files into the same settings, so that new
+connections get the new certificate and open ones go on.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an operator wants to know of a certificate."""
+
+    names: tuple[str, ...]
+    until: datetime
+
+
+class Certificate:
+    """A certificate with its key, from files.
+
+    Args:
+        certfile: PEM, the server's own certificate first.
+        keyfile: PEM. None: the key is in ``certfile``.
+        clock: Seconds since 1970.
+
+    Raises:
+        ConfigurationError: A file cannot be read or used; the key is another certificate's; or the
+            certificate expired, or is not valid yet.
+    """
+
+    def __init__(self, certfile: str, keyfile: str | None, clock: Callable[[], float]) -> None:
+        self._certfile = certfile
+        self._keyfile = keyfile or certfile
+        self._clock = clock
+        self.context = _context()
+        """What connections are made with."""
+
+        self.facts = self._checked()
+        self._load(self.context)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that it is read from."""
+        return self._certfile, self._keyfile
+
+    def read_again(self) -> None:
+        """Take what the files have now. New connections get it.
+
+        Raises:
+            ConfigurationError: As at first. Then everything stays as it was.
+        """
+        facts = self._checked()
+        self._load(self.context)
+        self.facts = facts
+
+    def _checked(self) -> Facts:
+        facts = _facts(self._certfile, datetime.fromtimestamp(self._clock(), UTC))
+        _read("key", self._keyfile)
+        # Settings of its own: what fails half-way leaves the others as they are.
+        self._load(_context())
+        return facts
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        # Without a function OpenSSL would ask at the terminal.
+        password = os.environ.get(KEYFILE_PASSWORD_VARIABLE, "")
+        try:
+            context.load_cert_chain(self._certfile, self._keyfile, lambda: password)
+        except ssl.SSLError as failed:
+            raise ConfigurationError(self._why_not(failed)) from None
+        except (OSError, ValueError) as failed:
+            raise ConfigurationError(f"key {self._keyfile}: {failed}") from None
+
+    def _why_not(self, failed: ssl.SSLError) -> str:
+        if failed.reason == "KEY_VALUES_MISMATCH":
+            return f"key {self._keyfile}: it is not the key of certificate {self._certfile}"
+        if b"ENCRYPTED" in _read("key", self._keyfile):
+            variable = KEYFILE_PASSWORD_VARIABLE
+            if variable in os.environ:
+                return f"key {self._keyfile}: the password in {variable} does not open it"
+            return f"key {self._keyfile}: it is encrypted: set {variable} to its password"
+        return f"key {self._keyfile}: there is no private key in PEM format in it"
+
+
+def certificate_of(certfile: str | None, keyfile: str | None) -> Certificate | None:
+    """Return the certificate of these files. None: there is none.
+
+    Raises:
+        ConfigurationError: There is a key and no certificate; or see :class:`Certificate`.
+    """
+    if certfile is not None:
+        return Certificate(certfile, keyfile, time.time)
+    if keyfile is not None:
+        raise ConfigurationError("ssl_keyfile goes with ssl_certfile")
+    return None
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _facts(certfile: str, now: datetime) -> Facts:
+    # Imported here: most servers have no certificate.
+    from cryptography import x509
+
+    data = _read("certificate", certfile)
+    try:
+        own = x509.load_pem_x509_certificates(data)[0]
+    except ValueError:
+        raise ConfigurationError(
+            f"certificate {certfile}: there is no certificate in PEM format in it"
+        ) from None
+    until = own.not_valid_after_utc
+    if until <= now:
+        days = (now - until).days
+        raise ConfigurationError(
+            f"certificate {certfile}: it expired on {until:%Y-%m-%d}, {days} days ago: renew it"
+        )
+    if own.not_valid_before_utc > now:
+        since = own.not_valid_before_utc
+        raise ConfigurationError(
+            f"certificate {certfile}: it is not valid before {since:%Y-%m-%d %H:%M} UTC: look at "
+            "the clock of this machine"
+        )
+    return Facts(_names(own), until)
+
+
+def _names(certificate: x509.Certificate) -> tuple[str, ...]:
+    from cryptography import x509
+
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return ()
+    addresses = (str(each) for each in found.get_values_for_type(x509.IPAddress))
+    return (*found.get_values_for_type(x509.DNSName), *addresses)
+
+
+def _read(what: str, file: str) -> bytes:
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(_LARGEST)
+    except OSError as failed:
+        why = (failed.strerror or str(failed)).lower()
+        raise ConfigurationError(f"{what} {file}: {why}") from None
+
+
+_LARGEST = 1_048_576
+"""Bytes of a file that are read."""
