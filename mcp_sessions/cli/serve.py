@@ -13,12 +13,10 @@ import errno
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from mcp_sessions import __version__
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.access import SERVER, access_of, authenticating
 from mcp_sessions.cli.addresses import redacted
@@ -32,6 +30,7 @@ from mcp_sessions.cli.serve_options import (
     parsed,
     wants_json,
 )
+from mcp_sessions.cli.start_up import start_up
 from mcp_sessions.cli.targets import load_target
 from mcp_sessions.cli.telemetry import exporting
 from mcp_sessions.conversations import Conversations
@@ -45,10 +44,6 @@ if TYPE_CHECKING:
     from mcp_sessions.layer import SessionLayer
     from mcp_sessions.stores.contract import SessionStore
     from mcp_sessions_transports.origin import SecuritySettings
-
-HANDSHAKE_ERA = ("2025-03-26", "2025-06-18", "2025-11-25")
-MODERN_ERA = ("2026-07-28",)
-TRANSPORTS = ("Streamable HTTP", "WebSocket")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -84,7 +79,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.worker is not None:
         return _work(options, layer, store)
     if options.stdio and options.port is None:
-        _start_up(options, None, store)
+        start_up(options, None, store)
         try:
             with _exporting(options):
                 layer.run("stdio", grace=options.grace)
@@ -92,7 +87,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             return INTERRUPTED
         return 0
     with listening_socket(options.host, _port(options)) as sock:
-        return _serve(options, layer, sock, lambda: _start_up(options, sock, store))
+        return _serve(options, layer, sock, lambda: start_up(options, sock, store))
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -186,7 +181,7 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
             layers,
             sock,
             _security(options),
-            lambda: _start_up(options, sock, redacted(store), list(layers)),
+            lambda: start_up(options, sock, redacted(store), list(layers)),
         )
 
 
@@ -212,7 +207,7 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     def started() -> None:
         processes = "1 worker" if options.workers == 1 else f"{options.workers} workers"
-        _start_up(options, sock, f"{store}, {processes}", paths)
+        start_up(options, sock, f"{store}, {processes}", paths)
         if not keys:
             logging.getLogger(__name__).warning(
                 "sessions outlive these processes, but the keys that seal their state do not: "
@@ -364,44 +359,3 @@ def _is_server(value: object) -> bool:
     from mcp_sessions.server.upstream.sdk import is_server
 
     return is_server(value)
-
-
-def _start_up(
-    options: argparse.Namespace,
-    sock: socket.socket | None,
-    store: str,
-    paths: Sequence[str] = (),
-) -> None:
-    """Print what is served, and its address, eras, transports and store.
-
-    Args:
-        sock: The listening socket. None: standard input and output only.
-        paths: Those of several servers.
-    """
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    urls = ["standard input and output"]
-    transports = ("stdio",) if options.stdio else ()
-    if sock is not None:
-        scheme = "https" if options.ssl_certfile is not None else "http"
-        place = f"{scheme}://{host}:{sock.getsockname()[1]}"
-        urls = [f"{place}{path}" for path in paths or [options.path]]
-        transports = (*TRANSPORTS, *transports)
-    if options.log_format == "json":
-        logs.say(
-            "serving",
-            version=__version__,
-            target=options.target,
-            url=" ".join(urls),
-            eras={"handshake": HANDSHAKE_ERA, "modern": MODERN_ERA},
-            transports=transports,
-            store=store,
-        )
-        return
-    lines = [
-        f"mcp-sessions {__version__} serves {options.target}",
-        *(f"  at          {url}" for url in urls),
-        f"  eras        handshake ({', '.join(HANDSHAKE_ERA)}), modern ({', '.join(MODERN_ERA)})",
-        f"  transports  {', '.join(transports)}",
-        f"  store       {store}",
-    ]
-    print("\n".join(lines), file=sys.stderr, flush=True)

@@ -110,8 +110,8 @@ def certificate_of(certfile: str | None, keyfile: str | None) -> Certificate | N
 
 
 def _context() -> ssl.SSLContext:
+    # Python's own least version is TLS 1.2.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
 
