@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.replicas.test_children import UNKNOWN, short_lives
-from tests.server.upstream.test_call_in_rounds import again
+from tests.server.upstream.external.test_peer_in_rounds import again
 from tests.server.upstream.test_rounds import ASK, ELICITS, TWO
 from tests.support.children import until
 from tests.support.modern import ModernClient

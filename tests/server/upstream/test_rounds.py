@@ -12,8 +12,8 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from pydantic import BaseModel
 
 from mcp_sessions import SessionLayer, current_session
+from tests.server.upstream.external.test_peer_in_rounds import UNKNOWN, again
 from tests.server.upstream.external.test_upstream import user
-from tests.server.upstream.test_call_in_rounds import UNKNOWN, again
 from tests.support.children import until
 from tests.support.duplex import listening
 from tests.support.modern import ModernClient

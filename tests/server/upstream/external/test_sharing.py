@@ -16,7 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_sessions import HTTPServer
 from mcp_sessions.server.upstream import rounds
-from tests.server.upstream.test_call_in_rounds import ELICITS, QUESTION, TWO, UNKNOWN, again
+from tests.server.upstream.external.test_peer_in_rounds import (
+    ELICITS,
+    QUESTION,
+    TWO,
+    UNKNOWN,
+    again,
+)
 from tests.support.children import child_world, until
 from tests.support.modern import LOG_LEVEL, Heard, ModernClient
 from tests.support.raw import Json, text_of

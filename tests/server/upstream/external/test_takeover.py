@@ -18,7 +18,7 @@ from mcp_sessions import Conversations, SessionLayer
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.ids import digest
 from tests.server.upstream.external.test_children import starts
-from tests.server.upstream.test_call_in_rounds import ELICITS
+from tests.server.upstream.external.test_peer_in_rounds import ELICITS
 from tests.support.children import child, child_world, is_alive, modern_child, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
 from tests.support.raw import Json, in_session
