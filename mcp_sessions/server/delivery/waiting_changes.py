@@ -264,7 +264,7 @@ class WaitingChanges:
     def _say_what_is_lost(self, why: str) -> None:
         if self._lost:
             logger.error(
-                "changes were lost, and sessions do not get them (%s): %s",
+                "changes were lost, and sessions miss them (%s): %s",
                 why, ", ".join(f"{count} x {method}" for method, count in self._lost.items()),
             )  # fmt: skip
         self._lost.clear()

@@ -106,7 +106,7 @@ async def test_a_change_is_told_when_the_store_is_back() -> None:
     async with shared() as s:
         [started] = await s.subscribers(1)
         s.store.backplane.is_away = True
-        with pytest.raises(StoreUnavailable, match="kept"):
+        with pytest.raises(StoreUnavailable, match="keeps the change"):
             await s.world.layer.notify_resource_updated(URI)
         await asyncio.sleep(60)
         s.store.backplane.is_away = False
@@ -253,7 +253,7 @@ async def test_what_is_kept_is_bounded_and_said(
         await client.start()
         s.store.backplane.is_away = True
         for number in (1, 2, 2, 2, 3, 3, 4, 4):
-            with pytest.raises(StoreUnavailable, match="kept"):
+            with pytest.raises(StoreUnavailable, match="keeps the change"):
                 await s.world.layer.notify_resource_updated(f"a:{number}")
         with pytest.raises(StoreUnavailable, match="too many"):
             await s.world.layer.notify_resource_updated("a:5")

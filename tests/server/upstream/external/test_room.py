@@ -129,11 +129,11 @@ async def test_starts_that_hang_keep_nobody_out(
     assert asyncio.get_running_loop().time() - began < 10
     ended = [task.result() for task in hanging if task.done()]
     assert len(ended) == 1, "as many as have to"
-    assert "others needed its room" in (ended[0] or {})["message"]
-    said = [r for r in caplog.records if "others needed its room" in r.getMessage()]
+    assert "other clients waited for room" in (ended[0] or {})["message"]
+    said = [r for r in caplog.records if "other clients waited for room" in r.getMessage()]
     assert len(said) == 1
     again = await w.starts(names.format(0))
-    assert "others needed its room" in (again or {})["message"], "it does not hang at once again"
+    assert "other clients waited for room" in (again or {})["message"], "it does not hang at once again"
     await w.children.close()
     await asyncio.gather(*hanging)
 
@@ -158,7 +158,7 @@ async def test_where_none_was_served_yet_half_of_the_time_is_left_to_each() -> N
     assert (await w.starts("good") or {})["code"] == LIMIT_REACHED
     await asyncio.sleep(2)
     assert await w.starts("good") is None
-    assert "others needed" in (await slow or {})["message"]
+    assert "other clients waited" in (await slow or {})["message"]
 
 
 @pytest.mark.parametrize("why", ["idle", "away"])
