@@ -75,7 +75,10 @@ def test_the_sdk_is_there_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_signals_reach_it_and_its_end_is_told(tmp_path: Path) -> None:
-    (tmp_path / "waits.py").write_text("import sys\nprint(flush=True)\nsys.stdin.read()\n")
+    # A shell's background jobs, and what they start, ignore Ctrl+C.
+    listens = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    waits = "import sys\nprint(flush=True)\nsys.stdin.read()\n"
+    (tmp_path / "waits.py").write_text(listens + waits)
 
     async def ends_with(number: signal.Signals) -> int:
         process = await asyncio.create_subprocess_exec(

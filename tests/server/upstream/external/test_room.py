@@ -133,7 +133,9 @@ async def test_starts_that_hang_keep_nobody_out(
     said = [r for r in caplog.records if "other clients waited for room" in r.getMessage()]
     assert len(said) == 1
     again = await w.starts(names.format(0))
-    assert "other clients waited for room" in (again or {})["message"], "it does not hang at once again"
+    assert "other clients waited for room" in (again or {})["message"], (
+        "it does not hang at once again"
+    )
     await w.children.close()
     await asyncio.gather(*hanging)
 
