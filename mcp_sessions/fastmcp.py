@@ -33,6 +33,7 @@ from fastmcp.server.elicitation import (
 from key_value.aio.protocols import AsyncKeyValue
 from key_value.aio.stores.memory import MemoryStore
 from mcp import ClientSession
+from mcp.shared.exceptions import NoBackChannelError
 
 from mcp_sessions import client_transport
 from mcp_sessions.client.outcome import KnownSession, ResumeOutcome
@@ -131,7 +132,11 @@ async def elicit(
         return await context.elicit(message, response_type, **labels)
     config = parse_elicit_response_type(response_type, **labels)
     request_id = context.request_id
-    result = await session.elicit_form(message, config.schema, related_request_id=request_id)
+    try:
+        result = await session.elicit_form(message, config.schema, related_request_id=request_id)
+    except NoBackChannelError:
+        # Its client declared another capability only. FastMCP has the error for that.
+        return await context.elicit(message, response_type, **labels)
     match result.action:
         case "accept":
             return handle_elicit_accept(config, result.content)

@@ -137,7 +137,8 @@ class Issuer:
     async def _renew(self) -> None:
         try:
             entries = await self.fetched()
-        except FetchFailed as failed:
+        except Exception as failed:
+            # The boundary to the network. Whatever is wrong there, no token can be verified now.
             if not self._is_away:
                 logger.error("the keys of an issuer cannot be fetched: %s", failed)
             self._is_away = True

@@ -138,7 +138,8 @@ def change(path: str, edit: Callable[[list[ApiKey]], list[ApiKey]]) -> None:
     """
     place = os.path.realpath(path)
     with _named(path), _alone(place, path):
-        keys = list(read(path)[0].values()) if os.path.lexists(place) else []
+        owner = os.stat(place) if os.path.lexists(place) else None
+        keys = list(read(path)[0].values()) if owner is not None else []
         members = [asdict(key) for key in edit(keys)]
         text = json.dumps({"version": _VERSION, "keys": members}, indent=1).encode() + b"\n"
         if len(text) > LARGEST:
@@ -149,6 +150,9 @@ def change(path: str, edit: Callable[[list[ApiKey]], list[ApiKey]]) -> None:
             with os.fdopen(file, "wb") as opened:
                 opened.write(text)
                 opened.flush()
+                if owner is not None:
+                    # Of the service, if root runs the command.
+                    os.fchown(opened.fileno(), owner.st_uid, owner.st_gid)
                 os.fsync(opened.fileno())
             os.replace(beside, place)
         except BaseException:

@@ -136,13 +136,13 @@ class Tokens:
         if "cnf" in claims:
             raise _Refused("it is bound to a key of its client")
         subject: Any = claims.get("sub")
-        subject = subject if isinstance(subject, str) and subject else None
+        if not isinstance(subject, str) or not subject:
+            # Without it, all users of one client would own the same sessions.
+            raise _Refused("it names no subject")
         clients = (claims.get(each) for each in ("client_id", "azp", "cid"))
         client = next((each for each in clients if isinstance(each, str) and each), None)
-        if client is None and subject is None:
-            raise _Refused("it names neither a subject nor a client")
         return Credential(
-            client or subject or "",
+            client or subject,
             self._issuer.url,
             subject,
             _scopes(claims),

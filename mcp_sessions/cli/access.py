@@ -64,6 +64,10 @@ def check_options(options: argparse.Namespace) -> None:
     Raises:
         ConfigurationError: Two options do not go together, or a URL is not safe.
     """
+    for name in ("api_keys", "auth_issuer", "auth_audience"):
+        if getattr(options, name) == "":
+            # Often an unset variable of a shell. Without this, the server would have no lock.
+            raise ConfigurationError(f"--{name.replace('_', '-')} is empty")
     asks = "--api-keys" if options.api_keys else "--auth-issuer" if options.auth_issuer else None
     if asks is not None and options.no_auth:
         raise ConfigurationError(f"--no-auth: {asks} asks for a credential; leave out one of them")

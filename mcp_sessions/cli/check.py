@@ -26,6 +26,7 @@ from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line
 from mcp_sessions.cli.telemetry import described
 from mcp_sessions.core.lifetime import idle_time
 from mcp_sessions.core.messages import members_of
+from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, SessionsError
 from mcp_sessions.external_server import ExternalServer
@@ -135,7 +136,7 @@ def _say_address(report: Report, options: argparse.Namespace, steps: Steps) -> N
         port = "any free port" if options.port == 0 else f"port {listener.getsockname()[1]}"
     report.say("address", f"{options.host}, {port}: free")
     _say_certificate(report, options)
-    on_loopback = options.host in ("127.0.0.1", "localhost", "::1")
+    on_loopback = is_loopback(options.host)
     any_host = "loopback names" if on_loopback else "any"
     report.say("hosts", ", ".join(options.allowed_host) or any_host)
     own = "pages of this machine" if on_loopback else "no check"

@@ -64,6 +64,8 @@ def _add(path: str, options: argparse.Namespace) -> None:
     key, entry = key_file.minted(options.name, options.scope, time.time(), options.expires)
 
     def added(keys: list[ApiKey]) -> list[ApiKey]:
+        if entry.id in {each.id for each in keys}:
+            raise ConfigurationError("the new key has the id of another one: run the command again")
         return [*keys, entry]
 
     key_file.change(path, added)

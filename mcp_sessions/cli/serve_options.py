@@ -14,6 +14,7 @@ from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli.environment import NOTES, parse, unknown, variable_of, variables_named
 from mcp_sessions.cli.targets import SHAPE, program_of
 from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
+from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 
@@ -31,8 +32,6 @@ EXTERNAL_OPTIONS = (
 
 COMMAND_OPTIONS = ("env", "cwd", "warm")
 URL_OPTIONS = ("header",)
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def parsed(
@@ -117,7 +116,7 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         ConfigurationError: Two options do not go together.
     """
-    if options.allowed_origin and not options.allowed_host and options.host not in LOOPBACK:
+    if options.allowed_origin and not options.allowed_host and not is_loopback(options.host):
         raise ConfigurationError(
             f"--allowed-origin on --host {options.host} also needs --allowed-host NAME: "
             "what checks the one header checks the other"

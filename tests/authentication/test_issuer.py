@@ -69,6 +69,17 @@ async def test_a_document_that_is_not_the_issuers_is_not_used(
     assert "the keys of an issuer cannot be fetched" in caplog.text
 
 
+async def test_an_error_that_nobody_foresaw_is_no_reason_to_refuse_a_token(
+    login: Login, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a proxy of the environment that cannot be used: the next fetch may work."""
+    del login.documents
+    for _ in range(2):
+        with pytest.raises(CannotVerify):
+            await has(login)
+    assert "the keys of an issuer cannot be fetched" in caplog.text
+
+
 async def test_an_unknown_key_is_asked_for_once_a_minute(login: Login) -> None:
     """The issuer may have a new one. A client that invents names does not reach the issuer with
     each.

@@ -159,6 +159,15 @@ def test_a_file_that_cannot_be_read_is_not_replaced(path: str) -> None:
     assert os.listdir(os.path.dirname(path)) == ["keys.json"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file away")
+def test_a_file_that_root_changes_stays_the_services(path: str) -> None:
+    add(path)
+    os.chown(path, 12_345, 12_346)
+    add(path)
+    status = os.stat(path)
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (12_345, 12_346, 0o600)
+
+
 def test_a_link_stays_and_what_it_names_is_changed(path: str, tmp_path: Path) -> None:
     add(path)
     link = tmp_path / "link"

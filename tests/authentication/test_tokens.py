@@ -66,7 +66,6 @@ async def test_a_token_stands_for_issuer_subject_and_client(place: Place) -> Non
         ({"azp": "web"}, ("client_id",), "web", "alice"),
         ({"cid": "okta"}, ("client_id",), "okta", "alice"),
         ({}, ("client_id",), "alice", "alice"),
-        ({}, ("sub",), "app", None),
     ],
 )
 async def test_the_client_is_named_as_issuers_do(
@@ -183,6 +182,7 @@ ATTACKS: dict[str, Callable[[Place], str]] = {
     "with an extension": lambda p: p.login.token(headers={"crit": ["x"], "x": 1}),
     "bound to a key": lambda p: p.login.token(cnf={"jkt": "x"}),
     "of nobody": lambda p: p.login.token(without=("sub", "client_id")),
+    "of a client alone": lambda p: p.login.token(without=("sub",)),
     "of an algorithm of another key": lambda p: p.login.token("P-256"),
     "encrypted": lambda p: ".".join(["e30"] * 5),
     "a list as a header": lambda p: f"{segment([])}.e30.e30",

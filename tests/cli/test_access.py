@@ -113,6 +113,18 @@ def test_check_says_who_may_use_it(
     assert f"access      {access}\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("--api-keys", ""), ("--auth-issuer", "", "--auth-audience", "https://mcp.example/mcp")],
+)
+def test_an_empty_value_is_no_lock_and_is_refused(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    """Such as ``"$KEYS"`` of a shell that has no such variable."""
+    assert main(["serve", "--port", "0", *options, *COMMAND]) == 2
+    assert f"{options[0]} is empty" in capsys.readouterr().err
+
+
 def test_check_says_that_a_start_would_be_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--check", "--port", "0", "--host", "0.0.0.0", *COMMAND]) == 2
     said = capsys.readouterr().out

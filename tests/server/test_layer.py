@@ -308,6 +308,22 @@ async def test_the_security_settings_are_the_sdks() -> None:
             assert (await sent.reply.done()).status == status
 
 
+@pytest.mark.parametrize("host", ["127.0.0.2", "LOCALHOST", "0:0:0:0:0:0:0:1"])
+async def test_each_name_of_this_machine_has_the_guard_of_loopback(host: str) -> None:
+    named = f"[{host}]:8000" if ":" in host else f"{host}:8000"
+    layer = SessionLayer(Toolbox().server)
+    app = layer.asgi_app(host=host)
+    async with layer.lifespan(), in_process(app) as carrier:
+        client = RawClient(carrier)
+        for headers, status in [
+            ({"Host": named}, 200),
+            ({"Host": "evil.example"}, 421),
+            ({"Host": named, "Origin": "https://evil.example"}, 403),
+        ]:
+            sent = client.send("session/start", headers=headers)
+            assert (await sent.reply.done()).status == status
+
+
 async def test_a_body_may_be_as_large_as_the_layer_says() -> None:
     """Promised: "body limit (default 4 MiB → 413)"; ``max_body`` changes it."""
     layer = SessionLayer(Toolbox().server)

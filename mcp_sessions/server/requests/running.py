@@ -219,10 +219,10 @@ class RunningRequest:
         if result is not None and self.handle is not None and self.handle.has_state:
             try:
                 stored = await self.handle.store_state()
-                if self.record is not None:
-                    self.record = stored or self.record
+                if self.record is not None and stored is not None:
+                    self.record = stored
                     if isinstance(newest := self._newest, RunningRequest):
-                        newest._describes(self.record)
+                        newest._describes(stored)
             except StoreUnavailable as failed:
                 # Its handler is done, and whether its state is stored nobody knows (KEY11).
                 logger.error("session.state may not be stored: %s", failed)
@@ -292,6 +292,10 @@ class RunningRequest:
     async def _asks(self, result: dict[str, Any]) -> None:
         for stage in reversed(self.stages):
             result = stage.after(self.request.method, result)
+        held, task = self._held, self.task
+        if held is not None and task is not None:
+            # It may be cancelled anywhere. The client of the next round waits for an outcome.
+            task.add_done_callback(lambda _: held.ends(None, None))
         await self._finish(Outcome(result, None), goes_on=True)
 
     def _stop(self) -> object:

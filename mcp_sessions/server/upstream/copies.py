@@ -25,8 +25,9 @@ KEPT = 65_536
 @dataclass(eq=False)
 class _Round:
     name: str
-    held: HeldCall
+    what: Hashable
     brought: bytes
+    cancel: Callable[[], object]
     answer: asyncio.Future[dict[str, Any]]
     senders: int = 0
     """Requests that wait for the answer."""
@@ -38,10 +39,14 @@ class _Round:
             return dict(await asyncio.shield(self.answer))
         except asyncio.CancelledError:
             if self.senders == 1 and not self.answer.done():
-                self.held.cancel()
+                self.cancel()
             raise
         finally:
             self.senders -= 1
+
+    def is_over(self) -> None:
+        """Let go of the call and of its requests: the answer alone is kept."""
+        self.cancel = _nothing
 
 
 class Copies:
@@ -73,7 +78,7 @@ class Copies:
         known = self._rounds.get(name)
         if known is None:
             return None
-        if (known.held.what, known.brought) != (what, _digest(answers)):
+        if (known.what, known.brought) != (what, _digest(answers)):
             raise UpstreamError(wire_error(OutcomeUnknown()))
         return await known.answered()
 
@@ -92,7 +97,7 @@ class Copies:
         Raises:
             UpstreamError: The answer.
         """
-        begun = _Round(name, held, _digest(answers), new_outcome())
+        begun = _Round(name, held.what, _digest(answers), held.cancel, new_outcome())
         last = self._last.pop(held, None)
         if last is not None:
             # Its client has that answer.
@@ -118,6 +123,7 @@ class Copies:
         finally:
             if not answer.done():
                 answer.set_exception(UpstreamError(wire_error(OutcomeUnknown())))
+            begun.is_over()
             self._keep(begun.name, size)
 
     def _keep(self, name: str, size: int) -> None:
@@ -132,6 +138,10 @@ class Copies:
     def _forget(self, name: str) -> None:
         self._rounds.pop(name, None)
         self._sizes.pop(name, None)
+
+
+def _nothing() -> None:
+    """Cancel nothing."""
 
 
 def _digest(answers: Mapping[str, Any]) -> bytes:

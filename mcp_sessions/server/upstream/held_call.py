@@ -29,12 +29,14 @@ class HeldCall:
     """Cancels its handler."""
 
     outcome: asyncio.Future[dict[str, Any]]
+    _largest: int = 0
     size: int = 0
-    """Bytes of its request and its questions."""
+    """Bytes of its largest request and its open questions."""
 
     def asked(self, params: Mapping[str, Any] | None, questions: Mapping[str, Any]) -> None:
         """Note what its client has: a request, and the questions."""
-        self.size = max(self.size, len(encode(params or {}))) + len(encode(questions))
+        self._largest = max(self._largest, len(encode(params or {})))
+        self.size = self._largest + len(encode(questions))
 
     async def ask(self, asked: PeerRequest) -> dict[str, Any]:
         """Ask the client by the answer to its newest request.

@@ -34,7 +34,7 @@ from mcp_sessions.core.unheard import Unheard
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import Principal
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.upstream.asks import NAMED, Asks, accepts
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
@@ -102,6 +102,7 @@ class Rounds:
     ) -> None:
         self._elsewhere = elsewhere
         self._process = process
+        self._has_room = room is not None
         self._patience = policy.question_timeout
         self._cancelled_after = policy.detached_timeout
         self._is_small = room is not None and room < _SMALL
@@ -326,10 +327,10 @@ class Rounds:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._patience, self._timed_out, name)
         self._waiting[name] = held, timer
-        given_up = self._bound.add(name, held.call.principal, held.whose)
+        given_up = self._bound.add(name, held.call.principal, self._share_of(held))
         if given_up is not None:
             self._give_up(given_up)
-        while (loser := self._has_too_many_bytes(held.whose)) is not None:
+        while (loser := self._has_too_many_bytes(self._share_of(held))) is not None:
             self._give_up(loser)
         held.outcome.add_done_callback(lambda outcome: self._ended(name, outcome))
         if self._is_closing and name in self._waiting:
@@ -339,7 +340,7 @@ class Rounds:
         """Return the name of the call to give up. None: none."""
         sizes = Counter[Hashable]()
         for held, _ in self._waiting.values():
-            sizes[held.whose] += held.size
+            sizes[self._share_of(held)] += held.size
         if sizes[newest] > self._most_bytes // _SHARE:
             whose = newest
         elif sizes.total() > self._most_bytes:
@@ -347,7 +348,16 @@ class Rounds:
         else:
             return None
         *older, _ = self._waiting.items()
-        return next((name for name, (held, _) in older if held.whose == whose), None)
+        return next((name for name, (held, _) in older if self._share_of(held) == whose), None)
+
+    def _share_of(self, held: HeldCall) -> Hashable:
+        """Return what a call is counted for, apart from all calls.
+
+        Clients that nobody authenticated are one principal. One of them must not end the calls of
+        the others. If the room is bounded, they share it (rule 4).
+        """
+        is_anybody = held.whose == ANONYMOUS and not self._has_room
+        return held if is_anybody else held.whose
 
     def _ended(self, name: str, outcome: asyncio.Future[dict[str, Any]]) -> None:
         """Give up a large result: its server did not wait for the answers."""

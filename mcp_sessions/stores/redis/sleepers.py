@@ -141,9 +141,9 @@ class Sleepers(Lists):
                 for member in members
             )
             for each in sizes:
-                size += each or 0
+                size += of_kind(int, each) if each is not None else 0
                 passed += size <= most
-        asleep: int = await self._command("ZCOUNT", self._all, "-inf", repr(by))
+        asleep = of_kind(int, await self._command("ZCOUNT", self._all, "-inf", repr(by)))
         heavy = max(0, min(asleep - passed, limit + len(held)))
         oldest = await self._places(
             *("ZRANGEBYSCORE", self._all, "-inf", repr(by), "LIMIT", 0, heavy)

@@ -277,7 +277,7 @@ async def test_a_call_ends_with_its_session() -> None:
 @pytest.mark.parametrize("limits", [{"max_detached_requests": 1}, {"max_unread_bytes": 400_000}])
 async def test_where_too_many_wait_the_oldest_is_cancelled(limits: Any) -> None:
     async with world(**limits) as w:
-        client = client_of(w)
+        client = ModernClient(await w.carrier_of(user("alice")), capabilities=ELICITS)
         asked = [
             await client.send("tools/call", ASK, meta={"x.y/z": "m" * 60_000}).result()
             for _ in range(2)
@@ -286,6 +286,81 @@ async def test_where_too_many_wait_the_oldest_is_cancelled(limits: Any) -> None:
         assert error["code"] == UNKNOWN
         result = await client.send("tools/call", again(asked[1], TWO, params=ASK)).result()
         assert text_of(result) == "accept: two"
+
+
+async def test_clients_that_nobody_knows_do_not_end_each_others_calls() -> None:
+    """They are one principal, and have no share of their own."""
+    limits: Any = {"max_detached_requests_per_session": 2, "max_unread_bytes": 1_000_000}
+    async with world(**limits) as w:
+        first, others = client_of(w), client_of(w)
+        asked = await first.send("tools/call", ASK).result()
+        for _ in range(5):
+            await others.send("tools/call", ASK, meta={"x.y/z": "m" * 60_000}).result()
+        result = await first.send("tools/call", again(asked, TWO, params=ASK)).result()
+        assert text_of(result) == "accept: two"
+
+
+async def test_another_handler_asks_the_client_whose_connection_it_uses() -> None:
+    kept: list[Any] = []
+    asked_of_bob = asyncio.Event()
+
+    async def wait(ctx: Any, arguments: Json) -> str:
+        kept.append(ctx.session)
+        await asked_of_bob.wait()
+        return "waited"
+
+    async def poke(ctx: Any, arguments: Json) -> str:
+        result = await kept[0].elicit_form("for bob", SCHEMA)
+        return f"bob says {result.content['answer']}"
+
+    async with world(box=box_of(wait, poke)) as w:
+        alice, bob = [
+            ModernClient(await w.carrier_of(user(name)), capabilities=ELICITS)
+            for name in ("alice", "bob")
+        ]
+        params: Json = {"name": "wait", "arguments": {}}
+        waits = bob.send("tools/call", params)
+        await until(lambda: bool(kept), "bob's call runs")
+        pokes = alice.send("tools/call", {"name": "poke", "arguments": {}})
+        asked = await waits.result()
+        (question,) = asked["inputRequests"].values()
+        assert question["params"]["message"] == "for bob"
+        last = bob.send("tools/call", again(asked, TWO, params=params))
+        assert text_of(await pokes.result()) == "bob says two"
+        asked_of_bob.set()
+        assert text_of(await last.result()) == "waited"
+
+
+async def test_a_handler_that_is_cancelled_while_its_state_is_stored_leaves_no_round_open() -> None:
+    async def ask_form(ctx: Any, arguments: Json) -> str:
+        result = await ctx.session.elicit_form("?", SCHEMA)
+        current_session().state["answer"] = result.content["answer"]
+        return "kept"
+
+    async with world(box=box_of(ask_form)) as w:
+        client = client_of(w)
+        session = (await client.create())["sessionId"]
+        params: Json = {"name": "ask_form", "arguments": {}}
+        asked = await client.send("tools/call", params, session=session).result()
+        store: Any = w.layer.store
+        change, reached, cancelled = store.change_state, asyncio.Event(), asyncio.Event()
+
+        async def never(*args: Any, **options: Any) -> Any:
+            reached.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        store.change_state = never
+        brought = again(asked, TWO, params=params)
+        second = client.send("tools/call", brought, session=session)
+        await asyncio.wait_for(reached.wait(), 10)
+        second.leave()
+        await asyncio.wait_for(cancelled.wait(), 10)
+        store.change_state = change
+        copy = client.send("tools/call", brought, session=session)
+        assert (await copy.error())["code"] == UNKNOWN
 
 
 async def test_what_a_handler_changes_is_in_the_last_answer() -> None:

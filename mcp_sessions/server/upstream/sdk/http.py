@@ -19,6 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Scope
 
+from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
@@ -27,7 +28,8 @@ from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
 def security_settings(
     upstream: SdkUpstream, host: str, security: Any
 ) -> TransportSecuritySettings | None:
-    """Return the allowed Hosts and Origins. For a loopback host they are the SDK's own defaults.
+    """Return the allowed Hosts and Origins. For a loopback host they are the SDK's own defaults,
+    and the host itself.
 
     FastMCP has a guard of its own, which its application brings along.
 
@@ -35,10 +37,11 @@ def security_settings(
         host: The address that the server will listen on.
         security: The application's settings. None: ``host`` decides.
     """
-    local = host in ("127.0.0.1", "localhost", "::1") and upstream.kind != "fastmcp"
+    local = is_loopback(host) and upstream.kind != "fastmcp"
     if security is not None or not local:
         return cast("TransportSecuritySettings | None", security)
-    return allowing((), ())
+    named = f"[{host}]" if ":" in host else host
+    return allowing(() if named in LOCAL_HOSTS else (named,), ())
 
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")

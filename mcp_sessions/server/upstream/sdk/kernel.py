@@ -137,7 +137,6 @@ class SdkUpstream:
         self._is_tracing = False
         self._untraced = untraced(self.lowlevel)
         self._envelopes = Envelopes()
-        self._no_session = ModernOutbound(None)
         told_once()
         self._adds_subscriptions = adds_subscriptions
 
@@ -206,13 +205,12 @@ class SdkUpstream:
             session_id: That session.
         """
         connection = self._envelopes.connection(route)
-        if outbound is not None:
-            connection.outbound = ModernOutbound(outbound)
-        elif route.client_capabilities:
-            connection.outbound = self._no_session
+        way = None
+        if outbound is not None or route.client_capabilities:
+            connection.outbound = way = ModernOutbound(outbound)
         if session_id is not None:
             connection.session_id = name_for_handlers(session_id)
-        return SdkPeer(self.runner, connection, modern=True)
+        return SdkPeer(self.runner, connection, modern=True, way_of_one=way)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
         """Check a spec method's params as the kernel would.
@@ -348,6 +346,9 @@ class SdkPeer:
     _runner_of: Callable[[Connection, Mapping[str, Any] | None, Runner | None], Runner]
     _connection: Connection
     modern: bool = False
+    way_of_one: ModernOutbound | None = None
+    """The way back of a connection that is one request. None: it is none, or has no way back."""
+
     _runner: Runner | None = None
 
     async def request(
@@ -355,6 +356,8 @@ class SdkPeer:
     ) -> dict[str, Any]:
         """Handle a request. The SDK's exceptions become its wire errors here."""
         CALL.set(call)
+        if self.way_of_one is not None:
+            self.way_of_one.serves(call)
         try:
             self._runner = runner = self._runner_of(self._connection, params, self._runner)
             result = await runner.on_request(CallContext(call, call.request_id), method, params)

@@ -15,7 +15,6 @@ from mcp.shared.transport_context import TransportContext
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.server.upstream.port import (
-    CALL,
     Call,
     NotAskable,
     Outbound,
@@ -122,7 +121,8 @@ class SdkOutbound:
 class ModernOutbound:
     """Implement the SDK's ``Outbound`` for the 2026 era, whose connection is one request.
 
-    A question goes to the client of that request.
+    A question goes to the client of that request, whichever handler asks: another one may have the
+    connection in its hands.
     """
 
     def __init__(self, outbound: Outbound | None) -> None:
@@ -132,12 +132,17 @@ class ModernOutbound:
             outbound: The way to the session. None: there is no session.
         """
         self._outbound = outbound
+        self._call: Call | None = None
+
+    def serves(self, call: Call) -> None:
+        """Begin the request."""
+        self._call = call
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        """Ask the client of the request that is being handled."""
-        call = CALL.get()
+        """Ask the client of the request."""
+        call = self._call
         if call is None or not call.can_send_request:
             raise NoBackChannelError(method)
         return await _ask(call, method, params, opts)
