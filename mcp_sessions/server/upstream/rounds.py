@@ -351,13 +351,10 @@ class Rounds:
         return next((name for name, (held, _) in older if self._share_of(held) == whose), None)
 
     def _share_of(self, held: HeldCall) -> Hashable:
-        """Return what a call is counted for, apart from all calls.
-
-        Clients that nobody authenticated are one principal. One of them must not end the calls of
-        the others. If the room is bounded, they share it (rule 4).
+        """Return what a call is counted for. Clients that nobody authenticated are one principal:
+        one of them must not end the calls of the others. Where room is bounded they share it.
         """
-        is_anybody = held.whose == ANONYMOUS and not self._has_room
-        return held if is_anybody else held.whose
+        return held if held.whose == ANONYMOUS and not self._has_room else held.whose
 
     def _ended(self, name: str, outcome: asyncio.Future[dict[str, Any]]) -> None:
         """Give up a large result: its server did not wait for the answers."""
