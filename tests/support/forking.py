@@ -7,7 +7,7 @@ there already. A program is started as ever where this cannot be so: it is no ``
 no ``python -m MODULE`` of ours, or its environment says how Python starts, or a file of it is a
 terminal.
 
-``MCP_SESSIONS_TEST_FORKS=no`` starts all programs as ever, as one run of ``scripts/test --all``
+``SESSIONS_TESTS_FORK=no`` starts all programs as ever, as one run of ``scripts/test --all``
 does. Only Linux can do this.
 """
 
@@ -44,7 +44,7 @@ _LONGEST = 150_000
 
 def fork_programs() -> None:
     """From now on, in this process."""
-    if sys.platform == "linux" and os.environ.get("MCP_SESSIONS_TEST_FORKS") != "no":
+    if sys.platform == "linux" and os.environ.get("SESSIONS_TESTS_FORK") != "no":
         module = cast(Any, subprocess)
         module._fork_exec = Forking(module._fork_exec).start
         # Of two ways to start a process this is the other.

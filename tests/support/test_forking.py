@@ -35,7 +35,7 @@ sys.exit(int(sys.argv[1]))
 def ways() -> "list[Any]":
     """`subprocess._fork_exec` as it is here, and as Python has it."""
     here: Any = cast(Any, subprocess)._fork_exec
-    if sys.platform != "linux" or os.environ.get("MCP_SESSIONS_TEST_FORKS") == "no":
+    if sys.platform != "linux" or os.environ.get("SESSIONS_TESTS_FORK") == "no":
         here = forking.Forking(here).start
     return [here, here.__self__.fork_exec]
 
