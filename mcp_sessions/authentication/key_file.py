@@ -151,7 +151,7 @@ def change(path: str, edit: Callable[[list[ApiKey]], list[ApiKey]]) -> None:
                 opened.write(text)
                 opened.flush()
                 if owner is not None:
-                    # Of the service, if root runs the command.
+                    # The service keeps its file if root runs the command.
                     os.fchown(opened.fileno(), owner.st_uid, owner.st_gid)
                 os.fsync(opened.fileno())
             os.replace(beside, place)

@@ -44,7 +44,7 @@ class _Round:
         finally:
             self.senders -= 1
 
-    def is_over(self) -> None:
+    def release(self) -> None:
         """Let go of the call and of its requests: the answer alone is kept."""
         self.cancel = _nothing
 
@@ -123,7 +123,7 @@ class Copies:
         finally:
             if not answer.done():
                 answer.set_exception(UpstreamError(wire_error(OutcomeUnknown())))
-            begun.is_over()
+            begun.release()
             self._keep(begun.name, size)
 
     def _keep(self, name: str, size: int) -> None:

@@ -17,7 +17,8 @@ from starlette.datastructures import State
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mcp_sessions.core.availability import Arrivals, Availability
+from mcp_sessions.core.arrivals import Arrivals
+from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable

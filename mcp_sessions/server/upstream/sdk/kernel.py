@@ -210,7 +210,7 @@ class SdkUpstream:
             connection.outbound = way = ModernOutbound(outbound)
         if session_id is not None:
             connection.session_id = name_for_handlers(session_id)
-        return SdkPeer(self.runner, connection, modern=True, way_of_one=way)
+        return SdkPeer(self.runner, connection, modern=True, request_outbound=way)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
         """Check a spec method's params as the kernel would.
@@ -346,8 +346,8 @@ class SdkPeer:
     _runner_of: Callable[[Connection, Mapping[str, Any] | None, Runner | None], Runner]
     _connection: Connection
     modern: bool = False
-    way_of_one: ModernOutbound | None = None
-    """The way back of a connection that is one request. None: it is none, or has no way back."""
+    request_outbound: ModernOutbound | None = None
+    """The way back to the client of the 2026 era. None: another era, or a client without one."""
 
     _runner: Runner | None = None
 
@@ -356,8 +356,8 @@ class SdkPeer:
     ) -> dict[str, Any]:
         """Handle a request. The SDK's exceptions become its wire errors here."""
         CALL.set(call)
-        if self.way_of_one is not None:
-            self.way_of_one.serves(call)
+        if self.request_outbound is not None:
+            self.request_outbound.begin(call)
         try:
             self._runner = runner = self._runner_of(self._connection, params, self._runner)
             result = await runner.on_request(CallContext(call, call.request_id), method, params)

@@ -134,8 +134,8 @@ class ModernOutbound:
         self._outbound = outbound
         self._call: Call | None = None
 
-    def serves(self, call: Call) -> None:
-        """Begin the request."""
+    def begin(self, call: Call) -> None:
+        """Take the call of the request, which alone asks."""
         self._call = call
 
     async def send_raw_request(
