@@ -91,6 +91,7 @@ class Lifetime:
                     await background.close()
                     await self._broadcaster.close()
                     await self._draining.stop()
+                    await self._lifecycle.settle()
         finally:
             self._availability.is_running = False
             await self._store.close()

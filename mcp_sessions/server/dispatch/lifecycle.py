@@ -46,6 +46,9 @@ _BATCH = 256
 _HEAVY = 10 * _BATCH
 """Sessions ended for their bytes by one call. Each call measures all that have room."""
 
+_SETTLING = 2.0
+"""Seconds that the store has for the last ends, when the layer stops."""
+
 _PAUSE = 1.0
 """Seconds after which it is looked again what could make room, if nothing could."""
 
@@ -239,6 +242,17 @@ class Lifecycle:
                     slept_at = self._clock()
             except StoreUnavailable:
                 logger.warning("the store is away; expired sessions wait")
+
+    async def settle(self) -> None:
+        """Note the ends that no round has noted yet. The layer stops, and waits for no store that
+        is away.
+        """
+        try:
+            async with asyncio.timeout(_SETTLING):
+                await self._history.ended_beside()
+                await self._history.remember()
+        except (StoreUnavailable, TimeoutError) as failed:
+            logger.debug("the last ends of sessions are not remembered: %s", failed)
 
     async def round(self) -> int:
         """One round: keep what cannot be idle, end what has expired; how many ended."""
