@@ -196,7 +196,7 @@ class Assembly:
         )
         outcomes = Outcomes(store, policy, clock, owed, sealed.stamp)
         self.runner = runner = RequestRunner(outcomes, questions, policy, process=bus.process)
-        audit = Audit(security, bus.process)
+        self._audit = audit = Audit(security, bus.process)
         self.lifecycle = lifecycle = Lifecycle(
             store,
             connections,
@@ -351,6 +351,7 @@ class Assembly:
             max_body=self.policy.max_message if max_body is None else max_body,
             application=application,
             authentication=self.authentication,
+            denied=self._audit.denied,
         )
         self.endpoints.append(endpoint)
         return endpoint

@@ -16,6 +16,7 @@ mcp_sessions.refusals            positions from which nothing is replayed   reas
 mcp_sessions.coalesced           events that replaced an older one
 mcp_sessions.detached            sessions taken from their connection       reason
 mcp_sessions.slow                connections cut since they took nothing
+mcp_sessions.denials             requests without a good credential         reason
 mcp_sessions.store_errors        calls that the store failed                store
 mcp_sessions.background_failures work that nobody awaits failed             work, error
 mcp_sessions.children            processes, or sessions of a URL, that were outcome
@@ -80,6 +81,11 @@ def too_slow() -> None:
     _counter("slow").add(1)
 
 
+def denied(reason: str) -> None:
+    """A request was refused for its credential."""
+    _counter("denials").add(1, {"reason": reason})
+
+
 def store_failed(store: str, calls: int = 1) -> None:
     """The store answered so many calls with an error. Any thread may say so."""
     _counter("store_errors").add(calls, {"store": store})
@@ -119,6 +125,7 @@ _DESCRIPTIONS = {
     "refusals": "Positions from which nothing is replayed",
     "coalesced": "Events that replaced an older one",
     "detached": "Sessions taken from their connection",
+    "denials": "Requests without a good credential",
     "slow": "Connections cut since they took nothing",
     "store_errors": "Calls that the store failed",
     "background_failures": "Work that nobody awaits failed",

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.serve.not_found import NotFound
-from mcp_sessions.server.upstream.sdk.authentication import Authentication
+from mcp_sessions.server.upstream.sdk.authentication import Authentication, Denied
 from mcp_sessions.server.upstream.sdk.http import http_shell, principal_of, security_settings
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 from mcp_sessions_transports.credentials import CredentialWatch
@@ -46,6 +46,7 @@ class Endpoint:
         max_body: Bytes of one HTTP request body; a larger one is answered 413.
         application: Answers with what the HTTP server calls; None: it is found.
         authentication: Stands before it; None: only what the server has itself.
+        denied: Takes note of each request that it refuses.
 
     Raises:
         ConfigurationError: Authentication was set up that cannot be taken over.
@@ -62,7 +63,8 @@ class Endpoint:
         security: SecuritySettings | None,
         max_body: int,
         application: Callable[[], ASGIApp] | None,
-        authentication: Authentication | None = None,
+        authentication: Authentication | None,
+        denied: Denied,
     ) -> None:
         settings = security_settings(upstream, host, security)
         self._served = served
@@ -71,7 +73,7 @@ class Endpoint:
         self._application = application
         self._authentication = authentication
         self._guarded = (
-            self._serve if authentication is None else authentication.around(self._serve)
+            self._serve if authentication is None else authentication.around(self._serve, denied)
         )
         self._shell = http_shell(upstream, self._guarded, path=path, host=host, security=settings)
         recheck = self._shell.still_valid if authentication is None else authentication.still_valid

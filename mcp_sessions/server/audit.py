@@ -1,7 +1,8 @@
 """Audit each served request: its principal, its method and name, its session, and its outcome.
 
 The logger ``mcp_sessions.audit`` gets one record for each request, when it is answered. It gets one
-more for the start and for the end of each session, with ``event.name``.
+more for the start and for the end of each session, and for each request that was refused for its
+credential, with ``event.name``.
 
 The audit is off until that logger itself has a level (``setLevel(logging.INFO)``), whatever the
 level of its parents. Names are those of OpenTelemetry's semantic conventions where they have one. A
@@ -35,6 +36,7 @@ logger = logging.getLogger("mcp_sessions.audit")
 _NAMES = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
 _PROTOCOLS = {"http", "websocket"}
 _STARTED, _ENDED = "mcp_sessions.session.started", "mcp_sessions.session.ended"
+_DENIED = "mcp_sessions.denied"
 _VERSION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -120,6 +122,20 @@ class Audit:
         members = {name: value for name, value in members.items() if value is not None}
         members |= self._whose(principal or ANONYMOUS)
         logger.info("session %s ended: %s", end.session, end, extra=members)
+
+    def denied(self, reason: str, client: str | None, principal: Principal) -> None:
+        """A request was refused for its credential.
+
+        Args:
+            client: The address that it came from.
+            principal: The owner of a credential that is good and too weak; else nobody.
+        """
+        if not self._is_on():
+            return
+        members = {"event.name": _DENIED, "error.type": reason, **self._whose(principal)}
+        if client is not None:
+            members["client.address"] = client
+        logger.info("denied: %s", reason, extra=members)
 
     @staticmethod
     def _is_on() -> bool:

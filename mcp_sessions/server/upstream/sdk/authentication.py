@@ -8,11 +8,17 @@ query string, and 503 if the token cannot be verified for now.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
-from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
+from mcp.server.auth.middleware.bearer_auth import (
+    AuthenticatedUser,
+    BearerAuthBackend,
+    RequireAuthMiddleware,
+)
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.auth.routes import build_resource_metadata_url, create_protected_resource_routes
 from mcp.server.auth.settings import AuthSettings
@@ -22,17 +28,24 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mcp_sessions import metrics
 from mcp_sessions.authentication.credential import CannotVerify, Verifier
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.server.upstream.sdk.http import Recheck
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.upstream.sdk.http import Recheck, principal_of
 
 LONGEST: Final = 16_384
 """Characters of a token, at most. A longer one is refused before it is looked at."""
 
 _IN_QUERY: Final = "access_token"
 """RFC 6750, 2.3: the parameter for a token, which MCP forbids."""
+
+Denied = Callable[[str, str | None, Principal], None]
+"""Takes the reason of a refusal, the client's address, and the owner of a credential that is good
+and too weak.
+"""
 
 
 class Authentication:
@@ -65,11 +78,17 @@ class Authentication:
         self.still_valid = Recheck(self._backend)
         """Asks again whether the credential of a request is good."""
 
-    def around(self, endpoint: ASGIApp) -> ASGIApp:
-        """Return the endpoint as clients with a credential reach it."""
+    def around(self, endpoint: ASGIApp, denied: Denied) -> ASGIApp:
+        """Return the endpoint as clients with a credential reach it.
+
+        Args:
+            denied: Takes note of each request that was refused.
+        """
         metadata = build_resource_metadata_url(self._resource) if self._resource else None
         guarded = RequireAuthMiddleware(endpoint, self._scopes, metadata)
-        return AuthenticationMiddleware(AuthContextMiddleware(guarded), self._backend, _refused)
+        noting = _Noting(guarded, frozenset(self._scopes), denied)
+        inner = AuthContextMiddleware(noting)
+        return AuthenticationMiddleware(inner, self._backend, partial(_refused, denied))
 
     def routes(self) -> list[Route]:
         """Return the routes of the metadata, which need no credential."""
@@ -178,7 +197,34 @@ class _Backend(BearerAuthBackend):
             raise _Unknown(unknown.retry_after) from unknown
 
 
-def _refused(conn: HTTPConnection, failed: AuthenticationError) -> Response:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Noting:
+    """Notes the requests that the middleware behind it refuses."""
+
+    _app: ASGIApp
+    _scopes: frozenset[str]
+    _denied: Denied
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        user = scope.get("user")
+        if not isinstance(user, AuthenticatedUser):
+            is_given = any(name == b"authorization" for name, _ in scope["headers"])
+            _note(self._denied, "bad_token" if is_given else "no_token", scope, ANONYMOUS)
+        elif not self._scopes.issubset(user.scopes):
+            _note(self._denied, "insufficient_scope", scope, principal_of(scope))
+        await self._app(scope, receive, send)
+
+
+def _note(denied: Denied, reason: str, scope: Scope, principal: Principal) -> None:
+    metrics.denied(reason)
+    client = scope.get("client")
+    denied(reason, client[0] if client else None, principal)
+
+
+def _refused(denied: Denied, conn: HTTPConnection, failed: AuthenticationError) -> Response:
+    reason = "unavailable" if isinstance(failed, _Unknown) else "token_in_query"
+    _note(denied, reason, conn.scope, ANONYMOUS)
     if isinstance(failed, _Unknown):
         body = {"error": "temporarily_unavailable", "error_description": str(failed)}
         return JSONResponse(body, 503, {"Retry-After": str(math.ceil(failed.retry_after))})

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import logging
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -22,10 +23,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from websockets.exceptions import InvalidStatus
 
-from mcp_sessions import SessionLayer, SessionPolicy
+from mcp_sessions import SessionLayer, SessionPolicy, metrics
 from mcp_sessions.authentication.api_keys import ApiKeys
 from mcp_sessions.authentication.credential import CannotVerify, Credential
 from mcp_sessions.authentication.key_file import change, minted
+from mcp_sessions.cli.logs import extra_of
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.server.upstream.sdk.authentication import (
     LONGEST,
@@ -189,6 +191,48 @@ async def test_what_cannot_be_verified_for_now_is_no_bad_token() -> None:
         assert (refused.status, header(refused, "retry-after")) == (503, "8")
         away.is_away = False
         await RawClient(BearerCarrier(carrier, "alice")).initialize()
+
+
+async def test_each_denial_is_counted_and_a_record_of_the_audit_without_the_token(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its reason, and the user if the token is good and lacks a scope."""
+    counted: list[str] = []
+    monkeypatch.setattr(metrics, "denied", counted.append)
+    caplog.set_level(logging.INFO, "mcp_sessions.audit")
+    away = Away()
+    layer = SessionLayer(child(), auth=auth_settings(), token_verifier=verifier())
+    unsure = SessionLayer(child(), auth=auth_settings(), token_verifier=SdkVerifier([away]))
+    async with (
+        layer.lifespan(),
+        listening(layer.asgi_app()) as port,
+        unsure.lifespan(),
+        in_process(unsure.asgi_app()) as other,
+    ):
+        carrier = SocketCarrier("127.0.0.1", port)
+        await ask(carrier)
+        await ask(carrier, token="secret-1")
+        await ask(carrier, token="other scope")
+        await ask(carrier, path="/mcp?access_token=secret-2")
+        await ask(other, token="secret-3")
+        with pytest.raises(InvalidStatus):
+            async with websocket(f"ws://127.0.0.1:{port}/mcp"):
+                pass
+        await RawClient(BearerCarrier(carrier, "alice")).initialize()
+    found = [extra_of(each) for each in caplog.records if each.name == "mcp_sessions.audit"]
+    denials = [each for each in found if each.get("event.name") == "mcp_sessions.denied"]
+    assert counted == [each["error.type"] for each in denials]
+    assert counted == [
+        "no_token",
+        "bad_token",
+        "insufficient_scope",
+        "token_in_query",
+        "unavailable",
+        "no_token",
+    ]
+    assert [each.get("client.address") for each in denials[:4]] == ["127.0.0.1"] * 4
+    assert ["enduser.pseudo.id" in each for each in denials] == [False] * 2 + [True] + [False] * 3
+    assert "secret" not in str(found)
 
 
 async def test_a_websocket_is_refused_and_served_as_http_is() -> None:
