@@ -25,6 +25,7 @@ from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.endpoint import Endpoint
 from mcp_sessions.serve.http import RUN_IS_REFUSED, Leaving, draining_server
 from mcp_sessions.serve.open_connections import connection_limits
+from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.sockets import listen_on
 from mcp_sessions.serve.stdio import serve_stdio
 from mcp_sessions.serve.tls import certificate_of
@@ -236,7 +237,7 @@ class SessionLayer:
                 networks, separated by commas, or ``*``. None: ``127.0.0.1``, or the variable
                 ``FORWARDED_ALLOW_IPS``.
             ssl_certfile: A certificate in PEM format, for HTTPS. None: the connections are not
-                encrypted.
+                encrypted. SIGHUP reads it again, for new connections.
             ssl_keyfile: Its key. None: it is in ``ssl_certfile``. The password of an encrypted key
                 is the variable ``MCP_SESSIONS_SSL_KEYFILE_PASSWORD``.
 
@@ -258,6 +259,7 @@ class SessionLayer:
         if transport == "stdio" and port is None and sock is None:
             asyncio.run(serve_pipe())
             return
+        certificate = certificate_of(ssl_certfile, ssl_keyfile)
         listener = sock if sock is not None else listen_on(host, 8000 if port is None else port)
         if drain_delay is None:
             is_alone = not parts.bus.is_shared or transport == "stdio"
@@ -279,7 +281,8 @@ class SessionLayer:
             health=health,
             access_log=access_log,
             forwarded_allow_ips=forwarded_allow_ips,
-            certificate=certificate_of(ssl_certfile, ssl_keyfile),
+            certificate=certificate,
+            reloading=Reloading(certificate.reload) if certificate is not None else None,
         )
         with listener:
             if transport == "stdio":

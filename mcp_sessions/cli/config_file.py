@@ -71,7 +71,8 @@ def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]
             names the entry.
     """
     servers: dict[str, ExternalServer] = {}
-    for name, entry in _entries(file).items():
+    text = _text_of(file)
+    for name, entry in _entries(file, text).items():
         try:
             part = _NO_NAME.sub("-", name).strip("-.")
             if not part or part in servers:
@@ -99,13 +100,14 @@ def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]
                 logger.warning("%s: %s: serve ignores %s", file, name, ", ".join(unused))
             servers[part] = _server(members, {"title": f"the server {name}", **given})
         except ConfigurationError as failed:
-            raise ConfigurationError(f"{file}: {name}: {failed}") from failed
+            raise ConfigurationError(f"{file}{_line_of(text, name)}: {name}: {failed}") from failed
     if not servers:
         raise ConfigurationError(f"{file}: there is no server in it that is not disabled")
     return servers
 
 
-def _entries(file: str) -> dict[str, Any]:
+def _text_of(file: str) -> str:
+    """Return the JSON of a file without comments and last commas."""
     try:
         with Path(file).open("rb") as opened:
             text = opened.read(_LARGEST + 1)
@@ -114,8 +116,21 @@ def _entries(file: str) -> dict[str, Any]:
     if len(text) > _LARGEST:
         raise ConfigurationError(f"{file}: more than {_LARGEST} bytes")
     try:
+        return _without_comments(text)
+    except ValueError as failed:
+        raise ConfigurationError(f"{file}: not JSON ({failed})") from failed
+
+
+def _line_of(text: str, name: str) -> str:
+    """Return where an entry begins. Empty: its name stands at several places."""
+    found = list(re.finditer(rf"{re.escape(json.dumps(name, ensure_ascii=False))}\s*:", text))
+    return f", line {text.count(chr(10), 0, found[0].start()) + 1}" if len(found) == 1 else ""
+
+
+def _entries(file: str, text: str) -> dict[str, Any]:
+    try:
         # A second server of the same name would hide the first.
-        value = json.loads(_without_comments(text), object_pairs_hook=_unique)
+        value = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as failed:
         where = f"line {failed.lineno}, column {failed.colno}"
         raise ConfigurationError(f"{file}, {where}: {failed.msg}") from failed

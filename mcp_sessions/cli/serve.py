@@ -163,10 +163,11 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
         ConfigurationError: The file, an entry, the store or the port is wrong.
     """
     with setting_aside():
-        from mcp_sessions.cli.serve_config import layers_of, serve_all
+        from mcp_sessions.cli.serve_config import layer_maker, layers_of, serve_all
 
     store = options.store or DEFAULT_STORE
-    layers = layers_of(options, store, _policy(options), _conversations(options))
+    make = layer_maker(options, store, _policy(options), _conversations(options))
+    layers = layers_of(options, make)
     access_of(options, authenticates=all(layer.authenticates for layer in layers.values()))
     logs.take_over()
     if audit is not None:
@@ -174,11 +175,12 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
     if options.worker is not None:
         worker = _joined(options, [layer.store for layer in layers.values()], redacted(store))
         with worker.listener as sock, _exporting(options):
-            return serve_all(options, layers, sock, _security(options), worker.is_ready)
+            return serve_all(options, layers, make, sock, _security(options), worker.is_ready)
     with listening_socket(options.host, _port(options)) as sock, _exporting(options):
         return serve_all(
             options,
             layers,
+            make,
             sock,
             _security(options),
             lambda: start_up(options, sock, redacted(store), list(layers)),
@@ -201,9 +203,9 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     store = redacted(options.store) if options.store else "as set in the SessionLayer"
     paths: Sequence[str] = ()
     if options.config is not None:
-        from mcp_sessions.cli.serve_config import paths_of
+        from mcp_sessions.cli.serve_config import servers_by_path
 
-        paths = paths_of(options)
+        paths = list(servers_by_path(options))
 
     def started() -> None:
         processes = "1 worker" if options.workers == 1 else f"{options.workers} workers"
@@ -215,7 +217,9 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             )
 
     async def run() -> int:
-        return await Workers(arguments, options.workers, sock, keys).run(started)
+        reloads = bool(options.config or options.ssl_certfile)
+        workers = Workers(arguments, options.workers, sock, keys, reloads=reloads)
+        return await workers.run(started)
 
     with listening_socket(options.host, _port(options)) as sock:
         return asyncio.run(run())

@@ -6,6 +6,7 @@ import argparse
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.cli.access import SERVER, authenticating
@@ -13,43 +14,60 @@ from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.check import Served
 from mcp_sessions.cli.config_file import servers_of
 from mcp_sessions.cli.external import given_options
+from mcp_sessions.cli.reload_config import ServedFile
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.open_connections import connection_limits
+from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.tls import certificate_of
-from mcp_sessions.serve.together import Part, run_together
+from mcp_sessions.serve.together import Part, Together, run_together
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.origin import SecuritySettings
 
 
 def layers_of(
+    options: argparse.Namespace, make: Callable[[str, ExternalServer], Assembly]
+) -> dict[str, Assembly]:
+    """Make a layer for each server of the file, by its path.
+
+    Args:
+        make: See :func:`layer_maker`.
+
+    Raises:
+        ConfigurationError: A server cannot be served.
+    """
+    return {path: make(path, server) for path, server in servers_by_path(options).items()}
+
+
+def layer_maker(
     options: argparse.Namespace,
     store: str,
     policy: SessionPolicy,
     conversations: Conversations | None,
-) -> dict[str, Assembly]:
-    """Make a layer for each server of the file, by its path.
+) -> Callable[[str, ExternalServer], Assembly]:
+    """Return the function that makes the layer of a server at a path.
 
     Args:
         store: Its URL. The servers have no session in common: each has a store of its own.
 
     Raises:
-        ConfigurationError: A server cannot be served, or the servers would share one store.
+        ConfigurationError: The servers would share one store, or the file of keys cannot be read.
     """
-    servers = servers_of(options.config, given_options(options))
     if SERVER not in store and store != "memory://":
         raise ConfigurationError(
             f"--store: each server of the file has a store of its own: write {SERVER} where its "
             "name is to stand, as in sqlite:///{server}.db or redis://host?namespace={server}"
         )
     security = SessionSecurity.default(sign_only=True) if options.readable_state else None
-    layers: dict[str, Assembly] = {}
     authentication = authenticating(options)
-    for name, server in servers.items():
+
+    def make(path: str, server: ExternalServer) -> Assembly:
+        name = path.removesuffix(options.path)[1:]
         try:
-            layers[f"/{name}{options.path}"] = Assembly(
+            return Assembly(
                 server,
                 store=open_store(store.replace(SERVER, name)),
                 policy=policy,
@@ -61,7 +79,8 @@ def layers_of(
             )
         except ConfigurationError as failed:
             raise ConfigurationError(f"{options.config}: {name}: {failed}") from failed
-    return layers
+
+    return make
 
 
 def served_of(
@@ -72,12 +91,12 @@ def served_of(
     conversations: Conversations | None,
 ) -> list[Served]:
     """Return each server of the file, to be checked. Arguments and errors are those of
-    :func:`layers_of`.
+    :func:`layer_maker`.
 
     Args:
         store_name: The URL of the store without its password.
     """
-    layers = layers_of(options, store, policy, conversations)
+    layers = layers_of(options, layer_maker(options, store, policy, conversations))
     servers = servers_of(options.config, given_options(options))
     return [
         Served(
@@ -92,42 +111,56 @@ def served_of(
     ]
 
 
-def paths_of(options: argparse.Namespace) -> list[str]:
-    """Return the path of each server of the file.
+def servers_by_path(options: argparse.Namespace) -> dict[str, ExternalServer]:
+    """Read the file, and return each server by its path.
 
     Raises:
         ConfigurationError: A server cannot be served.
     """
-    return [f"/{name}{options.path}" for name in servers_of(options.config, given_options(options))]
+    servers = servers_of(options.config, given_options(options))
+    return {f"/{name}{options.path}": server for name, server in servers.items()}
 
 
 def serve_all(
     options: argparse.Namespace,
     layers: dict[str, Assembly],
+    make: Callable[[str, ExternalServer], Assembly],
     sock: socket.socket,
     security: SecuritySettings | None,
     on_started: Callable[[], None],
 ) -> int:
-    """Serve all layers until stopped, and return the exit status."""
-    parts: list[Part] = []
-    for path, layer in layers.items():
+    """Serve all layers until stopped, and return the exit status.
+
+    Args:
+        make: Makes the layer of a server that the file names later.
+    """
+
+    def part(path: str, layer: Assembly) -> Part:
         endpoint = layer.endpoint(path=path, host=options.host, security=security)
         app, beside = endpoint.app(layer.lifetime.run), endpoint.metadata()
-        parts.append(Part(path, app, layer.lifetime, layer.draining, layer.health, beside))
+        return Part(path, app, layer.lifetime, layer.draining, layer.health, beside)
+
+    parts = {path: part(path, layer) for path, layer in layers.items()}
+    certificate = certificate_of(options.ssl_certfile, options.ssl_keyfile)
     is_shared = any(layer.bus.is_shared for layer in layers.values())
     delay = options.drain_delay
+    if delay is None:
+        delay = DRAIN_DELAY if is_shared else 0
+    together = Together(list(parts.values()), delay, options.grace)
+    read = partial(servers_by_path, options)
+    served = ServedFile(read, make, part, together, layers, parts, certificate)
+    files = (options.config, *(certificate.files if certificate is not None else ()))
     try:
         run_together(
-            parts,
+            together,
             sock,
             on_started=on_started,
-            grace=options.grace,
-            drain_delay=delay if delay is not None else DRAIN_DELAY if is_shared else 0,
             health=options.health,
             limits=connection_limits([layer.policy for layer in layers.values()]),
             access_log=options.access_log,
             forwarded_allow_ips=options.forwarded_allow_ips,
-            certificate=certificate_of(options.ssl_certfile, options.ssl_keyfile),
+            certificate=certificate,
+            reloading=Reloading(served.reload, files if options.reload_config else None),
         )
     except KeyboardInterrupt:
         return INTERRUPTED

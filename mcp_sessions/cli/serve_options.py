@@ -148,6 +148,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigurationError("--workers: standard input and output belong to one process")
     if options.stdio and options.audit == "-":
         raise ConfigurationError("--audit -: standard output is the client's; name a file")
+    if options.reload_config and options.config is None:
+        raise ConfigurationError("--reload-config goes with --config")
     if options.ssl_keyfile is not None and options.ssl_certfile is None:
         raise ConfigurationError("--ssl-keyfile goes with --ssl-certfile")
     if options.stdio and options.port is None:
@@ -210,6 +212,9 @@ Serve an MCP server whose sessions survive a cut connection. The server is one o
 
 def _add_address(group: types.Options) -> None:
     group.add_argument("--config", metavar="FILE", help="serve each server of FILE on /NAME/mcp")
+    group.add_argument(
+        "--reload-config", action="store_true", help="read FILE again when it changes"
+    )
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     group.add_argument(
         "--port",

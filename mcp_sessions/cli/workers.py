@@ -9,6 +9,8 @@ Rules, owned by ``tests/cli/test_workers.py``:
 3. SIGTERM and SIGINT are passed on. The keeper exits once every worker has drained. It closes its
    socket at once: while it has it open, the system accepts connections that no process serves.
 4. A worker stops if its keeper dies.
+5. SIGHUP is passed on, if workers have files to read again. A worker that starts gets it when it
+   serves: before that it would end at the signal.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.security import mint_key
@@ -43,10 +46,17 @@ class Workers:
         number: Number of workers.
         keys: ``MCP_SESSIONS_KEYS``; None: new keys for all workers, which last as long as this
             process.
+        reloads: Whether they read files again at SIGHUP.
     """
 
     def __init__(
-        self, arguments: Sequence[str], number: int, listener: socket.socket, keys: str | None
+        self,
+        arguments: Sequence[str],
+        number: int,
+        listener: socket.socket,
+        keys: str | None,
+        *,
+        reloads: bool,
     ) -> None:
         self._command = [sys.executable, "-m", "mcp_sessions.cli", "serve"]
         self._arguments = arguments
@@ -55,7 +65,12 @@ class Workers:
         self._environment = {**os.environ, "MCP_SESSIONS_KEYS": keys or mint_key()}
         # systemd hears of all of them from this process.
         self._environment.pop(VARIABLE, None)
+        self._reloads = reloads
         self._running: set[asyncio.subprocess.Process] = set()
+        self._serving: set[asyncio.subprocess.Process] = set()
+        self._waiting: set[asyncio.subprocess.Process] = set()
+        """Those that start, and read their files again when they serve."""
+
         self._stopping = asyncio.Event()
         self._interrupted = False
         # Only this process holds the writing end. The system closes it when this process exits.
@@ -70,6 +85,8 @@ class Workers:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
+        if self._reloads:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         first, is_ready = await self._start(is_first=True)
         if not await is_ready:
             status = await first.wait()
@@ -91,6 +108,21 @@ class Workers:
         for process in self._running:
             process.send_signal(number)
 
+    def _reload(self) -> None:
+        for process in self._running:
+            if process in self._serving:
+                process.send_signal(signal.SIGHUP)
+            else:
+                self._waiting.add(process)
+
+    def _serves(self, process: asyncio.subprocess.Process, said: asyncio.Future[bytes]) -> None:
+        if said.cancelled() or not said.result() or process not in self._running:
+            return
+        self._serving.add(process)
+        if process in self._waiting:
+            self._waiting.remove(process)
+            process.send_signal(signal.SIGHUP)
+
     async def _keep(self, number: int, process: asyncio.subprocess.Process | None) -> None:
         loop, backoff = asyncio.get_running_loop(), Backoff(base=1, cap=30)
         while not self._stopping.is_set():
@@ -103,7 +135,8 @@ class Workers:
                 logger.error("worker %d cannot be started: %s", number, failed)
             else:
                 status = await process.wait()
-                self._running.discard(process)
+                for known in (self._running, self._serving, self._waiting):
+                    known.discard(process)
                 process = None
                 if self._stopping.is_set():
                     return
@@ -142,7 +175,9 @@ class Workers:
         if self._stopping.is_set():
             # The keeper was stopped while this worker started.
             process.send_signal(signal.SIGTERM)
-        return process, asyncio.get_running_loop().run_in_executor(None, _said, says_from)
+        is_ready = asyncio.get_running_loop().run_in_executor(None, _said, says_from)
+        is_ready.add_done_callback(partial(self._serves, process))
+        return process, is_ready
 
 
 def _said(descriptor: int) -> bytes:

@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from typing import NoReturn, cast
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_sessions.background import stopped
+from mcp_sessions.background import Background, stopped
 from mcp_sessions.serve.access_log import AccessLog
 from mcp_sessions.serve.garbage import Collections, set_aside_everything
 from mcp_sessions.serve.health import health_paths
 from mcp_sessions.serve.open_connections import ConnectionLimits, OpenConnections
 from mcp_sessions.serve.protocols import LimitedConfig, LimitedHttp, LimitedWebSocket
+from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.sockets import LISTEN_BACKLOG
 from mcp_sessions.serve.systemd import READY, STOPPING, notify
 from mcp_sessions.serve.tls import Certificate
@@ -105,6 +107,7 @@ class DrainingServer(uvicorn.Server):
         on_started: Called once when connections are taken.
         before: Runs before the first request. Its exception comes out of ``run``. Uvicorn
             would only log it, with its traceback, and end.
+        reloading: Asked at SIGHUP; None: nothing can be reloaded, and SIGHUP ends the process.
     """
 
     def __init__(
@@ -114,8 +117,11 @@ class DrainingServer(uvicorn.Server):
         leaving: Leaving,
         on_started: Callable[[], None] | None,
         before: Callable[[], Awaitable[None]],
+        reloading: Reloading | None,
     ) -> None:
         super().__init__(config)
+        self._reloading = reloading
+        self._background = Background()
         self._connections = config.open_connections
         self._responses = responses
         self._leaving = leaving
@@ -157,9 +163,18 @@ class DrainingServer(uvicorn.Server):
         set_aside_everything()
         self.ready.set()
         if self.started:
+            self._reload_when_asked()
             if self._on_started is not None:
                 self._on_started()
             notify(READY)
+
+    def _reload_when_asked(self) -> None:
+        reloading = self._reloading
+        if reloading is None or threading.current_thread() is not threading.main_thread():
+            return
+        if hasattr(signal, "SIGHUP"):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloading.ask)
+        self._background.loop("reading the files again", reloading.run)
 
     async def on_tick(self, counter: int) -> bool:
         self._collections.look()
@@ -175,6 +190,7 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._is_stopping = True
         self._announce()
+        await self._background.close()
         drains_first = self._leaving.needs_listener()
         if drains_first:
             await self._drain()
@@ -331,13 +347,15 @@ def draining_server(
     health: str | None,
     access_log: bool,
     forwarded_allow_ips: str | None,
-    certificate: Certificate | None = None,
+    certificate: Certificate | None,
+    reloading: Reloading | None,
 ) -> DrainingServer:
     """Serves an application; see :class:`DrainingServer` and :func:`http_config`.
 
     Args:
         access_log: Log a line for each request.
         certificate: None: connections are not encrypted.
+        reloading: Reads files again; None: there are none.
     """
     responses = ClosingResponses(app)
     outermost = AccessLog(responses) if access_log else responses
@@ -349,7 +367,7 @@ def draining_server(
         forwarded_allow_ips=forwarded_allow_ips,
         tls=certificate.context if certificate is not None else None,
     )
-    return DrainingServer(config, responses, leaving, on_started, before)
+    return DrainingServer(config, responses, leaving, on_started, before, reloading)
 
 
 FIRST_REQUEST = 1.0

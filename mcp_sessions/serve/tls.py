@@ -28,6 +28,7 @@ class Facts:
 
     names: tuple[str, ...]
     until: datetime
+    serial: int
 
 
 class Certificate:
@@ -58,15 +59,28 @@ class Certificate:
         """The files that it is read from."""
         return self._certfile, self._keyfile
 
-    def read_again(self) -> None:
-        """Take what the files have now. New connections get it.
+    def read_again(self) -> bool:
+        """Take what the files have now. New connections get it. Return whether it is another one.
 
         Raises:
             ConfigurationError: As at first. Then everything stays as it was.
         """
         facts = self._checked()
         self._load(self.context)
-        self.facts = facts
+        before, self.facts = self.facts, facts
+        return facts != before
+
+    async def reload(self) -> str:
+        """:meth:`read_again`, as a :class:`~mcp_sessions.serve.reloading.Reloading` calls it."""
+        return "the certificate" if self.read_again() else "nothing has changed"
+
+    def check(self) -> None:
+        """Look at the files, and take nothing of them.
+
+        Raises:
+            ConfigurationError: As at first.
+        """
+        self._checked()
 
     def _checked(self) -> Facts:
         facts = _facts(self._certfile, datetime.fromtimestamp(self._clock(), UTC))
@@ -139,7 +153,7 @@ def _facts(certfile: str, now: datetime) -> Facts:
             f"certificate {certfile}: it is not valid before {since:%Y-%m-%d %H:%M} UTC: look at "
             "the clock of this machine"
         )
-    return Facts(_names(own), until)
+    return Facts(_names(own), until, own.serial_number)
 
 
 def _names(certificate: x509.Certificate) -> tuple[str, ...]:

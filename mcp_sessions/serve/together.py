@@ -1,9 +1,13 @@
-"""Several layers in one process: each on its own path, started and stopped together."""
+"""Several layers in one process: each on its own path, started and stopped together.
+
+While they run, others may take their place: see :meth:`Together.serve`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -12,12 +16,14 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mcp_sessions.background import Background, stopped
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.health import Health, health_routes
 from mcp_sessions.serve.http import Leaving, draining_server
 from mcp_sessions.serve.lifetime import Lifetime
 from mcp_sessions.serve.not_found import NotFound
 from mcp_sessions.serve.open_connections import ConnectionLimits
+from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.tls import Certificate
 
 
@@ -32,18 +38,71 @@ class Part:
     """Routes at paths of their own. Parts may have the same."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
+class _Running:
+    """A part that runs, in a task of its own: the task that opened something closes it.
+
+    Args:
+        turn: Held while a part runs: one at a path.
+    """
+
+    def __init__(self, part: Part, turn: asyncio.Lock) -> None:
+        self.part = part
+        self.started = asyncio.Event()
+        self._ends = asyncio.Event()
+        self._task = asyncio.create_task(self._run(turn))
+
+    async def start(self) -> None:
+        """Return when it runs, or raise why it does not."""
+        started = asyncio.create_task(self.started.wait())
+        try:
+            await asyncio.wait({self._task, started}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await stopped(started)
+        if self._task.done():
+            await self._task
+
+    async def stop(self) -> None:
+        """Return when nothing of it is left."""
+        self._ends.set()
+        if not self.started.is_set():
+            await stopped(self._task)
+            return
+        await self._task
+
+    async def _run(self, turn: asyncio.Lock) -> None:
+        async with turn, self.part.lifetime.run():
+            self.started.set()
+            await self._ends.wait()
+
+
 class Together:
     """All of them.
 
     Args:
+        parts: Served from the start.
         delay: Seconds, see :class:`Leaving`.
         grace: See there.
     """
 
-    _parts: Sequence[Part]
-    _delay: float
-    _grace: float
+    def __init__(self, parts: Sequence[Part], delay: float, grace: float) -> None:
+        self._first = parts
+        self._delay = delay
+        self._grace = grace
+        self._served: dict[str, Part] = {part.path: part for part in parts}
+        self._paths = list(self._served)
+        self._checked = [part.health for part in parts]
+        self._beside: list[BaseRoute] = []
+        """Routes of :meth:`app` that are under no path of a part."""
+
+        self._running: dict[Part, _Running] = {}
+        """Those that run, are about to, or end."""
+
+        self._ending: set[Part] = set()
+        self._starts: dict[Part, asyncio.Task[None]] = {}
+        """Those that wait for their turn."""
+
+        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        self._background = Background()
 
     def app(self, health: str | None) -> ASGIApp:
         """The application; a path that is nobody's is answered 404, which lists
@@ -55,15 +114,16 @@ class Together:
         Raises:
             ConfigurationError: It does not begin with ``/``.
         """
-        checks = health_routes(health, [p.health for p in self._parts]) if health else []
-        beside = [route for part in self._parts for route in part.beside]
-        rest = Starlette(routes=[*checks, *beside], lifespan=lambda _: self._lifespan())
-        rest.router.default = NotFound([part.path for part in self._parts])
-        by_path = {part.path: part.app for part in self._parts}
+        checks = health_routes(health, self._checked) if health else []
+        rest = Starlette(routes=checks, lifespan=lambda _: self._lifespan())
+        self._beside = rest.router.routes
+        self._beside += [route for part in self._first for route in part.beside]
+        rest.router.default = NotFound(self._paths)
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             path = str(scope.get("path", "")).rstrip("/")
-            await by_path.get(path, rest)(scope, receive, send)
+            part = self._served.get(path)
+            await (part.app if part is not None else rest)(scope, receive, send)
 
         return application
 
@@ -73,29 +133,131 @@ class Together:
             delay=self._delay,
             grace=self._grace,
             announce=self._announce,
-            needs_listener=lambda: any(part.draining.needs_listener() for part in self._parts),
+            needs_listener=lambda: any(part.draining.needs_listener() for part in self._live()),
             drain=self._drain,
         )
 
     async def open_stores(self) -> None:
-        for part in self._parts:
+        for part in self._first:
             await part.lifetime.open_store()
+
+    async def serve(self, parts: Sequence[Part]) -> None:
+        """Serve these from now on. The others are drained in the background.
+
+        A new part at the path of another one waits until that one has ended: both may have one
+        store.
+
+        Raises:
+            ConfigurationError: A new part cannot be served. Nothing has changed.
+            StoreUnavailable: The store of a new part is away. Nothing has changed.
+        """
+        gone = [part for part in self._running if part not in {*parts, *self._ending}]
+        new = [part for part in parts if part not in self._running]
+        free = [part for part in new if not self._turns[part.path].locked()]
+        started: list[Part] = []
+        try:
+            for part in free:
+                await self._start(part)
+                started.append(part)
+        except BaseException:
+            for part in started:
+                await self._stop(part)
+            raise
+        for part in free:
+            self._route(part)
+        for part in gone:
+            self._ending.add(part)
+            self._background.run("the end of a removed server", self._end(part))
+        for part in new:
+            if part not in started:
+                work = self._follow(part)
+                self._starts[part] = self._background.run("the start of a changed server", work)
+
+    async def _follow(self, part: Part) -> None:
+        try:
+            await self._start(part)
+            self._route(part)
+        finally:
+            self._starts.pop(part, None)
+            if part not in self._running:
+                self._unroute(part.path)
+
+    async def _end(self, part: Part) -> None:
+        starting = self._starts.get(part)
+        if starting is not None:
+            await stopped(starting)
+        if part.health in self._checked:
+            self._checked.remove(part.health)
+        try:
+            if part in self._live():
+                await part.draining.drain(self._grace)
+        finally:
+            if not any(each.path == part.path for each in self._running if each is not part):
+                self._unroute(part.path)
+            await self._stop(part)
+            self._ending.discard(part)
+
+    def _route(self, part: Part) -> None:
+        if part.path not in self._served:
+            self._paths.append(part.path)
+        self._unroute_beside(part.path)
+        self._served[part.path] = part
+        self._beside += part.beside
+        self._checked.append(part.health)
+
+    def _unroute(self, path: str) -> None:
+        self._unroute_beside(path)
+        if self._served.pop(path, None) is not None:
+            self._paths.remove(path)
+
+    def _unroute_beside(self, path: str) -> None:
+        part = self._served.get(path)
+        for route in part.beside if part is not None else ():
+            self._beside.remove(route)
+
+    def _live(self) -> list[Part]:
+        return [part for part, each in self._running.items() if each.started.is_set()]
+
+    async def _start(self, part: Part) -> None:
+        self._running[part] = _Running(part, self._turns[part.path])
+        try:
+            await self._running[part].start()
+        except BaseException:
+            await self._stop(part)
+            raise
+
+    async def _stop(self, part: Part) -> None:
+        running = self._running.get(part)
+        try:
+            if running is not None:
+                await running.stop()
+        finally:
+            self._running.pop(part, None)
 
     @asynccontextmanager
     async def _lifespan(self) -> AsyncGenerator[None]:
-        async with AsyncExitStack() as stack:
-            for part in self._parts:
-                await stack.enter_async_context(part.lifetime.run())
+        try:
+            for part in self._first:
+                await self._start(part)
             yield
+        finally:
+            await self._background.close()
+            await self._stop_all()
+
+    async def _stop_all(self) -> None:
+        async with AsyncExitStack() as stack:
+            # One that fails keeps no other from being stopped.
+            for part in list(self._running):
+                stack.push_async_callback(self._stop, part)
 
     def _announce(self) -> None:
-        for part in self._parts:
+        for part in self._live():
             part.draining.announce()
 
     async def _drain(self, grace: float) -> None:
         # One that fails keeps no other from being drained.
         done = await asyncio.gather(
-            *(part.draining.drain(grace) for part in self._parts), return_exceptions=True
+            *(part.draining.drain(grace) for part in self._live()), return_exceptions=True
         )
         for failed in done:
             if isinstance(failed, BaseException):
@@ -103,23 +265,24 @@ class Together:
 
 
 def run_together(
-    parts: Sequence[Part],
+    together: Together,
     sock: socket.socket,
     *,
     on_started: Callable[[], None],
-    grace: float,
-    drain_delay: float,
     health: str | None,
     limits: ConnectionLimits,
     access_log: bool,
     forwarded_allow_ips: str | None,
     certificate: Certificate | None,
+    reloading: Reloading,
 ) -> None:
     """Serve them on one socket until SIGINT or SIGTERM, then drain.
 
     Arguments and errors are those of :meth:`~mcp_sessions.layer.SessionLayer.run`.
+
+    Args:
+        reloading: Reads the files of the parts again.
     """
-    together = Together(parts, drain_delay, grace)
     server = draining_server(
         together.app(health),
         together.leaving(),
@@ -131,6 +294,7 @@ def run_together(
         access_log=access_log,
         forwarded_allow_ips=forwarded_allow_ips,
         certificate=certificate,
+        reloading=reloading,
     )
     with sock:
         server.run(sockets=[sock])

@@ -57,9 +57,11 @@ def nothing(**_: object) -> None:
 def settings_of(option: str, text: str, *arguments: str) -> Any:
     action = ACTIONS[option]
     group = ["https://host/mcp"] if option == "--header" else ["--", sys.executable]
-    if option == "--config":
+    if option in ("--config", "--reload-config"):
         group = []
     more = ["--conversations"] if option in NEEDS else []
+    if option == "--reload-config":
+        more = ["--config", "mcp.json"]
     if option == "--ssl-keyfile":
         more = ["--ssl-certfile", "cert.pem"]
     if option == "--allowed-origin":

@@ -224,7 +224,7 @@ def test_an_entry_that_cannot_be_served_is_named_in_one_line(
     file = written(tmp_path, {"a": entry})
     assert main(["serve", "--config", file]) == 2
     error = capsys.readouterr().err
-    assert f"{file}: " in error and said in error and error.count("\n") == 1
+    assert f"{file}, line 1: a: " in error and said in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

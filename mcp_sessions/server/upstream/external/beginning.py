@@ -57,6 +57,10 @@ class Starter(Protocol):
         """
         ...
 
+    def use(self, server: ExternalServer) -> None:
+        """Start the next children of this server, which is of the same kind."""
+        ...
+
     def session_over(self, session_id: SessionId) -> None:
         """Delete data that was kept for a session's children: the session cannot resume."""
         ...

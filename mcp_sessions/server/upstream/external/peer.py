@@ -13,7 +13,6 @@ from typing import Any, Final
 from mcp_sessions.core.listening import LISTEN, Filter
 from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import LimitReached
-from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.asks import Asks
@@ -52,7 +51,6 @@ _ENDED_HERE: Final = frozenset(
 class Wrapped:
     """A wrapped server, and the objects that its clients share."""
 
-    server: ExternalServer
     shell: SdkUpstream
     """Serves methods that the server has no part in."""
 
@@ -259,7 +257,7 @@ class ExternalPeer:
             StoreUnavailable: It is unknown which process has it.
         """
         wanted = {"notifications": {"resourceSubscriptions": sorted(uris)}}
-        async with asyncio.timeout(self._wrapped.server.start_timeout + ANSWERING):
+        async with asyncio.timeout(self._wrapped.children.server.start_timeout + ANSWERING):
             await self._served(call, LISTEN, wanted, None)
 
     @asynccontextmanager
@@ -301,7 +299,7 @@ class ExternalPeer:
 
     def belongs_to(self, session_id: SessionId) -> None:
         self._session_id = session_id
-        if self._wrapped.server.names_sessions:
+        if self._wrapped.children.server.names_sessions:
             # The child of this handshake was started without the session's name.
             self._wrapped.children.over(self)
         else:
@@ -337,7 +335,7 @@ class ExternalPeer:
         """
         who = self._who(call)
         key = self._key(call, who)
-        is_one_client = self._wrapped.server.per == "session" and not isinstance(
+        is_one_client = self._wrapped.children.server.per == "session" and not isinstance(
             key, (Principal, Sessionless)
         )
         make = partial(self._new_place, key, is_one_client, inherited)
@@ -364,7 +362,7 @@ class ExternalPeer:
         is_new = not self._was_served and (
             call.bound_session is not None or not self._wanted.subscriptions
         )
-        if not is_new or self._wrapped.server.per != "session":
+        if not is_new or self._wrapped.children.server.per != "session":
             return children.place(key, make)
         if own is not None and own != key:
             hand_over(children, own, key)
@@ -401,7 +399,7 @@ class ExternalPeer:
         Args:
             who: See :meth:`_who`.
         """
-        match self._wrapped.server.per:
+        match self._wrapped.children.server.per:
             case "shared":
                 return None
             case "principal":
@@ -419,7 +417,7 @@ class ExternalPeer:
         return self if self._outbound is not None else call.principal
 
     def _new_place(self, key: Hashable, is_one_client: bool, inherited: Wanted | None) -> Place:
-        if self._wrapped.server.per == "shared":
+        if self._wrapped.children.server.per == "shared":
             return shared_place(self._wrapped)
         wanted = self._wanted if inherited is None else inherited
         was_served = self._was_served or inherited is not None
@@ -440,7 +438,7 @@ class ExternalPeer:
             isinstance(key, Sessionless),
             False,
             was_served and is_one_client,
-            self._wrapped.server.title,
+            self._wrapped.children.server.title,
             subscribers={uri: {key} for uri in wanted.subscriptions} if is_one_client else {},
             level=wanted.log_level if is_one_client else None,
         )
@@ -450,4 +448,4 @@ def shared_place(wrapped: Wrapped) -> Place:
     """Make the one place of a server that all clients share."""
     children = wrapped.children
     of = (children.start, wrapped.shell.publish, children.telling, None, OURS)
-    return Place(*of, False, False, True, False, wrapped.server.title)
+    return Place(*of, False, False, True, False, children.server.title)

@@ -22,7 +22,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.upstream.asks import Asks, asks_of
 from mcp_sessions.server.upstream.external.beginning import Starter
-from mcp_sessions.server.upstream.external.children import Children
+from mcp_sessions.server.upstream.external.changing import ChangingChildren
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.elsewhere import Elsewhere
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
@@ -86,9 +86,9 @@ class ExternalUpstream:
         reachable = elsewhere if server.per == "session" else None
         rounds = Rounds(policy, server.room_of_one, reachable.process if reachable else None)
         away = rounds.give_up_oldest, rounds.gives_up_at
-        self.children = Children(server, starter, HANDSHAKE_VERSIONS, OURS, *away)
+        self.children = ChangingChildren(server, starter, HANDSHAKE_VERSIONS, OURS, *away)
+        self._trials = Background()
         self._wrapped = Wrapped(
-            server,
             shell,
             self.children,
             Sharing(self.children, rounds),
@@ -106,16 +106,23 @@ class ExternalUpstream:
         async with self._wrapped.shell.lifespan():
             self._wrapped.spans.look()
             self.children.run()
-            trial = Background()
-            if self._wrapped.server.try_at_start:
-                first = warn_unless_it_starts(self.children, self._place_to_try())
-                trial.run("the first start of a server", first)
+            self._try()
             try:
                 yield
             finally:
-                await trial.close()
+                await self._trials.close()
                 await self._wrapped.rounds.close()
                 await self.children.close()
+
+    def use(self, server: ExternalServer) -> None:
+        """Start the next children of this server; see :class:`ChangingChildren`."""
+        self.children.use(server)
+        self._try()
+
+    def _try(self) -> None:
+        if self.children.server.try_at_start:
+            first = warn_unless_it_starts(self.children, self._place_to_try())
+            self._trials.run("the first start of a server", first)
 
     async def try_once(self) -> Mapping[str, Any]:
         """Start a child once, stop it, and return its answer to ``initialize``.
@@ -129,7 +136,7 @@ class ExternalUpstream:
         """Return the place for the first start. If all clients share one place, they get its
         child.
         """
-        if self._wrapped.server.per != "shared":
+        if self.children.server.per != "shared":
             return place_of_nobody(self.children)
         return self.children.place(None, lambda: shared_place(self._wrapped))
 
@@ -166,7 +173,7 @@ class ExternalUpstream:
             await peer.close()
             raise
         result = dict(child.result)
-        if self._wrapped.server.per != "session":
+        if self.children.server.per != "session":
             result["protocolVersion"] = min(checked.protocol_version, result["protocolVersion"])
         result["capabilities"] = deepcopy(dict(child.capabilities))
         if self._wrapped.remembers:
@@ -184,7 +191,7 @@ class ExternalUpstream:
     ) -> UpstreamPeer:
         """Make a client of the modern era, which is asked in results."""
         info: Any = route.client_info
-        may_ask = self._wrapped.server.per == "session" and self._asks_clients
+        may_ask = self.children.server.per == "session" and self._asks_clients
         asks: Asks = asks_of(route.client_capabilities) if may_ask else {}
         client: Json = {**OURS, "capabilities": members_of(route.client_capabilities)}
         if isinstance(info, dict):

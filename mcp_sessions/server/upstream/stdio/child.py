@@ -21,6 +21,7 @@ from typing import Any, Final
 from mcp_sessions.core.listening import LISTEN
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.outline import Outlines
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child, Forgotten, Later
@@ -74,6 +75,12 @@ class StdioChildren:
 
     def run(self, room: Callable[[], int]) -> None:
         self._warm.run(room)
+
+    def use(self, server: ExternalServer) -> None:
+        if not isinstance(server, StdioServer):
+            raise AssertionError("it is of another kind")
+        self._server = server
+        self._warm.change(server.warm, server.child_idle)
 
     async def start(self, place: Place, principal: Principal) -> Child:
         """Take a process that waits, or start one."""

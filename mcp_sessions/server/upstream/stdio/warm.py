@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.backoff import Backoff
@@ -50,6 +50,12 @@ class WarmProcesses:
         self._wanted = asyncio.Event()
         self._backoff = Backoff(base=1, cap=30)
         self._background = Background()
+        self._room: Callable[[], int] | None = None
+        """None: it does not run."""
+
+        self._filling: asyncio.Task[None] | None = None
+        self._changes = 0
+        """How often the command changed."""
 
     def run(self, room: Callable[[], int]) -> None:
         """Start them, until it is closed.
@@ -57,8 +63,26 @@ class WarmProcesses:
         Args:
             room: Returns how many waiting processes there may be.
         """
+        self._room = room
         if self._count:
-            self._background.loop("the start of processes for --warm", lambda: self._fill(room))
+            self._filling = self._background.loop(
+                "the start of processes for --warm", lambda: self._fill(room)
+            )
+
+    def change(self, count: int, idle: float) -> None:
+        """Keep processes of the changed command. Those that wait are of the one before, and end.
+
+        Args:
+            count: See :class:`WarmProcesses`.
+            idle: See there.
+        """
+        self._count, self._idle = count, idle
+        self._changes += 1
+        ready, self._ready = list(self._ready), {}
+        self._background.run("the end of processes for --warm", _stop_all(ready))
+        self._wanted.set()
+        if self._room is not None and self._filling is None:
+            self.run(self._room)
 
     async def take(self, of: Callable[[], str]) -> ChildProcess | None:
         """Take a waiting process for a client. None: there is none.
@@ -102,10 +126,14 @@ class WarmProcesses:
                     await self._end()
 
     async def _add(self) -> None:
-        label = Label()
+        label, changes = Label(), self._changes
         try:
             async with self._starting:
                 process = await self._start(label)
+                if changes != self._changes:
+                    # It is of the command before.
+                    await process.stop()
+                    return
                 self._ready[process] = label
         except OSError as failed:
             logger.warning("a process for --warm cannot be started: %s", failed.strerror)
@@ -126,4 +154,8 @@ class WarmProcesses:
 
     async def _end(self) -> None:
         ready, self._ready = list(self._ready), {}
-        await asyncio.gather(*(process.stop() for process in [*ready, *self._over]))
+        await _stop_all([*ready, *self._over])
+
+
+async def _stop_all(processes: Iterable[ChildProcess]) -> None:
+    await asyncio.gather(*(process.stop() for process in processes))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
@@ -73,6 +74,11 @@ class HttpChildren:
 
     def run(self, room: Callable[[], int]) -> None:
         """Do nothing: a session costs only a handshake, so none is started in advance."""
+
+    def use(self, server: ExternalServer) -> None:
+        if not isinstance(server, HTTPServer):
+            raise AssertionError("it is of another kind")
+        self._server = server
 
     def session_over(self, session_id: SessionId) -> None:
         """Do nothing: no child is kept for a session."""

@@ -1,0 +1,90 @@
+"""Read files again while a server runs: at SIGHUP, or when one of them has changed.
+
+Rules, owned by ``tests/serve/test_reloading.py``:
+
+1. One reload runs at a time. If others are asked for meanwhile, one more follows.
+2. If a reload fails, nothing has changed, and one line in the log says why.
+3. A file has changed if its time, size or number differ from those before the last reload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable
+
+from mcp_sessions.errors import ConfigurationError, StoreUnavailable
+from mcp_sessions.serve.systemd import READY, notify, reloading
+
+logger = logging.getLogger(__name__)
+
+LOOKS = 1.0
+"""Seconds between two looks at the files."""
+
+
+class Reloading:
+    """Runs reloads, one after the other.
+
+    Args:
+        reload: Reads the files, and returns what has changed. It raises ``ConfigurationError`` or
+            ``StoreUnavailable`` if it changed nothing.
+        files: Are looked at. None: only a signal leads to a reload.
+        every: Seconds between two looks.
+    """
+
+    def __init__(
+        self,
+        reload: Callable[[], Awaitable[str]],
+        files: Iterable[str] | None = None,
+        *,
+        every: float = LOOKS,
+    ) -> None:
+        self._reload = reload
+        self._files = tuple(files) if files is not None else None
+        self._every = every
+        self._asked = asyncio.Event()
+        self._stamps = self._look()
+
+    def ask(self) -> None:
+        """Have the files read again."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Reload whenever it is asked for, or a file has changed."""
+        while True:
+            await self._wait()
+            self._asked.clear()
+            # Before the files are read: what is written meanwhile is a change.
+            self._stamps = self._look()
+            await self._once()
+
+    async def _wait(self) -> None:
+        while not self._asked.is_set():
+            try:
+                async with asyncio.timeout(self._every if self._files is not None else None):
+                    await self._asked.wait()
+            except TimeoutError:
+                if self._look() != self._stamps:
+                    return
+
+    async def _once(self) -> None:
+        notify(reloading())
+        try:
+            logger.info("reloaded: %s", await self._reload())
+        except (ConfigurationError, StoreUnavailable) as wrong:
+            logger.error("not reloaded, everything is served as before: %s", wrong)
+        finally:
+            notify(READY)
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(file) for file in self._files or ()]
+
+
+def _stamp(file: str) -> tuple[int, int, int] | None:
+    """None: there is no such file."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,58 @@
+"""Change the server of a layer that runs: its next children are started in another way.
+
+Rules:
+
+1. A session keeps its child. So does a connection of its own.
+2. A child that several clients share gets no more requests. It ends when it has answered those that
+   it has. The next request starts another one, which gets the log level and the subscriptions.
+3. A start that has begun completes, with the server of before.
+4. Failures of the server of before do not count any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.server.upstream.external.children import Children
+from mcp_sessions.server.upstream.external.failures import Failures
+from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.room import LOOKS
+
+
+def can_follow(before: ExternalServer, after: ExternalServer) -> bool:
+    """Whether a layer of one server can start the children of the other."""
+    return type(before) is type(after) and before.per == after.per
+
+
+class ChangingChildren(Children):
+    """Children of a server that may change."""
+
+    def use(self, server: ExternalServer) -> None:
+        """Start the next children of this server.
+
+        Args:
+            server: See :func:`can_follow`.
+        """
+        self.server = server
+        self.starter.use(server)
+        self._failures = Failures(self.ours)
+        self._is_of_the_era_before = False
+        for place in self.places(lambda _: True):
+            if not place.is_one_client:
+                self._background.run("the change of a child", self._change(place))
+
+    async def _change(self, place: Place) -> None:
+        if place.starting is not None:
+            await asyncio.wait({place.starting})
+        calls, child = set(place.calls), place.vacate()
+        if child not in self._living:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.server.child_idle):
+                while True:
+                    if not calls & place.calls.keys():
+                        break
+                    await asyncio.sleep(LOOKS)
+        await self._stop(child)

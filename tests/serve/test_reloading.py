@@ -1,0 +1,142 @@
+"""Reading files again: when it is asked for, and when one has changed."""
+
+import asyncio
+import logging
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from mcp_sessions.background import stopped
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.serve.reloading import Reloading
+from mcp_sessions.serve.systemd import READY, VARIABLE
+
+pytestmark = pytest.mark.anyio
+WITHIN = 20
+
+
+class Reloads:
+    """Counts reloads, each of which can be held up."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+        self.seen = asyncio.Condition()
+        self.fails: ConfigurationError | None = None
+
+    async def __call__(self) -> str:
+        async with self.seen:
+            self.begun += 1
+            self.seen.notify_all()
+        await self.goes_on.wait()
+        if self.fails is not None:
+            raise self.fails
+        return "all"
+
+    async def until(self, count: int) -> None:
+        """Wait for that many."""
+        async with asyncio.timeout(WITHIN), self.seen:
+            await self.seen.wait_for(lambda: self.begun >= count)
+
+
+async def test_asked_a_hundred_times_while_one_runs_one_more_follows() -> None:
+    reloads = Reloads()
+    reloads.goes_on.clear()
+    reloading = Reloading(reloads)
+    running = asyncio.create_task(reloading.run())
+    try:
+        reloading.ask()
+        await reloads.until(1)
+        for _ in range(100):
+            reloading.ask()
+        reloads.goes_on.set()
+        await reloads.until(2)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert reloads.begun == 2
+    finally:
+        await stopped(running)
+
+
+async def test_a_reload_that_fails_is_a_line_in_the_log_and_the_next_one_is_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "mcp_sessions.serve.reloading")
+    reloads = Reloads()
+    reloads.fails = ConfigurationError("servers.json, line 3, column 4: Expecting value")
+    reloading = Reloading(reloads)
+    running = asyncio.create_task(reloading.run())
+    try:
+        reloading.ask()
+        await reloads.until(1)
+        await asyncio.sleep(0)
+        reloads.fails = None
+        reloading.ask()
+        await reloads.until(2)
+        await asyncio.sleep(0)
+    finally:
+        await stopped(running)
+    assert [each.getMessage() for each in caplog.records] == [
+        "not reloaded, everything is served as before: servers.json, line 3, column 4: "
+        "Expecting value",
+        "reloaded: all",
+    ]
+
+
+@pytest.mark.parametrize("how", ["written", "replaced", "removed"])
+async def test_a_file_that_changed_is_read_again(tmp_path: Path, how: str) -> None:
+    file = tmp_path / "servers.json"
+    file.write_text("{}")
+    reloads = Reloads()
+    running = asyncio.create_task(Reloading(reloads, [str(file)], every=0.01).run())
+    try:
+        if how == "written":
+            file.write_text("{ }")
+        elif how == "replaced":
+            # As editors and Kubernetes do; the time and the size may be equal.
+            (tmp_path / "new").write_text("[]")
+            os.utime(tmp_path / "new", ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+            (tmp_path / "new").rename(file)
+        else:
+            file.unlink()
+        await reloads.until(1)
+        assert reloads.begun == 1
+    finally:
+        await stopped(running)
+
+
+async def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "servers.json"
+    file.write_text("{}")
+    reloads = Reloads()
+    reloading = Reloading(reloads, [str(file)], every=0.001)
+    running = asyncio.create_task(reloading.run())
+    try:
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert reloads.begun == 0
+        reloading.ask()
+        await reloads.until(1)
+    finally:
+        await stopped(running)
+
+
+async def test_systemd_hears_of_a_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reader:
+        reader.bind(str(tmp_path / "notify"))
+        reader.settimeout(WITHIN)
+        monkeypatch.setenv(VARIABLE, str(tmp_path / "notify"))
+        reloads = Reloads()
+        reloading = Reloading(reloads)
+        running = asyncio.create_task(reloading.run())
+        try:
+            reloading.ask()
+            await reloads.until(1)
+            await asyncio.sleep(0)
+        finally:
+            await stopped(running)
+        assert reader.recv(100).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+        assert reader.recv(100) == READY.encode()
