@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mcp_sessions.client.jar import FileJar
+    from mcp_sessions.client.open_calls import OpenCall
     from mcp_sessions.client.outcome import ConnectionLost, KnownSession, ResumeOutcome
     from mcp_sessions.client.policy import ReconnectPolicy
     from mcp_sessions.client.sdk import ResumableTransport, is_outcome_unknown
@@ -64,6 +65,7 @@ __all__ = [
     "HTTPServer",
     "KnownSession",
     "LimitReached",
+    "OpenCall",
     "Principal",
     "ReconnectPolicy",
     "RedisStore",
@@ -95,6 +97,7 @@ _DEFINED_IN = {
     "HTTPServer": "mcp_sessions.http_server",
     "KnownSession": "mcp_sessions.client.outcome",
     "LimitReached": "mcp_sessions.errors",
+    "OpenCall": "mcp_sessions.client.open_calls",
     "Principal": "mcp_sessions.principal",
     "ReconnectPolicy": "mcp_sessions.client.policy",
     "RedisStore": "mcp_sessions.stores.redis.store",

@@ -36,6 +36,7 @@ from mcp import ClientSession
 from mcp.shared.exceptions import NoBackChannelError
 
 from mcp_sessions import client_transport
+from mcp_sessions.client.open_calls import OpenCall
 from mcp_sessions.client.outcome import KnownSession, ResumeOutcome
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.errors import DataConflict
@@ -68,6 +69,11 @@ class ResumableClientTransport(ClientTransport):
     def session(self) -> KnownSession | None:
         """Return the session that this transport knows, like `ResumableTransport.session`."""
         return self._transport.session
+
+    @property
+    def open_calls(self) -> tuple[OpenCall, ...]:
+        """Return the calls that wait for answers, like `ResumableTransport.open_calls`."""
+        return self._transport.open_calls
 
     async def move_to(self, url: str) -> ResumeOutcome:
         """Move to another URL, like `ResumableTransport.move_to`."""

@@ -23,8 +23,9 @@ import tempfile
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, cast
 
+from mcp_sessions.client.open_calls import OpenCall, open_call_of
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.core.resume import EventId
 
@@ -50,6 +51,9 @@ class SavedSession:
 
     routes: bool = False
     """Its server asks that requests say whose they are, for proxies (RTE1)."""
+
+    open_calls: tuple[OpenCall, ...] = ()
+    """Its calls that wait for answers of the user."""
 
 
 class JarSlot(Protocol):
@@ -170,6 +174,8 @@ class _FileSlot:
 
     def load(self) -> SavedSession | None:
         members = members_of(self._jar.read().get(self._name))
+        calls: object = members.get("open_calls")
+        each_call = cast("list[object]", calls) if isinstance(calls, list) else []
         session_id, position = members.get("session_id"), members.get("position")
         if not isinstance(session_id, str):
             return None
@@ -181,6 +187,7 @@ class _FileSlot:
             resumable=members.get("resumable") is not False,
             instance=_text(members.get("instance")),
             routes=members.get("routes") is True,
+            open_calls=tuple(call for each in each_call if (call := open_call_of(each))),
         )
 
     def save(self, session: SavedSession | None) -> None:

@@ -14,6 +14,7 @@ from mcp_sessions.client import stamping, wire
 from mcp_sessions.client.dialer import Json, Link, LinkSettings
 from mcp_sessions.client.hosted import HostedSessions, declares
 from mcp_sessions.client.jar import SavedSession
+from mcp_sessions.client.open_calls import OpenCalls
 from mcp_sessions.client.outcome import KnownSession
 from mcp_sessions.core.messages import ROUTE_HEADER, meta_of
 from mcp_sessions.core.resume import (
@@ -44,6 +45,9 @@ class Peer:
         self.hosted = HostedSessions()
         self.pushed: Link | None = None
         """The link for the application's sessions, if it is separate (`Pushing`)."""
+
+        self.open_calls = OpenCalls()
+        """Of the session: the calls whose results ask the user."""
 
         self.follower = Follower()
         self.lives = Lives()
@@ -161,6 +165,7 @@ class Peer:
     def began(self, session: SessionView, head: EventId | None) -> None:
         """A session was started; its events begin after ``head``."""
         self.session = session
+        self.open_calls.restart()
         self.follower.restart(head)
         self.must_resume_before_listening = False
 
@@ -177,11 +182,13 @@ class Peer:
     def lost(self) -> None:
         """The session is gone for good, and its position with it (CLI5)."""
         self.session = None
+        self.open_calls.restart()
         self.follower.restart(None)
 
     def leave_session(self) -> None:
         """Go on without one: the server says that it has none."""
         self.session = None
+        self.open_calls.restart()
 
     def note_listen(self) -> None:
         """A listen is asked for: should it be cut, ``session/resume`` goes first (CLI11)."""
@@ -250,6 +257,7 @@ class Peer:
         self.session = SessionView(
             saved.session_id, saved.state, saved.expires_at, resumable=saved.resumable
         )
+        self.open_calls.restart(saved.open_calls)
         self.follower.restart(saved.position)
         self.must_resume_before_listening = True
         self._routed = saved.routes
@@ -269,4 +277,5 @@ class Peer:
             resumable=session.resumable,
             instance=self.attempts.instance,
             routes=self._routes,
+            open_calls=self.open_calls.all(),
         )

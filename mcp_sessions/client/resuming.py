@@ -48,6 +48,7 @@ from mcp_sessions.client.exchange import Exchanges
 from mcp_sessions.client.jar import JarSlot, SavedSession
 from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.losses import Losses
+from mcp_sessions.client.open_calls import OpenCall
 from mcp_sessions.client.opening import Opening
 from mcp_sessions.client.outbox import Outbox
 from mcp_sessions.client.outcome import KnownSession, OnLost, OnResume, ResumeOutcome
@@ -142,6 +143,7 @@ class ResumingClient:
         self._opening = Opening(runtime, state, app, recovery, sender)
         self._slot = slot
         self._jar_content: SavedSession | None = None
+        self._saving = anyio.Lock()
 
     async def _on_ready(self, link: Link) -> None:
         await self._losses.catch_up(link)
@@ -188,14 +190,15 @@ class ResumingClient:
     async def _save(self) -> None:
         if self._slot is None:
             return
-        content = self._peer.saved()
-        if content == self._jar_content:
-            return
-        try:
-            await anyio.to_thread.run_sync(self._slot.save, content)
-            self._jar_content = content
-        except OSError as error:
-            logger.warning("the jar could not be written: %s", error.strerror)
+        async with self._saving:
+            content = self._peer.saved()
+            if content == self._jar_content:
+                return
+            try:
+                await anyio.to_thread.run_sync(self._slot.save, content)
+                self._jar_content = content
+            except OSError as error:
+                logger.warning("the jar could not be written: %s", error.strerror)
 
     async def move_to(self, dialer: Dialer) -> ResumeOutcome:
         """Move to another server, like `Recovery.move_to`."""
@@ -205,6 +208,11 @@ class ResumingClient:
     def session(self) -> KnownSession | None:
         """The session; None: there is none now."""
         return self._peer.known_session()
+
+    @property
+    def open_calls(self) -> tuple[OpenCall, ...]:
+        """The session's calls that wait for answers of the user."""
+        return self._peer.open_calls.all()
 
     # --- what is open ------------------------------------------------------------------------
 
@@ -467,6 +475,9 @@ class ResumingClient:
             message = {**message, "error": {**error, "message": text}}
         if pending.session_id is not None:
             message = stamping.without_session(message)
+            if peer.open_calls.answered(pending.message, result):
+                # The process may be killed while its user thinks.
+                await self._save()
         await app.conclude(pending, message)
         if self._reattaching.is_left_by_listens():
             self._recovery.begin(Way.REATTACH)

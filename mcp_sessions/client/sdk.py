@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from mcp_sessions.client.dialer import Dialer, Failed, Json
 from mcp_sessions.client.jar import Jar
+from mcp_sessions.client.open_calls import OpenCall
 from mcp_sessions.client.outcome import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.policy import ReconnectPolicy
 from mcp_sessions.client.resuming import ResumingClient
@@ -94,6 +95,13 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
         them.
         """
         return self._client.session if self._client is not None else None
+
+    @property
+    def open_calls(self) -> tuple[OpenCall, ...]:
+        """The session's calls that wait for answers of the user, also those of an earlier run with
+        the same jar. Empty where the transport is not in use.
+        """
+        return self._client.open_calls if self._client is not None else ()
 
     async def move_to(self, url: str) -> ResumeOutcome:
         """Take the session to another address of the same server, also while calls run.

@@ -108,6 +108,8 @@ class RequestRunner:
             task.cancel()
         if tasks:
             await asyncio.wait(list(tasks), timeout=5)
+        if self._questions.rounds is not None:
+            await self._questions.rounds.close()
         return len(left)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

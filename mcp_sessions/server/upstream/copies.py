@@ -62,8 +62,8 @@ class Copies:
         self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
         self._rounds: dict[str, _Round] = {}
         self._last: dict[HeldCall, str] = {}
-        self._sizes: dict[str, int] = {}
-        """Bytes of each answer that is kept, oldest first."""
+        self._kept: dict[str, tuple[int, asyncio.TimerHandle]] = {}
+        """Bytes of each answer that is kept, oldest first, and the timer that forgets it."""
 
         self._background = Background()
 
@@ -109,8 +109,10 @@ class Copies:
         return await begun.answered()
 
     async def close(self) -> None:
-        """Cancel the rounds that are served."""
+        """Cancel the rounds that are served, and forget the answers."""
         await self._background.close()
+        for name in list(self._kept):
+            self._forget(name)
 
     async def _run(self, begun: _Round, turn: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         answer, size = begun.answer, 0
@@ -130,14 +132,19 @@ class Copies:
         if size > KEPT:
             self._forget(name)
             return
-        self._sizes[name] = size
-        asyncio.get_running_loop().call_later(self._seconds, self._forget, name)
-        while len(self._sizes) > self._most or sum(self._sizes.values()) > self._most_bytes:
-            self._forget(next(iter(self._sizes)))
+        timer = asyncio.get_running_loop().call_later(self._seconds, self._forget, name)
+        self._kept[name] = size, timer
+        while len(self._kept) > self._most or self._size() > self._most_bytes:
+            self._forget(next(iter(self._kept)))
 
     def _forget(self, name: str) -> None:
         self._rounds.pop(name, None)
-        self._sizes.pop(name, None)
+        if name in self._kept:
+            _, timer = self._kept.pop(name)
+            timer.cancel()
+
+    def _size(self) -> int:
+        return sum(size for size, _ in self._kept.values())
 
 
 def _nothing() -> None:

@@ -276,10 +276,8 @@ class Rounds:
             self._give_up(name)
 
     async def close(self) -> None:
-        """Cancel all of them."""
-        for held, timer in self._waiting.values():
-            timer.cancel()
-            held.cancel()
+        """Cancel all of them. Nothing begins to wait from now on."""
+        self.leave()
         await self._copies.close()
         await self._background.close()
 
