@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mcp_sessions.core.states import BEGINS, LIVE, TRANSITIONS, Change, State
+from mcp_sessions.core.states import BEGINS, TRANSITIONS, Change, State
 from mcp_sessions_conformance.loader import load_duties
 from mcp_sessions_conformance.proven import proofs
 from scripts import spec_checklists, spec_walkthrough
@@ -144,7 +144,8 @@ def states() -> str:
         f"    {before.value} --> {after.value}: {change.value}"
         for (before, change), after in TRANSITIONS.items()
     ]
-    drawn += [f"    {state.value} --> [*]" for state in State if state not in LIVE]
+    live = {state for state, _ in TRANSITIONS}
+    drawn += [f"    {state.value} --> [*]" for state in State if state not in live]
     rows = [
         "| " + " | ".join([f"`{state.value}`", *(_cell(state, change) for change in Change)]) + " |"
         for state in State

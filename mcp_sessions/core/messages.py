@@ -409,11 +409,6 @@ def wire_error(error: WireError) -> dict[str, Any]:
     return error_body(error.code, error.message, error.data)
 
 
-def answer_with(outcome: bytes, request_id: RequestId) -> bytes:
-    """A kept outcome (``"result":…`` or ``"error":…``, encoded) as the answer to an id."""
-    return b'{"jsonrpc":"2.0","id":' + encode(request_id) + b"," + outcome + b"}"
-
-
 def result_outcome(result: Mapping[str, Any]) -> bytes:
     """A result as it is kept until somebody asks for it."""
     return b'"result":' + encode(result)

@@ -81,8 +81,6 @@ TRANSITIONS = MappingProxyType(
 """(state, change) → state. ``ENDED`` and ``EXPIRED`` have no way out: a late write or
 attach never brings a session back (SES18)."""
 
-LIVE = frozenset({State.DETACHED, State.ATTACHED})
-
 
 def state_of(*, is_attached: bool) -> State:
     """The state of a session that is alive."""

@@ -26,7 +26,6 @@ from mcp_sessions.ids import (
     FencingEpoch,
     Position,
     RequestKey,
-    SessionEventId,
     SessionId,
     StreamName,
 )
@@ -34,12 +33,12 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.ends import Ends
 from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.record_changes import RecordChange
 from mcp_sessions.stores.records import (
     Admitted,
     Appended,
     Attached,
     Audience,
-    CurrentSession,
     CurrentUse,
     Data,
     Peer,
@@ -245,13 +244,6 @@ class SessionStore(Ends, Protocol):
         """
         ...
 
-    async def renew(self, session_id: SessionId) -> None:
-        """Make a protocol-mode session's events anew, under another epoch: what it had is gone,
-        and every position from before is refused. For a log that an event is missing in.
-        Nothing happens to a session of another mode.
-        """
-        ...
-
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """Sessions that a change may be for, in pages of some hundred: :meth:`tell` decides.
 
@@ -411,12 +403,17 @@ class SessionStore(Ends, Protocol):
         """
         ...
 
-    async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
-        """Remember a transport-mode session's current session."""
-        ...
+    async def change(self, session_id: SessionId, change: RecordChange) -> bool:
+        """Apply a change to the session's record (``stores/record_changes.py``). Its other parts
+        stay as they are.
 
-    async def mark_stream_opened(self, session_id: SessionId) -> bool:
-        """Remember that the GET stream was open; whether this was the first time."""
+        Returns:
+            False if the session is not there. Of ``SetStreamOpened`` also if the stream was open
+            before.
+
+        Raises:
+            LimitReached: Of ``SetFilter``, as :meth:`subscribe`. Nothing was changed.
+        """
         ...
 
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
@@ -438,25 +435,6 @@ class SessionStore(Ends, Protocol):
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         """Every live session, or every one of a principal."""
-        ...
-
-    async def set_filter(
-        self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
-    ) -> bool:
-        """Replace the session's subscriptions by a listen stream's filter; False if the
-        session is not there.
-
-        Raises:
-            LimitReached: As :meth:`subscribe`; nothing was replaced.
-        """
-        ...
-
-    async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
-        """Remember where the session's next listen stream starts."""
-        ...
-
-    async def set_log_level(self, session_id: SessionId, level: str) -> None:
-        """Remember which log messages the session's client wants."""
         ...
 
     async def change_state(

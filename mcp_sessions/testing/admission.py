@@ -11,6 +11,7 @@ from mcp_sessions.ids import (
     RequestKey,
 )
 from mcp_sessions.principal import Principal
+from mcp_sessions.stores.record_changes import SetCurrent
 from mcp_sessions.stores.records import Admitted, CurrentSession, CurrentUse
 from mcp_sessions.testing.parts import (
     ALICE,
@@ -97,7 +98,7 @@ async def a_connections_current_session_is_admitted_to_in_the_same_step_or_not_a
         none = await admit(use)
         assert none is not None and none.current is None
         current = CurrentSession(session.id, old.fencing_epoch)
-        await store.set_current(connection.id, current)
+        await store.change(connection.id, SetCurrent(current))
         guessed = await admit(CurrentUse(other.id, key=KEY))
         assert guessed is not None and guessed.current is None
         assert await admit(use, principal=BOB) is None

@@ -21,6 +21,13 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.contract import StateConflict
+from mcp_sessions.stores.record_changes import (
+    SetCurrent,
+    SetFilter,
+    SetLogLevel,
+    SetStreamOpened,
+    SetWaitsFrom,
+)
 from mcp_sessions.stores.records import Attachment, CurrentSession, Peer
 from mcp_sessions.testing.parts import (
     ALICE,
@@ -69,13 +76,13 @@ async def a_listen_filter_replaces_the_subscriptions(make: MakeStore) -> None:
             frozenset({"note://3"}),
             frozenset[str](),
         ):
-            assert await store.set_filter(session.id, uris, lists)
+            assert await store.change(session.id, SetFilter(uris, lists))
             record = await session.record()
             assert (record.subscriptions, record.lists) == (uris, lists)
             for uri in ("note://1", "note://2", "note://3"):
                 assert (session.id in await store.subscribers(uri)) == (uri in uris)
         many = frozenset({"note://4", "note://5", "note://6"})
-        over = await limit_of(lambda: store.set_filter(session.id, many, frozenset()))
+        over = await limit_of(lambda: store.change(session.id, SetFilter(many, frozenset())))
         assert over == "max_subscriptions"
         record = await session.record()
         assert (record.subscriptions, record.lists) == (frozenset(), lists)
@@ -113,11 +120,11 @@ async def subscriptions_are_bounded_in_bytes(make: MakeStore) -> None:
         ):
             wanted = frozenset(uris)
             reached = await limit_of(
-                lambda to=wanted: store.set_filter(session.id, to, frozenset())
+                lambda to=wanted: store.change(session.id, SetFilter(to, frozenset()))
             )
             assert reached == limit
             await check(first, third)
-        assert await store.set_filter(session.id, frozenset({second, third}), frozenset())
+        assert await store.change(session.id, SetFilter(frozenset({second, third}), frozenset()))
         assert await limit_of(lambda: store.subscribe(session.id, first)) == full
         assert await store.subscribe(session.id, "d" * 19)
         await check(second, third, "d" * 19)
@@ -167,10 +174,10 @@ async def where_the_next_listen_stream_starts_is_remembered(make: MakeStore) -> 
     async with opened(make) as store:
         session = await new_session(store)
         for event_id in (await session.position(3), None):
-            await store.set_waits_from(session.id, event_id)
+            assert await store.change(session.id, SetWaitsFrom(event_id))
             assert (await session.record()).waits_from == event_id
         position = await session.position(0)
-        await store.set_waits_from(session.id, position)
+        assert await store.change(session.id, SetWaitsFrom(position))
         displaced = await session.attach(None)
         assert displaced.waits_from is None
         assert (await session.record()).waits_from == position
@@ -191,7 +198,7 @@ async def the_level_of_its_log_is_remembered(make: MakeStore) -> None:
         session, other = await new_session(store), await new_session(store)
         await store.subscribe(session.id, "note://1")
         for level in ("error", "info"):
-            await store.set_log_level(session.id, level)
+            assert await store.change(session.id, SetLogLevel(level))
             record = await session.record()
             assert (record.log_level, record.subscriptions) == (level, {"note://1"})
         admitted = await store.admit(session.id, ALICE, mode=Mode.PROTOCOL, now=NOW)
@@ -276,11 +283,11 @@ async def a_connections_own_state_is_kept_with_its_session(make: MakeStore) -> N
     async with opened(make) as store:
         session, target = await new_session(store, mode=Mode.TRANSPORT), await new_session(store)
         for current in (CurrentSession(target.id, FencingEpoch(3)), None):
-            await store.set_current(session.id, current)
+            assert await store.change(session.id, SetCurrent(current))
             assert (await session.record()).current == current
         assert not (await session.record()).stream_opened
         for is_first in (True, False, False):
-            assert await store.mark_stream_opened(session.id) is is_first
+            assert await store.change(session.id, SetStreamOpened()) is is_first
             assert (await session.record()).stream_opened
 
 
@@ -308,14 +315,16 @@ async def every_text_is_a_text(make: MakeStore) -> None:
             assert await store.subscribe(session.id, odd)
             assert list(await store.subscribers(odd)) == [session.id]
             assert await store.unsubscribe(session.id, odd)
-            assert await store.set_filter(session.id, scopes, scopes)
+            assert await store.change(session.id, SetFilter(scopes, scopes))
             assert await store.change_state(session.id, {odd: {odd: odd}, "gone": 1}, ())
             assert await store.change_state(session.id, {}, ["gone", odd + odd])
             assert await store.replace_data(session.id, {odd: [odd]}, expected_version=0)
             data = await store.load_data(session.id)
             assert data is not None and data.value == {odd: [odd]}
-            await store.set_current(session.id, CurrentSession(SessionId(odd), FencingEpoch(1)))
-            await store.set_waits_from(session.id, SessionEventId(odd))
+            assert await store.change(
+                session.id, SetCurrent(CurrentSession(SessionId(odd), FencingEpoch(1)))
+            )
+            assert await store.change(session.id, SetWaitsFrom(SessionEventId(odd)))
             for is_new in (True, False):
                 appended = await session.append(
                     Draft(b"{}", key=odd, origin=SessionId(odd)), stream=StreamName(odd)

@@ -18,6 +18,7 @@ from mcp_sessions.ids import (
     parse_session_id,
 )
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores.record_changes import SetCurrent, SetStreamOpened
 from mcp_sessions.stores.records import CurrentSession, Peer
 from mcp_sessions.testing.parts import (
     ALICE,
@@ -263,12 +264,12 @@ async def evict_ends_what_is_nobodys_and_holds_nothing(make: MakeStore) -> None:
         subscribed, current, carrying = [await made() for _ in range(3)]
         await store.subscribe(subscribed.id, "note://1")
         at_work = CurrentSession(others[1].id, FencingEpoch(1))
-        await store.set_current(current.id, at_work)
+        await store.change(current.id, SetCurrent(at_work))
         position = Position(LogEpoch("e" * 22), 0)
         assert await store.carry(carrying.id, others[1].id, FencingEpoch(1), position)
         kept = {each.id for each in (*others, subscribed, current, carrying)}
         long_used, longer_used, held, late, opened_once, early = [await made() for _ in range(6)]
-        await store.mark_stream_opened(opened_once.id)
+        await store.change(opened_once.id, SetStreamOpened())
         for session, at in ((late, 50), (opened_once, 40), (longer_used, 90), (long_used, 80)):
             await used(session, at)
         assert await evicted(59.9, 9) == []

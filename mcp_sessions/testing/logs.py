@@ -18,6 +18,7 @@ from mcp_sessions.ids import (
     Position,
     SessionId,
 )
+from mcp_sessions.stores.record_changes import RenewEvents
 from mcp_sessions.stores.records import Relayed, StreamHead
 from mcp_sessions.testing.parts import (
     HERE,
@@ -252,7 +253,7 @@ async def a_log_made_anew_is_relayed_from_its_beginning(make: MakeStore) -> None
         stream, session = await new_session(store, mode=Mode.TRANSPORT), await new_session(store)
         epoch, before = FencingEpoch(1), (await session.append()).event
         assert await store.carry(stream.id, session.id, epoch, before.position)
-        await store.renew(session.id)
+        await store.change(session.id, RenewEvents())
         one, two = [(await session.append()).event for _ in range(2)]
 
         early = await store.relay(stream.id, session.id, epoch, two, now=NOW)

@@ -30,6 +30,14 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.record_changes import (
+    RenewEvents,
+    SetCurrent,
+    SetFilter,
+    SetLogLevel,
+    SetStreamOpened,
+    SetWaitsFrom,
+)
 from mcp_sessions.stores.records import (
     Admitted,
     Appended,
@@ -169,14 +177,15 @@ class SessionOf:
         await store.drop_stream(self.id, GET_STREAM)
         assert await store.attach(self.id, HERE, now=NOW) is None
         assert not await store.detach(self.id, FencingEpoch(1))
-        await store.set_current(self.id, CurrentSession(self.id, FencingEpoch(1)))
-        assert not await store.mark_stream_opened(self.id)
+        assert not await store.change(self.id, SetCurrent(CurrentSession(self.id, FencingEpoch(1))))
+        assert not await store.change(self.id, SetStreamOpened())
         assert not await store.subscribe(self.id, "note://1")
         assert not await store.unsubscribe(self.id, "note://1")
-        assert not await store.set_filter(self.id, frozenset({"note://1"}), frozenset())
+        assert not await store.change(self.id, SetFilter(frozenset({"note://1"}), frozenset()))
         assert self.id not in await store.subscribers("note://1")
-        await store.set_waits_from(self.id, None)
-        await store.set_log_level(self.id, "info")
+        assert not await store.change(self.id, SetWaitsFrom(None))
+        assert not await store.change(self.id, SetLogLevel("info"))
+        assert not await store.change(self.id, RenewEvents())
         assert await store.change_state(self.id, {"n": 1}, ()) is None
         assert not await store.finish_request(self.id, KEY.key, RESULT, now=NOW)
         assert await store.load_data(self.id) is None

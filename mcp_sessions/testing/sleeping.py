@@ -9,6 +9,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import GET_STREAM, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores.record_changes import SetStreamOpened
 from mcp_sessions.testing.parts import (
     ALICE,
     BOB,
@@ -119,7 +120,7 @@ async def what_sleeps_makes_room_first(make: MakeStore) -> None:
             for at, principal in enumerate((ALICE, BOB, ANONYMOUS, ALICE))
         ]
         await store.subscribe(older.id, "note://1")
-        await store.mark_stream_opened(older.id)
+        await store.change(older.id, SetStreamOpened())
         await used.admit(mode=Mode.TRANSPORT, now=NOW + 90)
         started, young = [await new_session(store, now=NOW + at) for at in (4, 90)]
         assert await evicted_own(ALICE, IDLE - 0.1) == []

@@ -8,6 +8,7 @@ from mcp_sessions.core.messages import EventTemplate, notification_message, plai
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, GET_STREAM, FencingEpoch, Position, SessionId
 from mcp_sessions.stores.contract import TOLD_AT_ONCE, SessionStore
+from mcp_sessions.stores.record_changes import RenewEvents, SetFilter
 from mcp_sessions.stores.records import Attachment, ServerChange, Told
 from mcp_sessions.testing.parts import (
     HERE,
@@ -63,7 +64,9 @@ async def who_is_entitled_to_a_change_is_told(make: MakeStore) -> None:
         ended = await new_session(store)
         for session in (subscribed, stream, carrying, ended):
             assert await store.subscribe(session.id, "note://1")
-        assert await store.set_filter(filtered.id, frozenset({"note://2"}), frozenset({"prompts"}))
+        assert await store.change(
+            filtered.id, SetFilter(frozenset({"note://2"}), frozenset({"prompts"}))
+        )
         start = Position((await _position(store, plain.id)).log_epoch, 0)
         assert await store.carry(carrying.id, plain.id, FencingEpoch(1), start)
         await store.end(ended.id)
@@ -142,7 +145,7 @@ async def events_made_anew_refuse_every_position(make: MakeStore) -> None:
         attached = await session.attach(HERE)
         before, of_stream = await session.head(), await stream.head(GET_STREAM)
         for each in (session, stream):
-            await store.renew(each.id)
+            assert await store.change(each.id, RenewEvents())
         numbers, refusal = await session.read(before)
         assert (numbers, refusal is None) == ([], False)
         assert await stream.read(of_stream, stream=GET_STREAM) == ([], None)
@@ -151,7 +154,7 @@ async def events_made_anew_refuse_every_position(make: MakeStore) -> None:
         assert appended.attachment == Attachment(HERE, attached.fencing_epoch)
         assert await session.missed(0) == [1]
         await store.end(session.id)
-        await store.renew(session.id)
+        assert not await store.change(session.id, RenewEvents())
         assert await store.head(session.id) is None
 
 

@@ -17,6 +17,7 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.cluster.handlers import ClusterHandlers
+from mcp_sessions.stores.record_changes import SetCurrent
 from mcp_sessions.stores.records import CurrentSession, Peer, SessionRecord
 from mcp_sessions.stores.sqlite import operator as sqlite_beside
 from mcp_sessions.stores.sqlite.store import SQLiteStore
@@ -66,7 +67,7 @@ async def filled(path: Path) -> dict[str, SessionRecord]:
         }
         http, on_http = made["http"].session_id, made["on http"].session_id
         await store.attach(on_http, ConnectionId(http), now=now)
-        await store.set_current(http, CurrentSession(on_http, FencingEpoch(1)))
+        await store.change(http, SetCurrent(CurrentSession(on_http, FencingEpoch(1))))
         await store.subscribe(on_http, "note://1")
         await store.change_state(on_http, {"secret": "of the application"}, ())
         await store.touch([http], now=now)

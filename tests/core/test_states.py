@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
-from mcp_sessions.core.states import BEGINS, LIVE, TRANSITIONS, Change, State, after
+from mcp_sessions.core.states import BEGINS, TRANSITIONS, Change, State, after
 
+LIVE = frozenset({State.DETACHED, State.ATTACHED})
 OVER = frozenset(State) - LIVE
 
 

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from mcp_sessions.core.log import UNBOUNDED, Draft, Window
 from mcp_sessions.core.request_keys import Begun, KeyUse, key_cost
-from mcp_sessions.core.states import BEGINS, LIVE, Change, Mode, State, after
+from mcp_sessions.core.states import BEGINS, Change, Mode, State, after
 from mcp_sessions.errors import LimitReached, Refusal
 from mcp_sessions.ids import (
     ConnectionId,
@@ -36,12 +36,15 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
+from mcp_sessions.stores.record_changes import SetLogLevel, SetWaitsFrom
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions.testing import MakeStore
 from tests.property.model import KeysModel, LogModel, SessionModel
 from tests.stores.every_store import every_store
 
 T = TypeVar("T")
+
+OVER = frozenset({State.ENDED, State.EXPIRED})
 
 MOST_OF_ONE = 2
 KEYS = ["k1", "k2", "k3"]
@@ -361,7 +364,7 @@ class StoreMachine(RuleBasedStateMachine):
         session_id = self.pick(at)
         if self.is_overdue(session_id):
             return
-        self.run(self.store.set_log_level(session_id, level))
+        self.run(self.store.change(session_id, SetLogLevel(level)))
         if session_id in self.live:
             self.live[session_id].log_level = level
 
@@ -399,7 +402,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def wait_from_here(self, session_id: SessionId) -> None:
         position, _ = self.position(session_id, 0)
-        self.run(self.store.set_waits_from(session_id, SessionEventId(position)))
+        self.run(self.store.change(session_id, SetWaitsFrom(SessionEventId(position))))
         if session_id in self.live:
             self.live[session_id].waits_from = position
 
@@ -454,7 +457,7 @@ class StoreMachine(RuleBasedStateMachine):
     def every_session_is_remembered_as_the_model_says(self) -> None:
         for session_id, state in self.states.items():
             model = self.live.get(session_id)
-            assert (state in LIVE) == (model is not None)
+            assert (state in OVER) == (model is None)
             record = self.run(self.store.load(session_id, now=self.now))
             assert (record is None) == (model is None or model.is_overdue(self.now))
             if record is None or model is None:

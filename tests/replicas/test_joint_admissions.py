@@ -6,6 +6,7 @@ import pytest
 
 from mcp_sessions import current_session
 from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.record_changes import SetCurrent
 from tests.support.failing_calls import fails
 from tests.support.raw import Json, RawClient, at_most, keyed, text_of
 from tests.support.replicas import Cluster, cluster
@@ -103,8 +104,8 @@ async def test_two_calls_that_take_each_others_session_for_theirs_do_not_wait_fo
         records = [await memory.load(name, now=0) for name in names]
         one, other = (record.current for record in records if record is not None)
         assert one is not None and other is not None and one != other
-        await memory.set_current(names[0], other)
-        await memory.set_current(names[1], one)
+        await memory.change(names[0], SetCurrent(other))
+        await memory.change(names[1], SetCurrent(one))
         sent = [client.call("echo", text="x", meta=keyed("k")) for client in clients]
         assert [text_of(await at_most(SOON, each.result())) for each in sent] == ["x", "x"]
         assert ran(c) == 2

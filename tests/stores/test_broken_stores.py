@@ -29,6 +29,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.ends import EndedBeside
 from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.stores.record_changes import RecordChange, RenewEvents
 from mcp_sessions.stores.records import (
     Admitted,
     Appended,
@@ -452,12 +453,13 @@ class FindsAPageOnly(MemoryStore):
 class KeepsItsPositions(MemoryStore):
     """A log that an event is missing in is emptied, and goes on under its epoch."""
 
-    async def renew(self, session_id: SessionId) -> None:
+    async def change(self, session_id: SessionId, change: RecordChange) -> bool:
         before = await self.head(session_id)
-        await super().renew(session_id)
-        if before is not None:
+        changed = await super().change(session_id, change)
+        if before is not None and isinstance(change, RenewEvents):
             self._stream(self._sessions[session_id], EVENTS).log_epoch = before.log_epoch
             await self.append(session_id, Draft(b"{}"), now=NOW)
+        return changed
 
 
 class RemembersForEver(MemoryStore):

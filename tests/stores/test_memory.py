@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.request_keys import KeyUse
-from mcp_sessions.core.states import BEGINS, LIVE, Change, Mode, State, after
+from mcp_sessions.core.states import BEGINS, Change, Mode, State, after
 from mcp_sessions.ids import GET_STREAM, ConnectionId, FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
@@ -20,6 +20,8 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 
 T = TypeVar("T")
+
+OVER = frozenset({State.ENDED, State.EXPIRED})
 
 NOW = 1_800_000_000.0
 POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)
@@ -109,7 +111,7 @@ def test_the_store_in_memory_goes_only_along_the_table(changes: Sequence[Change]
         assert happens(store, session_id, change) == (follows is not None)
 
         state = follows or state
-        assert state_of(store, session_id) is (state if state in LIVE else None)
+        assert state_of(store, session_id) is (None if state in OVER else state)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ async def test_a_stream_that_cannot_be_forgotten_now_is_forgotten_later(
 # --- GET streams -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["mark_stream_opened", "open_stream", "read"])
+@pytest.mark.parametrize("method", ["change", "open_stream", "read"])
 @pytest.mark.parametrize("how", ["elsewhere", "here"])
 async def test_a_get_whose_session_ends_meanwhile_is_not_found_or_ends(
     method: str, how: str
@@ -179,7 +179,7 @@ async def heard_after(w: World, client: RawClient, stream: Reply, uri: str) -> l
     return uris(stream.messages)
 
 
-RESUMES = ("admit", "attach", "carry", "relay", "set_current")
+RESUMES = ("admit", "attach", "carry", "relay", "change")
 """What the store is asked for a ``session/resume``."""
 
 
@@ -220,16 +220,16 @@ async def test_an_answer_that_cannot_be_made_leaves_the_stream_as_it_was() -> No
         await client.result("resources/subscribe", {"uri": "note://1"})
         stream = await client.get().started()
         store = w.layer.store
-        real = store.set_current
+        real = store.change
 
         async def breaks(*_: object) -> None:
             raise RuntimeError("this store breaks")
 
-        store.set_current = breaks  # pyright: ignore[reportAttributeAccessIssue]
+        store.change = breaks  # pyright: ignore[reportAttributeAccessIssue]
         reply = await client.send("session/resume", {"sessionId": session}).reply.done()
         assert isinstance(reply.error, RuntimeError)
         reply.error = None
-        store.set_current = real  # pyright: ignore[reportAttributeAccessIssue]
+        store.change = real  # pyright: ignore[reportAttributeAccessIssue]
 
         assert await heard_after(w, client, stream, "note://1") == ["note://1"]
 
@@ -345,7 +345,7 @@ async def test_a_request_whose_connection_ends_is_answered_on_its_stream(how: st
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["admit", "open_stream", "mark_stream_opened", "read"])
+@pytest.mark.parametrize("method", ["admit", "open_stream", "change", "read"])
 async def test_a_first_get_that_failed_is_not_the_first(method: str, when: str) -> None:
     """HTL6: who was answered 503 has heard nothing. What waited since ``initialize`` is on the
     stream that is opened then, and no session is detached for it.

@@ -45,6 +45,7 @@ from mcp_sessions.server.delivery.waiting_changes import (
     note,
 )
 from mcp_sessions.stores.contract import TOLD_AT_ONCE, SessionStore
+from mcp_sessions.stores.record_changes import RenewEvents
 from mcp_sessions.stores.records import Told
 
 logger = logging.getLogger(__name__)
@@ -341,7 +342,7 @@ class ChangeBroadcaster:
             record = await self._store.load(session_id, now=0)
             if record is None or record.mode is not Mode.PROTOCOL:
                 return
-            await self._store.renew(session_id)
+            await self._store.change(session_id, RenewEvents())
             if record.attachment is not None:
                 await self._attachments.displace_locked(session_id, Detached.EVICTED)
 

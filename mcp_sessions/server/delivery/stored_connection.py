@@ -33,6 +33,7 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import GetStreamOpened
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.record_changes import SetCurrent, SetStreamOpened
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 
 _SAME_MOMENT = 1.0
@@ -189,7 +190,7 @@ class StoredConnection(ClientConnection):
         return frozenset(here if record.current is None else [*here, record.current.session_id])
 
     async def set_current(self, current: CurrentSession | None) -> None:
-        await self._store.set_current(self.session_id, current)
+        await self._store.change(self.session_id, SetCurrent(current))
 
     def saw(self, record: SessionRecord) -> None:
         self._current = record.current
@@ -329,7 +330,7 @@ class StoredConnection(ClientConnection):
         """
         if not was_opened:
             try:
-                if await self._store.mark_stream_opened(self.session_id):
+                if await self._store.change(self.session_id, SetStreamOpened()):
                     self._owes_first = True
             except BaseException:
                 self._owes_first = True

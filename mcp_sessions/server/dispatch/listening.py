@@ -23,6 +23,7 @@ from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.record_changes import SetFilter
 from mcp_sessions.stores.records import SessionRecord
 
 _TELLING = 1.0
@@ -56,7 +57,7 @@ class Listening:
             raise SessionNotFound(record.session_id if record is not None else "")
         seen, _ = self._visibility.of(record.state).concealed(LISTEN, request.params)
         heard, before = Filter(seen or {}), record.subscriptions
-        if not await self._store.set_filter(record.session_id, heard.uris, heard.lists):
+        if not await self._store.change(record.session_id, SetFilter(heard.uris, heard.lists)):
             raise SessionNotFound(record.session_id)
         if self._upstream.is_outside and (heard.uris or before):
             telling = self._runner.spawn(self._tell_server(request, inbound, record, heard))

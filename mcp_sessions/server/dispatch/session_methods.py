@@ -36,6 +36,7 @@ from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.record_changes import SetWaitsFrom
 from mcp_sessions.stores.records import Attached, CurrentSession, SessionRecord
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class SessionMethods:
         if head is None:
             raise SessionNotFound(record.session_id)
         if inbound.modern and inbound.connection is None:
-            await self._store.set_waits_from(record.session_id, head.event_id())
+            await self._store.change(record.session_id, SetWaitsFrom(head.event_id()))
         return head.event_id()
 
     async def _resume(self, request: Message, inbound: Inbound) -> dict[str, Any]:
@@ -154,7 +155,8 @@ class SessionMethods:
         if inbound.modern and connection is None:
             # The replay waits for the session's next listen stream.
             waits_from = attached.head if refusal is not None else position
-            await self._store.set_waits_from(session_id, cast(SessionEventId, waits_from))
+            change = SetWaitsFrom(cast(SessionEventId, waits_from))
+            await self._store.change(session_id, change)
         elif connection is None:
             refusal = Refusal.NO_STREAM
         result: dict[str, Any] = {

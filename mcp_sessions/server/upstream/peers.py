@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypedDict
 
 from mcp_sessions.core.listening import SET_LEVEL
@@ -41,6 +40,7 @@ from mcp_sessions.server.upstream.subscriptions import (
 )
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.limits import check_subscriptions
+from mcp_sessions.stores.record_changes import SetLogLevel
 from mcp_sessions.stores.records import SessionRecord
 
 
@@ -93,7 +93,11 @@ class UpstreamPeers:
         elif request.method == SET_LEVEL and self._upstream.is_outside:
             session_id = _session_of(inbound, record)
             if session_id is not None:
-                return LogLevel(peer, partial(self._store.set_log_level, session_id))
+
+                async def remember_level(level: str) -> None:
+                    await self._store.change(session_id, SetLogLevel(level))
+
+                return LogLevel(peer, remember_level)
         return peer
 
     def of(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:

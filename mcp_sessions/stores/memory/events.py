@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from mcp_sessions.core import attachment, relaying
 from mcp_sessions.core.entitlement import is_entitled
-from mcp_sessions.core.log import Draft, EventLog, LoggedEvent
+from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.relaying import Carry, Relay
-from mcp_sessions.core.states import Mode, state_of
+from mcp_sessions.core.states import state_of
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -19,7 +19,6 @@ from mcp_sessions.ids import (
     SessionId,
     StreamName,
 )
-from mcp_sessions.security import mint_log_epoch
 from mcp_sessions.stores.memory.tables import Tables
 from mcp_sessions.stores.records import (
     Appended,
@@ -45,11 +44,6 @@ class Events(Tables):
         log = self._stream(session, stream)
         replaced = log.would_replace(draft)
         return Appended(log.append(draft, now=now), session.record.attachment, replaced)
-
-    async def renew(self, session_id: SessionId) -> None:
-        session = self._sessions.get(session_id)
-        if session is not None and session.record.mode is Mode.PROTOCOL:
-            session.events = EventLog(mint_log_epoch(), self._window)
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """Return the audience as one page: a hundred thousand ids take a millisecond."""

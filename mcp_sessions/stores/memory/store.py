@@ -10,7 +10,7 @@ import copy
 import heapq
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from mcp_sessions.core.admission import Admission, admission
 from mcp_sessions.core.client_description import size_of
@@ -27,7 +27,7 @@ from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import KeyUse, RequestKeys, found
 from mcp_sessions.core.states import Mode
-from mcp_sessions.ids import GET_STREAM, FencingEpoch, RequestKey, SessionEventId, SessionId
+from mcp_sessions.ids import GET_STREAM, FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
@@ -45,9 +45,17 @@ from mcp_sessions.stores.limits import (
 from mcp_sessions.stores.memory.ends import EndsInMemory
 from mcp_sessions.stores.memory.events import Events
 from mcp_sessions.stores.memory.tables import Owner, Session
+from mcp_sessions.stores.record_changes import (
+    RecordChange,
+    RenewEvents,
+    SetCurrent,
+    SetFilter,
+    SetLogLevel,
+    SetStreamOpened,
+    SetWaitsFrom,
+)
 from mcp_sessions.stores.records import (
     Admitted,
-    CurrentSession,
     CurrentUse,
     Data,
     Peer,
@@ -327,17 +335,39 @@ class MemoryStore(Events, EndsInMemory):
                     if log is not None:
                         log.empty()
 
-    async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
+    async def change(self, session_id: SessionId, change: RecordChange) -> bool:
         session = self._sessions.get(session_id)
-        if session is not None:
-            session.record.current = current
-
-    async def mark_stream_opened(self, session_id: SessionId) -> bool:
-        session = self._sessions.get(session_id)
-        if session is None or session.record.stream_opened:
+        if session is None:
             return False
-        session.record.stream_opened = True
+        record = session.record
+        match change:
+            case SetCurrent():
+                record.current = change.current
+            case SetStreamOpened():
+                is_first, record.stream_opened = not record.stream_opened, True
+                return is_first
+            case SetFilter():
+                self._set_filter(session, change)
+            case SetWaitsFrom():
+                record.waits_from = change.event_id
+            case SetLogLevel():
+                record.log_level = change.level
+            case RenewEvents():
+                if record.mode is Mode.PROTOCOL:
+                    session.events = EventLog(mint_log_epoch(), self._window)
+            case _:
+                assert_never(change)
         return True
+
+    def _set_filter(self, session: Session, change: SetFilter) -> None:
+        check_subscriptions(change.uris, self._policy)
+        record = session.record
+        session.uri_bytes = sum(map(text_size, change.uris))
+        for uri in record.subscriptions - change.uris:
+            self._forget_subscription(record.session_id, uri)
+        for uri in change.uris - record.subscriptions:
+            self._by_uri.setdefault(uri, {})[record.session_id] = None
+        record.subscriptions, record.lists = change.uris, change.lists
 
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
         session = self._sessions.get(session_id)
@@ -370,32 +400,6 @@ class MemoryStore(Events, EndsInMemory):
         if principal is None:
             return records
         return [record for record in records if record.principal == principal]
-
-    async def set_filter(
-        self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
-    ) -> bool:
-        session = self._sessions.get(session_id)
-        if session is None:
-            return False
-        check_subscriptions(uris, self._policy)
-        session.uri_bytes = sum(map(text_size, uris))
-        record = session.record
-        for uri in record.subscriptions - uris:
-            self._forget_subscription(session_id, uri)
-        for uri in uris - record.subscriptions:
-            self._by_uri.setdefault(uri, {})[session_id] = None
-        record.subscriptions, record.lists = uris, lists
-        return True
-
-    async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
-        session = self._sessions.get(session_id)
-        if session is not None:
-            session.record.waits_from = event_id
-
-    async def set_log_level(self, session_id: SessionId, level: str) -> None:
-        session = self._sessions.get(session_id)
-        if session is not None:
-            session.record.log_level = level
 
     async def change_state(
         self,

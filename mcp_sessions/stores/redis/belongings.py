@@ -4,28 +4,58 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from mcp_sessions.errors import LimitReached
-from mcp_sessions.ids import RequestKey, SessionEventId, SessionId
+from mcp_sessions.ids import RequestKey, SessionId
+from mcp_sessions.security import mint_log_epoch
 from mcp_sessions.stores.contract import StateConflict
 from mcp_sessions.stores.limits import check_data, check_subscriptions, text_size
-from mcp_sessions.stores.records import CurrentSession, Data, SessionRecord
+from mcp_sessions.stores.record_changes import (
+    RecordChange,
+    RenewEvents,
+    SetCurrent,
+    SetFilter,
+    SetLogLevel,
+    SetStreamOpened,
+    SetWaitsFrom,
+)
+from mcp_sessions.stores.records import Data, SessionRecord
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.codec import encoded, packed, pair_of, tag_of, tokens_of, unpacked
 from mcp_sessions.stores.redis.commands import each_of, told_to_script
 from mcp_sessions.stores.redis.lists import Lists, is_old_token, is_token
 
+CHANGED = 1
+"""A script's answer: the field has another value now."""
+
 
 class Belongings(Lists):
     """Subscriptions, state, data, and the outcomes of keyed requests."""
 
-    async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
-        value = packed([current.session_id, current.fencing_epoch]) if current is not None else None
-        await self._set(session_id, "current", value)
+    async def change(self, session_id: SessionId, change: RecordChange) -> bool:
+        match change:
+            case SetCurrent(current):
+                values = [packed([current.session_id, current.fencing_epoch])] if current else []
+                return await self._set(session_id, "current", *values)
+            case SetStreamOpened():
+                # False: it is not there, or had the value.
+                return await self._on(session_id, scripts.CHANGE, "opened", b"1") == CHANGED
+            case SetWaitsFrom(event_id):
+                values = [encoded(event_id)] if event_id is not None else []
+                return await self._set(session_id, "waits", *values)
+            case SetLogLevel(level):
+                return await self._set(session_id, "level", encoded(level))
+            case SetFilter(uris, lists):
+                return await self._set_filter(session_id, uris, lists)
+            case RenewEvents():
+                return await self._set(session_id, "log", mint_log_epoch())
+            case _:
+                assert_never(change)
 
-    async def mark_stream_opened(self, session_id: SessionId) -> bool:
-        return await self._set(session_id, "opened", b"1")
+    async def _set(self, session_id: SessionId, field: str, *value: bytes | str) -> bool:
+        """Whether the session is there. Without a value the field is removed."""
+        return await self._on(session_id, scripts.CHANGE, field, *value) is not None
 
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
         if text_size(uri) > self._policy.max_uri_bytes:
@@ -86,7 +116,7 @@ class Belongings(Lists):
         own = await self._command("HGET", f"{self._key_of(tag.decode())}:u", uri)
         return own is not None
 
-    async def set_filter(
+    async def _set_filter(
         self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
     ) -> bool:
         try:
@@ -99,7 +129,7 @@ class Belongings(Lists):
         wanted = {encoded(uri): encoded(token) for uri in uris}
         await self._note_subscribers(tag, token, uris, self._list_lifetime)
         answer = await self._on(
-            session_id, scripts.SET_FILTER, packed(sorted(lists)), token, *wanted
+            session_id, scripts.CHANGE, "lists", packed(sorted(lists)), token, *wanted
         )
         if answer is None:
             await self._drop_subscribers(tag, wanted)
@@ -116,12 +146,6 @@ class Belongings(Lists):
     ) -> str | None:
         found = await self._on(session_id, scripts.CLAIM, holder or "", instead_of or "")
         return found.decode() if found is not None else None
-
-    async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
-        await self._set(session_id, "waits", encoded(event_id) if event_id is not None else None)
-
-    async def set_log_level(self, session_id: SessionId, level: str) -> None:
-        await self._set(session_id, "level", encoded(level))
 
     async def change_state(
         self,

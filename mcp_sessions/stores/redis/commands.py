@@ -18,7 +18,6 @@ from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.clock import SharedClock
 from mcp_sessions.stores.redis.cluster import ClusterLink
 from mcp_sessions.stores.redis.codec import (
@@ -92,10 +91,6 @@ class Commands:
 
     def _known(self, session_id: SessionId) -> Known:
         return Known(*self._subscriptions.known(session_id), self._peers.known(session_id))
-
-    async def _set(self, session_id: SessionId, field: str, value: bytes | None) -> bool:
-        given = int(value is not None)
-        return bool(await self._on(session_id, scripts.SET, field, value or b"", given))
 
     # --- keys and scripts ----------------------------------------------------------------
 

@@ -78,9 +78,6 @@ class Events(Lists):
         )
         return Appended(event, stored_attachment(connection, fence), bool(replaced))
 
-    async def renew(self, session_id: SessionId) -> None:
-        await self._on(session_id, scripts.RENEW, mint_log_epoch())
-
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """Scan for the audience, page by page. A scan finds every session that exists all the time.
 

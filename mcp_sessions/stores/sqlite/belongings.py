@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, assert_never
 
 from mcp_sessions.core.messages import encode
-from mcp_sessions.ids import RequestKey, SessionEventId, SessionId
+from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import EVENTS, RequestKey, SessionId
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import StateConflict
 from mcp_sessions.stores.limits import check_data, check_state, check_subscriptions, text_size
-from mcp_sessions.stores.records import CurrentSession, Data, SessionRecord
-from mcp_sessions.stores.sqlite import sessions
+from mcp_sessions.stores.record_changes import (
+    RecordChange,
+    RenewEvents,
+    SetCurrent,
+    SetFilter,
+    SetLogLevel,
+    SetStreamOpened,
+    SetWaitsFrom,
+)
+from mcp_sessions.stores.records import Data, SessionRecord
+from mcp_sessions.stores.sqlite import logs, sessions
 from mcp_sessions.stores.sqlite.keys import keys_of
 from mcp_sessions.stores.sqlite.served_file import ServedFile, is_small
 from mcp_sessions.stores.sqlite.sessions import Brief
@@ -20,25 +32,31 @@ from mcp_sessions.stores.sqlite.transaction import Transaction, assigned, text_b
 class Belongings(ServedFile):
     """The part of the store that is about subscriptions, state, data and kept answers."""
 
-    async def set_current(self, session_id: SessionId, current: CurrentSession | None) -> None:
-        values = (current.session_id, current.fencing_epoch) if current else (None, None)
-        columns = "current_id = ?, current_epoch = ?"
-        await self._set(session_id, columns, values, assigned(current=current))
-
-    async def mark_stream_opened(self, session_id: SessionId) -> bool:
-        known = self._cache.known(session_id)
-        if known is not None and known.stream_opened:
-            return False
-
-        def work(tx: Transaction) -> bool:
-            cursor = tx.execute(
-                "UPDATE sessions SET stream_opened = 1 WHERE session_id = ? AND NOT stream_opened",
-                (session_id,),
-            )
-            tx.changes.append((session_id, assigned(stream_opened=True)))
-            return bool(cursor.rowcount)
-
-        return await self._writer.call(work, short=True)
+    async def change(self, session_id: SessionId, change: RecordChange) -> bool:
+        match change:
+            case SetCurrent(current):
+                values = (current.session_id, current.fencing_epoch) if current else (None, None)
+                columns = "current_id = ?, current_epoch = ?"
+                return await self._set(session_id, columns, values, assigned(current=current))
+            case SetStreamOpened():
+                known = self._cache.known(session_id)
+                if known is not None and known.stream_opened:
+                    return False
+                became, condition = assigned(stream_opened=True), " AND NOT stream_opened"
+                return await self._set(session_id, "stream_opened = 1", (), became, condition)
+            case SetWaitsFrom(event_id):
+                became = assigned(waits_from=event_id)
+                return await self._set(session_id, "waits_from = ?", (event_id,), became)
+            case SetLogLevel(level):
+                became = assigned(log_level=level)
+                return await self._set(session_id, "log_level = ?", (level,), became)
+            case SetFilter():
+                work = partial(_filtered, session_id, change, self._policy)
+                return await self._within(session_id, work, False)
+            case RenewEvents():
+                return await self._within(session_id, _renewed, False)
+            case _:
+                assert_never(change)
 
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
 
@@ -74,29 +92,6 @@ class Belongings(ServedFile):
             return [SessionId(session_id) for (session_id,) in rows]
 
         return await self._writer.call(work)
-
-    async def set_filter(
-        self, session_id: SessionId, uris: frozenset[str], lists: frozenset[str]
-    ) -> bool:
-
-        def work(tx: Transaction, session: Brief) -> bool:
-            check_subscriptions(uris, self._policy)
-            sessions.replace_subscriptions(tx, session.sid, uris)
-            tx.execute(
-                "UPDATE sessions SET lists = ? WHERE sid = ?", (encode(sorted(lists)), session.sid)
-            )
-            tx.changes.append((session_id, assigned(subscriptions=uris, lists=lists)))
-            return True
-
-        return await self._within(session_id, work, False)
-
-    async def set_waits_from(self, session_id: SessionId, event_id: SessionEventId | None) -> None:
-        became = assigned(waits_from=event_id)
-        await self._set(session_id, "waits_from = ?", (event_id,), became)
-
-    async def set_log_level(self, session_id: SessionId, level: str) -> None:
-        became = assigned(log_level=level)
-        await self._set(session_id, "log_level = ?", (level,), became)
 
     async def change_state(
         self,
@@ -189,3 +184,21 @@ class Belongings(ServedFile):
             return True
 
         return await self._writer.call(work)
+
+
+def _filtered(
+    session_id: SessionId, change: SetFilter, policy: SessionPolicy, tx: Transaction, session: Brief
+) -> bool:
+    uris, lists = change.uris, change.lists
+    check_subscriptions(uris, policy)
+    sessions.replace_subscriptions(tx, session.sid, uris)
+    tx.execute("UPDATE sessions SET lists = ? WHERE sid = ?", (encode(sorted(lists)), session.sid))
+    tx.changes.append((session_id, assigned(subscriptions=uris, lists=lists)))
+    return True
+
+
+def _renewed(tx: Transaction, session: Brief) -> bool:
+    if session.mode is Mode.PROTOCOL:
+        logs.drop(tx, session.sid, EVENTS)
+        logs.opened(tx, session.sid, EVENTS)
+    return True

@@ -40,15 +40,6 @@ class Events(ServedFile):
 
         return await self._within(session_id, work, None, now=now, short=is_small(draft.before))
 
-    async def renew(self, session_id: SessionId) -> None:
-
-        def work(tx: Transaction, session: Brief) -> None:
-            if session.mode is Mode.PROTOCOL:
-                logs.drop(tx, session.sid, EVENTS)
-                logs.opened(tx, session.sid, EVENTS)
-
-        await self._within(session_id, work, None)
-
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """Return a page of the audience. Pages begin after a session's number."""
         page = int(after) if after is not None else 0

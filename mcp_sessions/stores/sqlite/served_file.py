@@ -207,13 +207,17 @@ class ServedFile:
         assignment: str,
         values: tuple[Any, ...],
         apply: Callable[[SessionRecord], None],
-    ) -> None:
-        def work(tx: Transaction) -> None:
-            statement = f"UPDATE sessions SET {assignment} WHERE session_id = ?"
-            tx.execute(statement, (*values, session_id))
-            tx.changes.append((session_id, apply))
+        condition: str = "",
+    ) -> bool:
+        """Whether there was such a session, for which the condition holds."""
 
-        await self._writer.call(work, short=True)
+        def work(tx: Transaction) -> bool:
+            statement = f"UPDATE sessions SET {assignment} WHERE session_id = ?{condition}"
+            cursor = tx.execute(statement, (*values, session_id))
+            tx.changes.append((session_id, apply))
+            return bool(cursor.rowcount)
+
+        return await self._writer.call(work, short=True)
 
 
 def _has_room(folder: Path) -> bool:

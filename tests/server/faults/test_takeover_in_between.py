@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 KNOWS_US: Json = {"extensions": {EXTENSION: {}}}
 DETACHED = "notifications/sessions/detached"
-STEPS = ("admit", "attach", "carry", "relay", "append", "drop_origin", "set_current", "load")
+STEPS = ("admit", "attach", "carry", "relay", "append", "drop_origin", "change", "load")
 """What a store is asked for while a connection takes a session from another one."""
 
 

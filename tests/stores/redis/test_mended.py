@@ -25,6 +25,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.record_changes import SetCurrent, SetFilter, SetLogLevel
 from mcp_sessions.stores.records import Peer
 from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.redis_server import asked, keys_of, redis_store
@@ -72,8 +73,8 @@ async def used(store: RedisStore, uri: str = URI) -> SessionId:
     head = await store.head(of)
     assert head is not None
     await store.carry(of, SessionId("other"), FencingEpoch(1), head)
-    await store.set_current(of, None)
-    await store.set_log_level(of, "info")
+    await store.change(of, SetCurrent(None))
+    await store.change(of, SetLogLevel("info"))
     await store.attach(of, ConnectionId("here"), now=NOW)
     return of
 
@@ -130,7 +131,7 @@ def calls(store: RedisStore, of: SessionId) -> list[tuple[str, Callable[[], Awai
         ("subscribe", lambda: store.subscribe(of, URI)),
         ("subscribers", lambda: store.subscribers(URI)),
         ("unsubscribe", lambda: store.unsubscribe(of, "note://2")),
-        ("filter", lambda: store.set_filter(of, frozenset({URI}), frozenset({"tools"}))),
+        ("filter", lambda: store.change(of, SetFilter(frozenset({URI}), frozenset({"tools"})))),
         ("state", lambda: store.change_state(of, {"a": 2}, ())),
         ("data", lambda: store.load_data(of)),
         ("edit", lambda: edited(store, of)),

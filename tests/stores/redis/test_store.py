@@ -32,6 +32,7 @@ from mcp_sessions.ids import (
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.exchange import LIVENESS
+from mcp_sessions.stores.record_changes import SetFilter
 from mcp_sessions.stores.records import Attachment, Peer
 from mcp_sessions.stores.redis import lists
 from mcp_sessions.stores.redis.codec import Peers, Subscriptions
@@ -556,7 +557,7 @@ async def test_a_request_is_not_told_all_subscriptions_again() -> None:
     async with opened(own) as store, opened(own) as other:
         session_id = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
         uris = frozenset(f"note://{number}" for number in range(2_000))
-        await store.set_filter(session_id, uris, frozenset())
+        await store.change(session_id, SetFilter(uris, frozenset()))
         asked_for = [await admitted(each, session_id) for each in (store, other)]
         assert asked_for == [uris, uris]
 
@@ -566,11 +567,11 @@ async def test_a_request_is_not_told_all_subscriptions_again() -> None:
 
         await other.unsubscribe(session_id, "note://1")
         assert await admitted(store, session_id) == uris - {"note://1"}
-        await other.set_filter(session_id, frozenset({"note://1"}), frozenset())
+        await other.change(session_id, SetFilter(frozenset({"note://1"}), frozenset()))
         assert await admitted(store, session_id) == {"note://1"}
         await other.subscribe(session_id, "note://2")
         assert await admitted(store, session_id) == {"note://1", "note://2"}
-        await store.set_filter(session_id, frozenset(), frozenset())
+        await store.change(session_id, SetFilter(frozenset(), frozenset()))
         assert await admitted(store, session_id) == await admitted(other, session_id) == frozenset()
 
 
@@ -580,7 +581,7 @@ async def test_who_changes_its_subscriptions_is_not_told_all_of_them_for_that() 
     async with opened(own) as store, opened(own) as other:
         session_id = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
         uris = frozenset(f"note://{number}" for number in range(2_000))
-        await store.set_filter(session_id, uris, frozenset())
+        await store.change(session_id, SetFilter(uris, frozenset()))
         assert await admitted(store, session_id) == uris
 
         answers = answers_of(store)
@@ -662,7 +663,7 @@ async def test_subscriptions_that_an_older_version_made_count_too(counted: str |
         if counted != "0":
             with pytest.raises(LimitReached):
                 await store.subscribe(of, "d")
-        assert await store.set_filter(of, frozenset({"a" * 99}), frozenset())
+        assert await store.change(of, SetFilter(frozenset({"a" * 99}), frozenset()))
         assert await store.subscribe(of, "d")
         with pytest.raises(LimitReached):
             await store.subscribe(of, "e")

@@ -25,6 +25,13 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.record_changes import (
+    SetCurrent,
+    SetFilter,
+    SetLogLevel,
+    SetStreamOpened,
+    SetWaitsFrom,
+)
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions.stores.redis.pubsub import RedisExchange
 from mcp_sessions.stores.redis.store import RedisStore
@@ -190,15 +197,15 @@ async def test_every_method_says_that_it_is_away_and_none_falls_back() -> None:
                 store.relay(session_id, session_id, epoch, event.event, now=NOW),
                 store.attach(session_id, HERE, now=NOW),
                 store.detach(session_id, epoch),
-                store.set_current(session_id, None),
-                store.mark_stream_opened(session_id),
+                store.change(session_id, SetCurrent(None)),
+                store.change(session_id, SetStreamOpened()),
                 store.subscribe(session_id, "note://1"),
                 store.unsubscribe(session_id, "note://1"),
                 store.subscribers("note://1"),
                 store.all_sessions(),
-                store.set_filter(session_id, frozenset({"note://1"}), frozenset()),
-                store.set_waits_from(session_id, None),
-                store.set_log_level(session_id, "info"),
+                store.change(session_id, SetFilter(frozenset({"note://1"}), frozenset())),
+                store.change(session_id, SetWaitsFrom(None)),
+                store.change(session_id, SetLogLevel("info")),
                 store.change_state(session_id, {"a": 1}, ()),
                 store.finish_request(session_id, key.key, b"{}", now=NOW),
                 store.load_data(session_id),

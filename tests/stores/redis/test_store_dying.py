@@ -17,6 +17,7 @@ from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import LogEpoch, Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.record_changes import SetFilter
 from mcp_sessions.stores.redis import lists
 from mcp_sessions.stores.redis.store import RedisStore
 from tests.support.redis_server import dies_after, keys_of, namespace, redis_store, shared_redis
@@ -50,7 +51,7 @@ async def unsubscribe(store: RedisStore, session_id: SessionId) -> None:
 
 
 async def set_filter(store: RedisStore, session_id: SessionId) -> None:
-    await store.set_filter(session_id, frozenset({URIS[1], URIS[4], URIS[5]}), frozenset())
+    await store.change(session_id, SetFilter(frozenset({URIS[1], URIS[4], URIS[5]}), frozenset()))
 
 
 async def end(store: RedisStore, session_id: SessionId) -> None:

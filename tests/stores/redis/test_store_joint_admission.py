@@ -11,6 +11,7 @@ from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.record_changes import SetCurrent
 from mcp_sessions.stores.records import Admitted, CurrentSession, CurrentUse
 from mcp_sessions.stores.redis.store import RedisStore
 from mcp_sessions.testing.parts import HERE, KEY, MESSAGE, RESULT
@@ -40,7 +41,7 @@ async def opened(server: RedisServer) -> AsyncGenerator[tuple[RedisStore, Sessio
         attached = await store.attach(session.session_id, HERE, now=NOW)
         assert attached is not None
         current = CurrentSession(session.session_id, attached.fencing_epoch)
-        await store.set_current(connection.session_id, current)
+        await store.change(connection.session_id, SetCurrent(current))
         yield store, connection.session_id, session.session_id
     finally:
         await store.close()

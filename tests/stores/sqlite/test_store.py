@@ -23,6 +23,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores.record_changes import SetCurrent, SetFilter, SetStreamOpened, SetWaitsFrom
 from mcp_sessions.stores.records import CurrentSession, Peer
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
 from mcp_sessions.stores.sqlite import served_file
@@ -51,16 +52,16 @@ async def test_everything_of_a_session_comes_back(path: Path) -> None:
         made = await store.create(Mode.TRANSPORT, principal, peer=peer, now=NOW)
         of = made.session_id
         await store.attach(of, ConnectionId(of), now=NOW)
-        await store.set_current(of, CurrentSession(SessionId("other"), FencingEpoch(7)))
-        await store.mark_stream_opened(of)
+        await store.change(of, SetCurrent(CurrentSession(SessionId("other"), FencingEpoch(7))))
+        await store.change(of, SetStreamOpened())
         await store.subscribe(of, "note://\ud800")
         await store.change_state(of, {"big": 2**80, "lone": "\ud800", "list": [1, None]}, ())
         assert await store.replace_data(of, {"deep": {"n": 2**64}}, expected_version=0)
         head = await store.open_stream(of, GET_STREAM)
         assert head is not None
         await store.carry(of, SessionId("other"), FencingEpoch(7), head)
-        await store.set_waits_from(of, head.event_id())
-        await store.set_filter(of, frozenset({"note://\ud800", "b:1"}), frozenset({"tools"}))
+        await store.change(of, SetWaitsFrom(head.event_id()))
+        await store.change(of, SetFilter(frozenset({"note://\ud800", "b:1"}), frozenset({"tools"})))
         for key in ("a", None, "a\ud800"):
             await store.append(of, Draft(b"{}", key=key, origin=of), now=NOW, stream=GET_STREAM)
         before = await store.load(of, now=NOW)

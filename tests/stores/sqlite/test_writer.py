@@ -23,6 +23,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.record_changes import SetCurrent
 from mcp_sessions.stores.records import Admitted, CurrentSession
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
 from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE
@@ -232,7 +233,7 @@ async def test_who_comes_with_what_cannot_be_stored_fails_alone(path: Path) -> N
         of = await new(store)
         numbers = await asyncio.gather(
             *[store.append(of, Draft(b"{}"), now=NOW) for _ in range(3)],
-            store.set_current(of, CurrentSession(of, FencingEpoch(2**70))),
+            store.change(of, SetCurrent(CurrentSession(of, FencingEpoch(2**70)))),
             *[store.append(of, Draft(b"{}"), now=NOW) for _ in range(3)],
             return_exceptions=True,
         )
@@ -259,7 +260,7 @@ async def test_what_was_undone_is_not_remembered(path: Path) -> None:
         # One transaction, undone for the sake of one that cannot be stored; then one by one.
         done = await asyncio.gather(
             begin("second"),
-            store.set_current(of, CurrentSession(of, FencingEpoch(2**70))),
+            store.change(of, SetCurrent(CurrentSession(of, FencingEpoch(2**70)))),
             return_exceptions=True,
         )
         assert isinstance(done[1], OverflowError)

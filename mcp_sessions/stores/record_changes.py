@@ -1,0 +1,58 @@
+"""Define the changes of a session's record: one class for each, and one method for all of them.
+
+:meth:`~mcp_sessions.stores.contract.SessionStore.change` applies them. What needs a condition or
+has a result of its own (attach, detach, subscribe, the state, the data) has its own method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mcp_sessions.ids import SessionEventId
+from mcp_sessions.stores.records import CurrentSession
+
+
+@dataclass(frozen=True, slots=True)
+class SetCurrent:
+    """Remember a transport-mode session's current session."""
+
+    current: CurrentSession | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetStreamOpened:
+    """Remember that the GET stream was open. False if this was known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetFilter:
+    """Replace the session's subscriptions by a listen stream's filter."""
+
+    uris: frozenset[str]
+    lists: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SetWaitsFrom:
+    """Remember where the session's next listen stream starts. None: at the head."""
+
+    event_id: SessionEventId | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetLogLevel:
+    """Remember which log messages the session's client wants."""
+
+    level: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenewEvents:
+    """Empty a protocol-mode session's event log, and give it another epoch.
+
+    Every position from before is refused. This is for a log that misses an event. A session of
+    another mode is not changed.
+    """
+
+
+RecordChange = SetCurrent | SetStreamOpened | SetFilter | SetWaitsFrom | SetLogLevel | RenewEvents
