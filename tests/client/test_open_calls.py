@@ -17,7 +17,7 @@ from mcp_sessions.client.open_calls import OpenCalls
 from mcp_sessions.client.sdk import ResumableTransport, is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.layer import SessionLayer
-from tests.server.upstream.test_rounds import Answer
+from tests.support.asking import Answer
 from tests.support.board import Board
 from tests.support.proxy import TcpProxy
 from tests.support.resuming import QUICK, text_of

@@ -2,20 +2,16 @@
 
 import asyncio
 import random
-from typing import Any, cast
+from typing import Any
 
 import mcp_types as types
 import pytest
-from mcp.client import Client
-from mcp.server.mcpserver import Context, MCPServer
 from mcp.shared.exceptions import MCPError, NoBackChannelError
-from pydantic import BaseModel
 
-from mcp_sessions import SessionLayer, current_session
+from mcp_sessions import current_session
 from tests.server.upstream.external.test_peer_in_rounds import UNKNOWN, again
 from tests.server.upstream.external.test_upstream import user
 from tests.support.children import until
-from tests.support.duplex import listening
 from tests.support.modern import ModernClient
 from tests.support.raw import Json, text_of
 from tests.support.world import Toolbox, World, world
@@ -30,85 +26,6 @@ ELICITS: Json = {"elicitation": {}}
 ALL: Json = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 ASK: Json = {"name": "ask", "arguments": {"question": "how many?"}}
 TWO: Json = {"action": "accept", "content": {"answer": "two"}}
-TOOLS = ("ask", "sample", "roots", "visit")
-
-
-class Answer(BaseModel):
-    """The answer to a question."""
-
-    answer: str
-
-
-def asking_server() -> MCPServer:
-    """Serve one tool for each way to ask."""
-    mcp = MCPServer("asking")
-
-    @mcp.tool()
-    async def ask(ctx: Context[Any]) -> str:
-        result = await ctx.elicit("how many?", Answer)
-        return f"{result.action} {getattr(result, 'data', None)}"
-
-    @mcp.tool()
-    async def sample(ctx: Context[Any]) -> str:
-        said = types.SamplingMessage(role="user", content=types.TextContent(text="hello"))
-        result = await ctx.session.create_message([said], max_tokens=5)  # pyright: ignore[reportDeprecated]
-        return cast(types.TextContent, result.content).text
-
-    @mcp.tool()
-    async def roots(ctx: Context[Any]) -> str:
-        result = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
-        return str(result.roots[0].uri)
-
-    @mcp.tool()
-    async def visit(ctx: Context[Any]) -> str:
-        result = await ctx.elicit_url("sign in", "https://example.com/", "one")
-        return result.action
-
-    _ = ask, sample, roots, visit
-    return mcp
-
-
-async def elicit(context: Any, params: Any) -> types.ElicitResult:
-    content = None if params.mode == "url" else {"answer": params.message}
-    return types.ElicitResult(action="accept", content=content)
-
-
-async def sample(context: Any, params: Any) -> types.CreateMessageResult:
-    text = types.TextContent(text=f"you said {params.messages[0].content.text}")
-    return types.CreateMessageResult(role="assistant", content=text, model="none")
-
-
-async def roots(context: Any) -> types.ListRootsResult:
-    return types.ListRootsResult(roots=[types.Root(uri=cast(Any, "file:///here"))])
-
-
-def answers() -> Any:
-    """The callbacks of a client that answers everything."""
-    return {
-        "elicitation_callback": elicit,
-        "sampling_callback": sample,
-        "list_roots_callback": roots,
-    }
-
-
-async def text_by(client: Client, tool: str) -> str:
-    result = await client.call_tool(tool, {})
-    (content,) = result.content
-    assert isinstance(content, types.TextContent) and not result.is_error
-    return content.text
-
-
-@pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
-async def test_a_stock_client_of_each_era_answers_what_a_tool_asks(mode: str) -> None:
-    layer = SessionLayer(asking_server())
-    app = layer.asgi_app()
-    async with layer.lifespan(), listening(app) as port, asyncio.timeout(20):
-        url = f"http://127.0.0.1:{port}/mcp"
-        async with Client(url, mode=cast(Any, mode), **answers()) as client:
-            said = [await text_by(client, tool) for tool in TOOLS]
-    assert said == [
-        "accept answer='how many?'", "you said hello", "file:///here", "accept"
-    ]  # fmt: skip
 
 
 def client_of(w: World, **capabilities: Any) -> ModernClient:

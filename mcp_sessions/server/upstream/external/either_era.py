@@ -3,7 +3,8 @@
 Rules:
 
 1. A server of both eras is spoken to in the handshake era. There it can ask and notify by itself,
-   and knows its session. Outside of sessions a client of the modern era gets the modern era.
+   and knows its session. Outside of sessions a client of the modern era that cannot be asked gets
+   the modern era (rule 8 of ``sharing.py``).
 2. Callers here need not know the era. Some requests do not exist in the modern era (a log level,
    subscriptions, a ping). Their values are kept here, and go with each request or each listen. If a
    request has a log level of its own, a server of the handshake era gets it before the request.

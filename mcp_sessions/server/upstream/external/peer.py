@@ -178,7 +178,8 @@ class ExternalPeer:
             async def work(call: Call) -> Json:
                 own = put_back(params)
                 if isinstance(key, Sessionless):
-                    return await sharing.request(place, key, call, asked.sender, method, own)
+                    find = partial(self.place, call)
+                    return await sharing.request(find, call, asked.sender, method, own)
                 return await place.request(call, asked.sender, method, own, check)
 
             who, rounds = self._who(call), self._wrapped.rounds
@@ -426,7 +427,7 @@ class ExternalPeer:
         if self._asks is not None:
             # A server of the handshake era learns from it which requests the client accepts.
             client = {**client, "capabilities": self._asks}
-        if isinstance(key, Sessionless):
+        if isinstance(key, Sessionless) and key.is_modern:
             client = {**client, "protocolVersion": VERSION}
         return Place(
             self._wrapped.children.start,

@@ -19,24 +19,27 @@ among them makes no difference: nothing lasts there from one request to the next
    whose client is away, and one for the next request.
 7. Before a request has to share, the oldest call of its principal whose client was asked and has
    long been away is given up (``rounds.py``).
-8. A child gets the name of the client for which it was started. If no other client used it, the
+8. A child of clients that can be asked has a handshake, if the server speaks both eras. There a
+   handler can ask in the middle of a call. If a handler is written for several rounds, its server
+   refuses the result there. Then such children have the modern era from then on.
+9. A child gets the name of the client for which it was started. If no other client used it, the
    client's session takes it over (``takeover.py``). The others share it: one child is enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
 
-from mcp_sessions.errors import LIMIT_REACHED
+from mcp_sessions.errors import INTERNAL_ERROR, LIMIT_REACHED
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.asks import Asks, kind_of
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.child import Child, NotStarted, Sender
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.place import Place
-from mcp_sessions.server.upstream.port import Call
+from mcp_sessions.server.upstream.port import Call, UpstreamError
 from mcp_sessions.server.upstream.rounds import Rounds
 
 
@@ -53,6 +56,9 @@ class Sessionless:
     :func:`~mcp_sessions.server.upstream.asks.kind_of` names them.
     """
 
+    is_modern: bool
+    """Whether the child has the modern era, if the server speaks both."""
+
     of: bytes
     """Description of the client for which the child was started. The child gets its name."""
 
@@ -60,12 +66,18 @@ class Sessionless:
     """Number among several. The first one stays as long as a client listens for changes."""
 
 
-@dataclass(frozen=True, slots=True)
+_NO_RESULT: Final = (INTERNAL_ERROR, "Handler returned an invalid result")
+"""Error of the SDK's servers: a handler of the handshake era returned ``InputRequiredResult``."""
+
+
+@dataclass(slots=True)
 class Sharing:
     """Choose among the children of one layer."""
 
     _children: Children
     _rounds: Rounds
+    _is_written_for_rounds: bool = field(init=False, default=False)
+    """Whether a handler of the server asks by its results."""
 
     def key(self, principal: Principal, asks: Asks, description: bytes) -> Sessionless:
         """Return the key of a client's child: another client's that is in use, or one of its own.
@@ -76,7 +88,7 @@ class Sharing:
         Args:
             description: A key that is equal for clients with equal descriptions.
         """
-        own = Sessionless(principal, kind_of(asks), description)
+        own = self._key(principal, asks, description)
         if self._children.known(own) is not None:
             return own
         for place in self._children.places(lambda it: _is_anothers(it, own)):
@@ -87,12 +99,15 @@ class Sharing:
 
     def of_one(self, principal: Principal, asks: Asks, description: bytes) -> Place | None:
         """Return the place that a client used first. None: there is none."""
-        return self._children.known(Sessionless(principal, kind_of(asks), description))
+        return self._children.known(self._key(principal, asks, description))
+
+    def _key(self, principal: Principal, asks: Asks, description: bytes) -> Sessionless:
+        is_modern = not asks or self._is_written_for_rounds
+        return Sessionless(principal, kind_of(asks), is_modern, description)
 
     async def request(
         self,
-        first: Place,
-        key: Sessionless,
+        find: Callable[[], Place],
         call: Call,
         sender: Sender | None,
         method: str,
@@ -101,8 +116,29 @@ class Sharing:
         """Send a request to a child; see :meth:`Place.request`.
 
         Args:
-            first: The place of that key.
+            find: Returns the place of its client's key.
         """
+        first = find()
+        try:
+            return await self._request(first, call, sender, method, params)
+        except UpstreamError as refused:
+            error = refused.error
+            is_modern = isinstance(first.key, Sessionless) and first.key.is_modern
+            if is_modern or (error.get("code"), error.get("message")) != _NO_RESULT:
+                raise
+        # A handler that is written for rounds begins anew in each of them.
+        self._is_written_for_rounds = True
+        return await self._request(find(), call, sender, method, params)
+
+    async def _request(
+        self,
+        first: Place,
+        call: Call,
+        sender: Sender | None,
+        method: str,
+        params: dict[str, Any] | None,
+    ) -> dict[str, Any]:
+        key = cast("Sessionless", first.key)
         # It may have ended since, or belong to a session now.
         first = self._children.place(key, lambda: first)
         place = self._own(first, key, call, sender)
@@ -183,7 +219,7 @@ def _is_anothers(key: Hashable, own: Sessionless) -> bool:
     return (
         isinstance(key, Sessionless)
         and key.of != own.of
-        and (key.principal, key.kind) == (own.principal, own.kind)
+        and replace(key, of=own.of, number=0) == own
     )
 
 

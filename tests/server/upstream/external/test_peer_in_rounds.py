@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,13 @@ import mcp_types as types
 import pytest
 from mcp.client import Client
 
-from mcp_sessions import Conversations, HTTPServer, SessionLayer
+from mcp_sessions import Conversations, HTTPServer, SessionLayer, StdioServer
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.telling import Telling
 from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest
+from tests.house.source import ROOT
 from tests.server.upstream.external.test_upstream import calls, user
 from tests.support.children import child, child_world, is_alive, until
 from tests.support.duplex import listening
@@ -308,6 +310,30 @@ async def test_a_layer_behind_a_layer_has_its_own_calls_back() -> None:
                 assert asked["resultType"] == "input_required"
                 result = await client.send("tools/call", again(asked, TWO)).result()
                 assert json.loads(text_of(result)) == TWO
+
+
+async def test_a_server_of_both_eras_asks_in_the_middle_of_a_call_and_by_a_result(
+    tmp_path: Path,
+) -> None:
+    """Outside of sessions. A stock handler asks in the era with a handshake only, and returns
+    ``InputRequiredResult`` in its own only: such a handler begins anew in each round.
+    """
+    noted = tmp_path / "calls"
+    server = StdioServer(
+        sys.executable, "-m", "tests.support.asking", env={"RUNS": str(noted)}, cwd=str(ROOT)
+    )
+    async with world(server=server) as w:
+        client = asking(w)
+        asked = await client.send("tools/call", QUESTION).result()
+        result = await client.send("tools/call", again(asked, TWO)).result()
+        assert text_of(result) == "accept: two"
+        params: Json = {"name": "rounds", "arguments": {}}
+        for _ in range(2):
+            asked = await client.send("tools/call", params).result()
+            assert [*asked["inputRequests"]] == ["mine"]
+            result = await client.send("tools/call", again(asked, TWO, params=params)).result()
+            assert text_of(result).endswith(": ['mine']")
+        assert calls(noted) == ["how many?", *["rounds"] * 5]
 
 
 async def test_a_stock_client_answers_what_it_is_asked() -> None:
