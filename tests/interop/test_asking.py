@@ -75,7 +75,7 @@ class User:
 
     async def elicit(self, context: Any, params: Any) -> types.ElicitResult:
         self.asked.append(params.message)
-        content = {"answer": f"<{params.message}>"}
+        content: Any = {"answer": f"<{params.message}>"}
         accepts_form = self.action == "accept" and params.mode != "url"
         return types.ElicitResult(action=self.action, content=content if accepts_form else None)
 
