@@ -42,7 +42,6 @@ SCOPE = "mcp_sessions"
 
 
 def session_made(mode: str) -> None:
-    """A session was made."""
     _counter("sessions").add(1, {"mode": mode})
 
 
@@ -72,7 +71,6 @@ def coalesced() -> None:
 
 
 def detached(reason: str) -> None:
-    """A session was taken from its connection."""
     _counter("detached").add(1, {"reason": reason})
 
 
@@ -107,7 +105,6 @@ def child_begun(outcome: str) -> None:
 
 
 def child_runs() -> None:
-    """There is one more of them."""
     _up_down("children_running").add(1)
 
 

@@ -95,8 +95,6 @@ def _position(choose: Callable[[Case, Any], Any]) -> Rewrite:
 
 
 def _heard(change: Callable[[list[Any]], list[Any]]) -> Rewrite:
-    """Change the messages that the program reports."""
-
     def rewrite(case: Case) -> list[Json | Late] | None:
         if tool(case.message) != "next":
             return None

@@ -42,8 +42,6 @@ class DutyOutcome:
 
 @dataclass
 class ClientRun:
-    """Everything that came of a run."""
-
     command: str
     outcomes: list[DutyOutcome] = field(default_factory=list[DutyOutcome])
     seconds: float = 0.0
@@ -51,7 +49,6 @@ class ClientRun:
     """The run came to its end; else it was interrupted."""
 
     def count(self, verdict: str) -> int:
-        """How many outcomes of that kind there are."""
         return sum(outcome.verdict == verdict for outcome in self.outcomes)
 
     @property

@@ -22,8 +22,6 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class BadInput(Exception):
-    """The user's input is invalid."""
-
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
         self.sentence = sentence
@@ -34,8 +32,6 @@ class BadInput(Exception):
 
 @dataclass(frozen=True)
 class Tested:
-    """The outcome, for people, for programs, and in a word."""
-
     text: str
     document: dict[str, Any]
     is_conformant: bool

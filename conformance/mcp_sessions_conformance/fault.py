@@ -142,7 +142,6 @@ class FaultInjector:
         return self.talks.setdefault(name, Talk(name))
 
     def outgoing(self, message: Any, talk: Talk) -> tuple[list[Any], list[Json]]:
-        """Return the messages for the server, and the immediate answers for the client."""
         if not isinstance(message, dict):
             return [message], []
         body = cast("Json", message)
@@ -187,7 +186,6 @@ class FaultInjector:
             talk.sessions.append(found)
 
     def cut(self) -> None:
-        """A client went away."""
         self.memory["cut"] = True
         if self.fault.when_cut == "silence":
             self.is_silent = True

@@ -52,11 +52,9 @@ class FaultProxy:
         self._late: set[asyncio.Task[None]] = set()
 
     def use(self, fault: Fault) -> None:
-        """From now on, be wrong in another way."""
         self.injector = FaultInjector(fault)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve; see ASGI."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "websocket":
@@ -142,7 +140,6 @@ class FaultProxy:
             await relay
 
     def _inject(self, headers: dict[str, str]) -> None:
-        """Send what the fault adds, as the client would."""
         while self.injector.injected:
             task = asyncio.create_task(self._send_alone(self.injector.injected.pop(0), headers))
             self._late.add(task)

@@ -29,7 +29,6 @@ class Besides:
             message["result"]["content"][0]["text"] = url
 
     def arrive(self, scope: MutableMapping[str, Any]) -> str:
-        """The URL of the server that a request is for."""
         self._home = dict(scope["headers"]).get(b"host", b"").decode() or self._home
         place = scope["path"].split("/")
         return self._urls[int(place[2])] if place[1] == "beside" else self._upstream

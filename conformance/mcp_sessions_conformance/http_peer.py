@@ -83,7 +83,6 @@ class HttpPeer(Peer):
     # --- sending ---------------------------------------------------------------------------
 
     def headers(self, message: Any = None) -> dict[str, str]:
-        """Return the headers that a client sends with every request."""
         version = HANDSHAKE_VERSION if self.era == "handshake" else MODERN_VERSION
         headers = {
             "Accept": "application/json, text/event-stream",
@@ -144,7 +143,6 @@ class HttpPeer(Peer):
     def start(
         self, sent: Sent, verb: str, headers: dict[str, str], body: bytes | None, stream: str
     ) -> None:
-        """Begin an HTTP request."""
         sent.task = asyncio.create_task(self._exchange(sent, verb, headers, body, stream))
         self._tasks.add(sent.task)
         sent.task.add_done_callback(self._tasks.discard)

@@ -37,8 +37,6 @@ class BadVectors(Exception):
 
 @dataclass(frozen=True)
 class Vector:
-    """One conversation and what it proves."""
-
     id: str
     suite: str
     clauses: tuple[str, ...]
@@ -97,12 +95,10 @@ class Vector:
 
     @property
     def needs_token(self) -> bool:
-        """Whether it uses a credential."""
         return "${token}" in json.dumps(self.steps)
 
     @property
     def needs_other_principal(self) -> bool:
-        """Whether it needs the credential of somebody else."""
         return any(step.get("as") == "other" for step in self.steps)
 
     @property

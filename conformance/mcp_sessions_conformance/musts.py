@@ -28,12 +28,10 @@ class Musts:
 
     @property
     def total(self) -> int:
-        """How many there are."""
         return len(self.proven) + len(self.failed) + len(self.not_played)
 
 
 def musts_of(run: Run) -> Musts:
-    """Return the MUST clauses of a run, in the order of the table."""
     catching: dict[str, set[str]] = {}
     for proof in proofs():
         catching.setdefault(proof.clause, set()).add(proof.vector)

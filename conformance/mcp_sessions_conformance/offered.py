@@ -50,8 +50,6 @@ ASKS = Vector(
 
 @dataclass(frozen=True)
 class Offered:
-    """The features that a server offers."""
-
     features: frozenset[str] | None = None
     """The advertised features (CAP3); None: the server says none, and is tested for all."""
 
@@ -60,7 +58,6 @@ class Offered:
 
 
 def offered_in(player: Player) -> Offered:
-    """Read the features from the answers to `ASKS`."""
     found: Any = player.scene.names.get("features")
     listed = cast("list[Any]", found) if isinstance(found, list) else []
     # What is no list of names says nothing, and is no way to be asked for less.

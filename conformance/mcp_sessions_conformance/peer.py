@@ -31,8 +31,6 @@ CLIENT_INFO = {"name": "mcp-sessions-conformance", "version": "1"}
 
 
 class Failure(Exception):
-    """The server did not do what the vector expects."""
-
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
         self.sentence = sentence
@@ -70,8 +68,6 @@ class Limits:
 
 @dataclass(eq=False)
 class Arrival:
-    """A message that came."""
-
     message: Json
     stream: str
     """The stream of arrival: ``socket``, or over HTTP ``get`` or the name of one response."""
@@ -82,7 +78,6 @@ class Arrival:
 
     @property
     def is_response(self) -> bool:
-        """Whether it answers a request."""
         return "method" not in self.message
 
     @property
@@ -231,7 +226,6 @@ class Peer(ABC):
     async def notify(
         self, method: str, params: Json | None = None, *, meta: Json | None = None
     ) -> None:
-        """Send a notification."""
         message: Json = {"jsonrpc": "2.0", "method": method}
         members = self.enveloped(params, meta or {}) if meta or params is not None else None
         if members is not None:
@@ -240,7 +234,6 @@ class Peer(ABC):
         await self.post(message, None, {})
 
     async def respond(self, request: Json, answer: Json) -> None:
-        """Answer a request of the server's."""
         message = {"jsonrpc": "2.0", "id": request.get("id"), **answer}
         self.transcript.note(self.name, "->", json.dumps(message))
         await self.post(message, None, {})
@@ -291,7 +284,6 @@ class Peer(ABC):
             self.problem(f"request {request_id!r} was answered more than once")
 
     def problem(self, sentence: str) -> None:
-        """The server did what no server may."""
         if len(self.problems) < 20:
             self.problems.append(sentence)
         self.announce()
@@ -302,7 +294,6 @@ class Peer(ABC):
         self._changed = asyncio.Event()
 
     def over(self, how: str) -> None:
-        """The connection ended."""
         if not self.ended:
             self.ended = how
             self.transcript.note(self.name, "--", f"ended: {how}")
@@ -337,7 +328,6 @@ class Peer(ABC):
                 continue
 
     def response_to(self, sent: Sent) -> Arrival | None:
-        """The response to a request, if it is here."""
         like_it = [other for other in self.sent if other.id == sent.id]
         found = [a for a in self.arrivals if a.is_response and a.message.get("id") == sent.id]
         own = [arrival for arrival in found if arrival.stream == sent.stream]

@@ -39,14 +39,11 @@ VERBS: Mapping[str, Callable[[Scene, Json], Awaitable[None]]] = {
 
 
 class Player:
-    """One vector, being played."""
-
     def __init__(self, vector: Vector, here: Way, other: Way | None, limits: Limits) -> None:
         self.scene = Scene(vector, here, other, limits)
 
     @property
     def transcript(self) -> Transcript:
-        """The messages on the wire."""
         return self.scene.transcript
 
     async def play(self) -> None:
@@ -73,11 +70,9 @@ class Player:
 
     @property
     def has_heard(self) -> bool:
-        """Whether the server said anything, on any connection."""
         return any(peer.has_heard for peer in self.scene.peers.values())
 
     async def leave(self) -> None:
-        """End what the vector made, and its connections."""
         for session_id, peer in self.scene.sessions.items():
             if peer.ended:
                 continue

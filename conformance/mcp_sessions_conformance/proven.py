@@ -368,8 +368,6 @@ WSS12: everyone-hears by a-listen-attaches
 
 @dataclass(frozen=True)
 class Proof:
-    """One fault that breaks one clause."""
-
     clause: str
     fault: str
     vector: str
@@ -380,7 +378,6 @@ class Proof:
 
 
 def proofs() -> list[Proof]:
-    """Every line of the table."""
     found: list[Proof] = []
     for line in (_TABLE + PROVES).strip().splitlines():
         clause, _, rest = line.partition(": ")

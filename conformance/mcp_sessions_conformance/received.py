@@ -14,8 +14,6 @@ SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 
 @dataclass
 class Received:
-    """A message that a client sent."""
-
     message: Json
     headers: dict[str, str]
     number: int
@@ -35,7 +33,6 @@ class Received:
 
     @property
     def named(self) -> Json:
-        """The session metadata that it carries."""
         return as_object(self.meta.get(SESSION))
 
     @property
@@ -66,18 +63,15 @@ def as_result(instruction: Json) -> Json:
 
 
 def initialize_result(version: str, settings: Json | None) -> Json:
-    """Return the result of ``initialize``, with the extension's ``settings`` if it is there."""
     info = {"name": "scripted", "version": "1"}
     return {"protocolVersion": version, "capabilities": capable(settings), "serverInfo": info}
 
 
 def discovered(settings: Json | None) -> Json:
-    """Return the result of ``server/discover``."""
     return {"supportedVersions": [MODERN_VERSION], "capabilities": capable(settings)}
 
 
 def capable(settings: Json | None) -> Json:
-    """The server's capabilities."""
     capabilities: Json = {"tools": {}, "resources": {"subscribe": True}, "sessions": {}}
     if settings is not None:
         capabilities["extensions"] = {EXTENSION: settings}
@@ -85,7 +79,6 @@ def capable(settings: Json | None) -> Json:
 
 
 def completed(answered: Json) -> Json:
-    """An answer as the modern era has it."""
     if "result" not in answered:
         return answered
     cached = {"ttlMs": 0, "cacheScope": "private"}
@@ -100,7 +93,6 @@ def acknowledgement(listen: Received) -> Json:
 
 
 def on_listen(message: Json, listen: Received) -> Json:
-    """A message as the stream of a listen carries it."""
     params = as_object(message.get("params"))
     meta = {**as_object(params.get("_meta")), SUBSCRIPTION: listen.message["id"]}
     return {**message, "params": {**params, "_meta": meta}}
@@ -114,7 +106,6 @@ def error(code: int, text: str, data: Any = None) -> Json:
 
 
 def session_not_found(name: Any) -> Json:
-    """The answer of a session that is none."""
     return error(-32043, "Session not found", {"sessionId": name})
 
 
@@ -123,7 +114,6 @@ def tool(name: str) -> Json:
 
 
 async def serve_lifespan(receive: Receive, send: Send) -> None:
-    """There is nothing to start or to stop."""
     while True:
         kind = (await receive())["type"]
         await send({"type": f"{kind}.complete"})
@@ -132,7 +122,6 @@ async def serve_lifespan(receive: Receive, send: Send) -> None:
 
 
 async def reply(send: Send, status: int, body: bytes) -> None:
-    """Send a whole response; ``body`` is JSON."""
     headers = [(b"content-type", b"application/json")] if body else []
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -151,7 +140,6 @@ async def answer(
 
 
 async def begin_stream(send: Send) -> None:
-    """Begin a response that is an event stream."""
     headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b": hello\n\n", "more_body": True})

@@ -80,7 +80,6 @@ def _summary(run: Run) -> str:
 
 
 def _missing(musts: Musts) -> str:
-    """Say which clauses are missing, and where to read them."""
     parts = [
         f"{what}: {', '.join(clauses)}"
         for what, clauses in (("failed", musts.failed), ("not played", musts.not_played))
@@ -97,7 +96,6 @@ def _reasons(left_out: Sequence[LeftOut]) -> list[tuple[str, int]]:
 
 
 def as_json(run: Run) -> dict[str, Any]:
-    """The report that programs read."""
     musts = musts_of(run)
     return {
         "targets": run.targets,
@@ -141,7 +139,6 @@ def _left_out(entry: LeftOut) -> dict[str, str]:
 
 
 def client_as_text(run: ClientRun) -> str:
-    """The report on a client, for people."""
     parts = [_duty_finding(o) for o in run.outcomes if o.verdict != "passed"]
     if not run.is_complete:
         parts.append(BROKEN_OFF)
@@ -158,7 +155,6 @@ def _duty_finding(outcome: DutyOutcome) -> str:
 
 
 def client_as_json(run: ClientRun) -> dict[str, Any]:
-    """The report on a client, for programs."""
     return {
         "client": run.command,
         "conformant": run.is_conformant,

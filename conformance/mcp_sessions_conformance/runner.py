@@ -31,8 +31,6 @@ Verdict = Literal["passed", "failure", "warning"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one vector on one way."""
-
     vector: Vector
     way: str
     verdict: Verdict
@@ -49,8 +47,6 @@ class Outcome:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A vector that was not played on a way, and why."""
-
     vector: Vector
     way: str
     reason: str
@@ -58,8 +54,6 @@ class LeftOut:
 
 @dataclass
 class Run:
-    """Everything that came of a run."""
-
     targets: list[str]
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
     not_selected: list[LeftOut] = field(default_factory=list[LeftOut])
@@ -73,7 +67,6 @@ class Run:
     """The run came to its end; else it was interrupted."""
 
     def count(self, verdict: Verdict) -> int:
-        """How many outcomes of that kind there are."""
         return sum(outcome.verdict == verdict for outcome in self.outcomes)
 
     @property
@@ -89,8 +82,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Selection:
-    """The user's selection; empty: everything."""
-
     suites: frozenset[str] = frozenset()
     transports: frozenset[str] = frozenset()
     eras: frozenset[str] = frozenset()
@@ -98,7 +89,6 @@ class Selection:
     """Ids of vectors, or of clauses."""
 
     def admits(self, vector: Vector) -> bool:
-        """Whether the user asked for this vector."""
         return (not self.suites or vector.suite in self.suites) and (
             not self.only or bool(self.only & {vector.id, *vector.clauses})
         )

@@ -55,8 +55,6 @@ class Way(Protocol):
 
 
 class Scene:
-    """One vector, while it is played."""
-
     def __init__(self, vector: Vector, here: Way, other: Way | None, limits: Limits) -> None:
         self.vector = vector
         self.here = here
@@ -95,7 +93,6 @@ class Scene:
         return filled(template, self.names)
 
     def meta(self, step: Json) -> Json:
-        """The ``_meta`` that a step's shorthands stand for."""
         meta: Json = {}
         if "session" in step:
             session = self.fill(step["session"])
@@ -124,7 +121,6 @@ class Scene:
             raise Failure(f"{what}: {wrong}")
 
     def remember(self, peer: Peer, sent: Sent, message: Json) -> None:
-        """A session that was made is ended after the vector."""
         result: Any = message.get("result")
         if not isinstance(result, dict):
             return
@@ -139,7 +135,6 @@ class Scene:
             self.given(peer, found)
 
     def given(self, peer: Peer, issued: str) -> None:
-        """An id was given to whoever is on that connection."""
         self.here.issued.setdefault(issued, self.principals[peer.name])
 
     def check_secrets(self, peer: Peer, sent: Sent, error: Any) -> None:

@@ -136,7 +136,6 @@ class ScriptedServer(Watched):
         await self.until(lambda: answered() or not self._streams, "the answer to ping")
 
     def requests(self, method: str = "", *, tool: str = "") -> list[Received]:
-        """Return the requests of that method or tool so far."""
         return [
             request
             for request in self.received
@@ -192,7 +191,6 @@ class ScriptedServer(Watched):
         self.cut()
 
     def cut(self) -> None:
-        """Every open response and stream breaks."""
         self._streams.clear()
         self._open.clear()
         self._cut.set()
@@ -211,7 +209,6 @@ class ScriptedServer(Watched):
     # --- the ASGI application ----------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve; see ASGI."""
         if scope["type"] == "lifespan":
             await serve_lifespan(receive, send)
             return
@@ -311,7 +308,6 @@ class ScriptedServer(Watched):
             await answer(send, request, completed(answered), None)
 
     def _settings(self) -> Json | None:
-        """Its settings as it declares them; None: it has none of the extension."""
         if "start" not in self.speaks:
             return None
         window = {"maxEvents": 100, "maxBytes": 65_536, "maxAge": 600}
@@ -450,7 +446,6 @@ class ScriptedServer(Watched):
 
 @asynccontextmanager
 async def serving(server: ScriptedServer) -> AsyncGenerator[str]:
-    """Serve it on a free port of this machine; its URL."""
     async with listening(server) as url:
         server.url = url
         try:

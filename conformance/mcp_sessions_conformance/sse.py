@@ -7,8 +7,6 @@ MAX_LINE = 16 * 1024 * 1024
 
 
 class TooLong(Exception):
-    """A line that does not end."""
-
     def __str__(self) -> str:
         return f"a line of an event stream is longer than {MAX_LINE} bytes"
 
@@ -21,8 +19,6 @@ class Event:
 
 
 class Reader:
-    """Bytes in, events out."""
-
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[str] = []

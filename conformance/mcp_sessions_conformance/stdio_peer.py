@@ -16,8 +16,6 @@ _KEPT_STDERR = 4000
 
 
 class Program:
-    """A server that was started, and its pipe."""
-
     def __init__(self, command: Sequence[str], *, ends_within: float) -> None:
         """A program that does not run yet.
 

@@ -88,7 +88,6 @@ async def silence(scene: Scene, step: Json) -> None:
 
 
 async def subscribe(scene: Scene, step: Json) -> None:
-    """Ask to hear of resources (and lists): as the era does it."""
     peer = scene.peer(step)
     if peer.era == "modern":
         await _open_listen(scene, peer, step)

@@ -30,8 +30,6 @@ class BadTarget(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """One way to the server, as the user gave it."""
-
     transport: Transport
     text: str
     """A URL, or a command."""
@@ -85,7 +83,6 @@ class Credentials:
         return {"one": self.token, "other": self.other, "weak": self.weak}[who]
 
     def names(self) -> dict[str, str]:
-        """Those that were given, by the names that vectors use."""
         given = {"token": self.token, "other_token": self.other, "weak_token": self.weak}
         return {name: token for name, token in given.items() if token is not None}
 
@@ -100,7 +97,6 @@ class UrlWay:
 
     @property
     def transport(self) -> Transport:
-        """``http`` or ``websocket``."""
         return self.target.transport
 
     @property
@@ -177,7 +173,6 @@ class Pipe:
         return self._peer
 
     async def stop(self) -> None:
-        """End the program."""
         if self._peer is not None:
             if self._peer.has_heard:
                 self.in_vain = 0
@@ -195,7 +190,6 @@ class PipeWay:
 
     @property
     def target(self) -> Target:
-        """As the user gave it."""
         return self.pipe.target
 
     @property

@@ -66,7 +66,6 @@ def _value(name: str, names: Mapping[str, Any]) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """A value as it stands within a string."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -106,7 +105,6 @@ def issued_after(earlier: Any, later: Any) -> bool:
 
 
 def is_timestamp(value: Any) -> bool:
-    """Whether a value is an RFC 3339 timestamp in UTC."""
     if not isinstance(value, str) or not re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", value
     ):

@@ -25,7 +25,6 @@ class Opening:
     over: bool = False
 
     def end(self) -> None:
-        """It was answered, or refused."""
         self.over = True
 
 

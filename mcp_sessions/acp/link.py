@@ -115,7 +115,6 @@ class Link:
         self.outgoing.push(data)
 
     def push_message(self, message: Json) -> None:
-        """Hand over one message."""
         self.push(encode(message) + b"\n")
 
     async def run(self) -> None:

@@ -51,11 +51,9 @@ class Turn:
     """An update of it could not be stored."""
 
     def start(self, task: asyncio.Task[Any]) -> None:
-        """The agent begins."""
         self.task = task
 
     def cancel(self) -> None:
-        """The client asks for its end."""
         self.cancelled = True
 
     def stop(self) -> None:
@@ -64,7 +62,6 @@ class Turn:
             self.task.cancel()
 
     def failed(self, fault: Exception) -> None:
-        """An update could not be stored."""
         self.fault = fault
 
 

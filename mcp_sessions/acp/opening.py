@@ -70,7 +70,6 @@ class Openings:
         self._others = transports
 
     async def new(self, incoming: Incoming) -> None:
-        """Answer ``session/new``."""
         params, link = incoming.params, incoming.link
         cwd, directories = cwd_of(params), directories_of(params)
         specs = servers_of(params, required=True, others=self._others)
@@ -223,7 +222,6 @@ class Openings:
         return conversation
 
     async def list_all(self, incoming: Incoming) -> None:
-        """Answer ``session/list``."""
         cwd = optional_text(incoming.params, "cwd")
         if cwd is not None:
             absolute(cwd, "cwd")

@@ -54,7 +54,6 @@ class Outgoing:
             await self._changed.wait()
 
     def wake(self) -> None:
-        """Wake every caller that waits in `drain`."""
         self._changed.set()
 
     async def write(self) -> None:
@@ -78,7 +77,6 @@ class Outgoing:
                 await self._pushed.wait()
 
     def close(self) -> None:
-        """Nothing reaches the client any more."""
         if self.closed:
             return
         self.closed = True

@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Prompts:
-    """Has the agent answer prompts."""
-
     _registry: Registry
     _agent: AgentSide
     _store: SessionStore
@@ -48,7 +46,6 @@ class Prompts:
     _clock: Callable[[], float]
 
     async def prompt(self, incoming: Incoming) -> None:
-        """Answer ``session/prompt``."""
         params, link = incoming.params, incoming.link
         session_id = session_id_of(params)
         conversation = self._registry.of(link, session_id)
@@ -124,7 +121,6 @@ class Prompts:
             logger.exception("a conversation's title or date could not be stored")
 
     async def cancel(self, link: Link, params: Mapping[str, Any]) -> None:
-        """Take a ``session/cancel``."""
         conversation = self._registry.of(link, params.get("sessionId"))
         if conversation is None:
             logger.debug("a cancel names no session that is open here")

@@ -40,21 +40,17 @@ class Question:
     """Clients that may still answer."""
 
     def goes_to_one_more(self) -> None:
-        """Another client is asked."""
         self._asked += 1
 
     def answer(self, answer: Json) -> None:
-        """Somebody answered."""
         if not self.over:
             self.over = True
             self.answered(answer)
 
     def refuse(self, code: int, text: str, data: Json | None = None) -> None:
-        """Nobody will answer."""
         self.answer({"error": error_body(code, text, data)})
 
     def lost(self) -> None:
-        """One of those who were asked is gone."""
         self._asked -= 1
         if not self._asked:
             self.refuse(INTERNAL_ERROR, "the client is gone")
@@ -103,7 +99,6 @@ class Questions:
         return may_be_called(question.method, question.params, self._capabilities)
 
     def about(self, session_id: str) -> list[Question]:
-        """Return the unanswered questions about a conversation."""
         return [
             question
             for question in self._open.values()
@@ -111,7 +106,6 @@ class Questions:
         ]
 
     def answered(self, message: Json) -> None:
-        """Take an answer of the client."""
         given = message.get("id")
         known = isinstance(given, int) and not isinstance(given, bool)
         question = self._open.pop(cast(int, given), None) if known else None
@@ -125,7 +119,6 @@ class Questions:
             question.refuse(INTERNAL_ERROR, "the client's answer is malformed")
 
     def close(self) -> None:
-        """The client answers no more."""
         self._is_closed = True
         left, self._open = self._open, {}
         for question in left.values():

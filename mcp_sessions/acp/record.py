@@ -106,5 +106,4 @@ class Record:
 
     @staticmethod
     def updates(events: Iterable[LoggedEvent]) -> list[dict[str, Any]]:
-        """Return the updates that `append` stored in these entries."""
         return [decode(line) for event in events for line in event.payload.split(b"\n")]

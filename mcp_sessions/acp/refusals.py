@@ -24,17 +24,14 @@ RESOURCE_NOT_FOUND = -32002
 
 
 def invalid_params(explanation: str) -> RequestError:
-    """A member is missing or wrong; ``explanation`` names it."""
     return RequestError(INVALID_PARAMS, f"Invalid params: {explanation}")
 
 
 def invalid_request(explanation: str, reason: str) -> RequestError:
-    """The request contradicts what went before."""
     return RequestError(INVALID_REQUEST, f"Invalid request: {explanation}", {"reason": reason})
 
 
 def method_not_found(method: str) -> RequestError:
-    """Nobody here knows the method."""
     return RequestError(METHOD_NOT_FOUND, f"Method not found: {method}", {"method": method})
 
 
@@ -70,7 +67,6 @@ def store_unavailable() -> RequestError:
 
 
 def internal_error(details: str) -> RequestError:
-    """The agent failed."""
     return RequestError(INTERNAL_ERROR, "Internal error", {"details": details})
 
 
@@ -80,5 +76,4 @@ def of_wire_error(error: WireError) -> RequestError:
 
 
 def body(error: RequestError) -> dict[str, Any]:
-    """``error`` as a JSON-RPC error object."""
     return error_body(error.code, str(error), error.data)

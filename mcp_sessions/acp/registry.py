@@ -67,11 +67,9 @@ class Registry:
         return list(self._open.values())
 
     def find(self, session_id: SessionId) -> OpenConversation | None:
-        """Return the conversation with that id; None: it is not open here."""
         return self._open.get(session_id)
 
     def shown_to(self, link: Link) -> list[OpenConversation]:
-        """Those that a client sees."""
         return [conversation for conversation in self.all() if conversation.link is link]
 
     def of(self, link: Link, session_id: object) -> OpenConversation | None:
@@ -120,7 +118,6 @@ class Registry:
         return admitted
 
     def named(self, call: Call | None, agent_id: object) -> OpenConversation | None:
-        """The conversation that the agent means by its own id."""
         if not isinstance(agent_id, str):
             return None
         if call is not None and call.conversation is not None:
@@ -143,7 +140,6 @@ class Registry:
 
 
 def for_agent(params: Mapping[str, Any], conversation: OpenConversation | None) -> Json:
-    """A client's params as the agent knows them."""
     if conversation is None:
         return dict(params)
     return {**params, "sessionId": conversation.agent_id or conversation.session_id}

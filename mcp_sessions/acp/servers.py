@@ -31,8 +31,6 @@ CLOSING_TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A server that could not be connected."""
-
     name: str
     reason: str
     """One line for people; of the server's configuration its name and command at the most."""
@@ -110,11 +108,9 @@ class Servers:
 
     @property
     def clients(self) -> Mapping[str, Client]:
-        """Server's name → its client, connected."""
         return MappingProxyType(self._clients)
 
     def work_in(self, cwd: str) -> None:
-        """The client names another working directory."""
         self.cwd = cwd
 
     async def connect(self, specs: Iterable[ServerSpec]) -> list[Unreachable]:
@@ -156,12 +152,10 @@ class Servers:
         return failed
 
     async def close_retired(self) -> None:
-        """Let go of what was replaced."""
         retired, self._retired = self._retired, []
         await asyncio.gather(*(held.close() for held in retired))
 
     async def close(self) -> None:
-        """Let go of all of them."""
         self._retired += self._held.values()
         self._held, self._clients = {}, {}
         await self.close_retired()

@@ -29,7 +29,6 @@ SERVER = "{server}"
 
 
 def add_options(group: Options) -> None:
-    """Add the options that say who may use the server."""
     group.add_argument(
         "--no-auth",
         action="store_true",

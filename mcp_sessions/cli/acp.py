@@ -107,7 +107,6 @@ def _is_agent(value: object) -> bool:
 
 
 def make_parser() -> types.OneLineParser:
-    """Make the parser of the command's options."""
     parser = types.OneLineParser(
         prog="mcp-sessions acp",
         description="Serve an ACP agent whose conversations outlive editor and process.",

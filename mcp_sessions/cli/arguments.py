@@ -46,9 +46,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 class Options(Protocol):
     """Take options: a parser, or a group of its options."""
 
-    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
-        """Add an option."""
-        ...
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -43,7 +43,6 @@ class AuditFile(logging.Handler):
             raise ConfigurationError(f"--audit {path}: {failed.strerror}") from failed
 
     def install(self) -> None:
-        """Write all requests from now on."""
         logger = logging.getLogger("mcp_sessions.audit")
         logger.addHandler(self)
         logger.propagate = False
@@ -80,7 +79,6 @@ class AuditFile(logging.Handler):
             raise OSError(0, "the line was written in part")
 
     def close(self) -> None:
-        """Close the file as the process exits."""
         if self._path != STDOUT and self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -102,7 +102,6 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def make_parser() -> types.OneLineParser:
-    """Make the parser of the command's options."""
     parser = types.OneLineParser(
         prog="mcp-sessions bridge",
         description="Serve a remote MCP server on stdin and stdout, in one resumable session.",

@@ -71,17 +71,13 @@ class Steps:
 
 
 class Report:
-    """Print the lines, and count the problems."""
-
     def __init__(self) -> None:
         self.problems = 0
 
     def say(self, name: str, text: str) -> None:
-        """Print a line about a setting in order."""
         print(f"{name:<{_WIDTH}}{text}", flush=True)
 
     def wrong(self, name: str, text: object) -> None:
-        """Print a line about a problem."""
         self.problems += 1
         print(f"{name:<{_WIDTH}}WRONG: {one_line(text)}", flush=True)
 

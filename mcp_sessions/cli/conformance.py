@@ -146,7 +146,6 @@ def show_progress(where: str, number: int, of: int, wrong: str) -> None:
 
 
 def make_parser() -> types.OneLineParser:
-    """Make the parser of the command's options."""
     parser = types.OneLineParser(
         prog="mcp-sessions conformance",
         description="Test a server, or a client, against the sessions extension.",

@@ -101,7 +101,6 @@ def unknown(parser: OneLineParser, environment: Mapping[str, str]) -> list[str]:
 
 
 def warn_of(variables: Sequence[str]) -> None:
-    """Log the variables that set no option."""
     if variables:
         logger.warning("these variables set no option of serve: %s", ", ".join(variables))
 
@@ -143,7 +142,6 @@ def _value(variable: str, action: argparse.Action, text: str) -> Any:
 
 
 def is_repeated(action: argparse.Action) -> bool:
-    """Whether an option may be given several times."""
     # argparse has no public name for it.
     return isinstance(action, argparse._AppendAction)  # pyright: ignore[reportPrivateUsage]
 

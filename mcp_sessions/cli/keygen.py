@@ -16,7 +16,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> OneLineParser:
-    """Make the parser of the command, which has no options."""
     return OneLineParser(
         prog="mcp-sessions keygen",
         description="Print a new random key: 43 characters of A-Z a-z 0-9 - _ (256 bits).",

@@ -134,7 +134,6 @@ def _duration(text: str) -> int:
 
 
 def make_parser() -> OneLineParser:
-    """Make the parser of the sub-commands and their options."""
     parser = OneLineParser(
         prog="mcp-sessions keys",
         description="Make, list and revoke API keys for serve --api-keys FILE.",

@@ -169,7 +169,6 @@ class TextFormatter(logging.Formatter):
     """Format records as ``2026-07-28T12:00:00Z INFO mcp_sessions.server: text``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record as one line, and a traceback below it if there is one."""
         # A peer's text may have line breaks, which must not forge a record.
         text = " ".join(record.getMessage().splitlines())
         line = f"{time_of(record)} {record.levelname} {record.name}: {text}"
@@ -180,7 +179,6 @@ class JsonFormatter(logging.Formatter):
     """Format a record as a JSON object on one line. ``extra=`` members become its members."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record as one line, including its traceback."""
         content: dict[str, object] = {
             "time": time_of(record),
             "level": record.levelname.lower(),
@@ -195,7 +193,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def extra_of(record: logging.LogRecord) -> dict[str, object]:
-    """Return the members that came as ``extra=``."""
     members: Mapping[str, object] = vars(record)
     return {name: value for name, value in members.items() if name not in _STANDARD}
 

@@ -348,7 +348,6 @@ def _json(value: object) -> str:
 
 
 def make_parser() -> types.OneLineParser:
-    """Make the parser of the sub-commands and their options."""
     parser = types.OneLineParser(
         prog="mcp-sessions sessions",
         description="List, show and end the sessions of a store while servers use it.",

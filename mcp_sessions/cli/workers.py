@@ -212,7 +212,6 @@ class Worker:
         threading.Thread(target=self._watch, daemon=True, name="the keeper's life").start()
 
     def is_ready(self) -> None:
-        """Report that connections are accepted."""
         os.write(self._says_to, b"1")
         os.close(self._says_to)
 

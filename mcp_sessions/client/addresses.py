@@ -89,7 +89,6 @@ class Addresses:
         return address.dialer, max(delay, address.rests_until - now)
 
     def progressed(self) -> None:
-        """An answer or an event came."""
         for address in self._all:
             address.backoff.progressed()
 

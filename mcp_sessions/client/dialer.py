@@ -61,8 +61,6 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came."""
-
     message: Json
 
 

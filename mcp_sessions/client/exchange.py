@@ -102,7 +102,6 @@ class Exchanges:
         return waiter is not None and waiter.settle(outcome)
 
     def down(self, link: Link, failure: Failure) -> None:
-        """A link is over, and all that was asked on it."""
         for waiter in self._open.values():
             if waiter.link is link:
                 waiter.settle(failure)

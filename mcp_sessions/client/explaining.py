@@ -48,7 +48,6 @@ class Loss:
 
 
 def cause_of(failure: Failure, address: str) -> str:
-    """A failure in words that name the address."""
     said = failure.explanation
     return said if address in said else f"{address}: {said}"
 

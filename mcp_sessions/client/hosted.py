@@ -41,8 +41,6 @@ _SESSIONLESS = frozenset({wire.INITIALIZE, wire.DISCOVER, "ping", *wire.OUR_METH
 
 
 class Standing(Enum):
-    """The state of the current session."""
-
     HERE = "here"
     TAKEN = "taken"
     """Its events go elsewhere, or the connection lost its place (TKO5)."""
@@ -81,7 +79,6 @@ class HostedSession:
         self.is_attached = True
 
     def detach(self) -> None:
-        """Its events do not come any more."""
         self.is_attached = False
 
     def withhold(self) -> None:
@@ -120,8 +117,6 @@ def declares(capabilities: object) -> bool:
 
 
 class HostedSessions:
-    """All of one application's."""
-
     def __init__(self) -> None:
         self.is_used = False
         """The application called a session method, or named a session."""
@@ -139,12 +134,10 @@ class HostedSessions:
 
     @property
     def is_manager(self) -> bool:
-        """Whether the application manages its sessions itself."""
         return self.is_used or self.is_declared
 
     @property
     def has_attached(self) -> bool:
-        """Whether the application's connection has a session attached."""
         return any(self.attached())
 
     def attached(self) -> Iterator[HostedSession]:
@@ -153,7 +146,6 @@ class HostedSessions:
         yield from sorted(here, key=lambda each: each.session_id == self.current)
 
     def find(self, session_id: str | None) -> HostedSession | None:
-        """The session; None: the application does not hold it."""
         return self._sessions.get(session_id) if session_id is not None else None
 
     def has_ended(self, session_id: str) -> bool:
@@ -163,7 +155,6 @@ class HostedSessions:
     # --- what the application asks ---------------------------------------------------------
 
     def declared(self, capabilities: object) -> None:
-        """The application said what it can."""
         self.is_declared = declares(capabilities)
 
     def note(self, message: Json) -> None:
@@ -182,14 +173,12 @@ class HostedSessions:
         return self.current, self.standing
 
     def asking(self, pending: Pending) -> None:
-        """A request is about to be sent."""
         if pending.method in _TAKING:
             named = cast("Json", pending.message.get("params") or {}).get("sessionId")
             resumes = pending.method == "session/resume" and isinstance(named, str)
             self._taking[pending] = cast(str, named) if resumes else None
 
     def settled(self, pending: Pending) -> None:
-        """The application has the answer to a request."""
         self._taking.pop(pending, None)
 
     async def until_taken(self, session_id: str) -> None:
@@ -211,7 +200,6 @@ class HostedSessions:
     # --- what became of it -------------------------------------------------------------------
 
     def answered(self, pending: Pending, result: Json | None, error: Mapping[str, object]) -> None:
-        """A request was answered by the server."""
         params = cast("Json", pending.message.get("params") or {})
         asked = params.get("sessionId")
         if result is None:
@@ -291,7 +279,6 @@ class HostedSessions:
             self.standing = Standing.GONE
 
     def left(self, session_id: str) -> None:
-        """It is not attached to the application's connection any more."""
         held = self.find(session_id)
         if held is not None:
             held.detach()

@@ -165,8 +165,6 @@ class FileJar:
 
 
 class _FileSlot:
-    """One client's entry."""
-
     def __init__(self, jar: FileJar, name: str, held: IO[bytes]) -> None:
         self._jar = jar
         self._name = name

@@ -54,7 +54,6 @@ class Listener:
     """The ``state`` that the stream on the wire was asked for with."""
 
     def add(self, pending: Pending) -> None:
-        """The application opened a stream."""
         self._app.listens.add(pending)
         self.see_to_it()
 
@@ -138,7 +137,6 @@ class Listener:
         link.abandon(wire_id)
 
     async def cut(self, failure: Failure) -> None:
-        """The stream on the wire broke, or its request was refused."""
         logger.debug("the listen stream: %s", failure.explanation)
         was_open, link = self._app.listens.is_answered, self._state.link
         if not was_open:

@@ -46,7 +46,6 @@ class _Listening:
     is_acknowledged: bool = False
 
     def acknowledge(self, honored: Json) -> Json:
-        """The acknowledgement of its part of what is ``honored``."""
         self.is_acknowledged = True
         mine: Json = {
             flag: True for flag in _FLAGS.values() if self.wanted.get(flag) and honored.get(flag)
@@ -75,7 +74,6 @@ class Listens:
         return bool(self._open)
 
     def add(self, request: Pending) -> None:
-        """The application opened one."""
         self._open[request.app_id] = _Listening(request, _filter_of(request.message))
 
     def remove(self, app_id: RequestId) -> bool:
@@ -83,21 +81,17 @@ class Listens:
         return self._open.pop(app_id, None) is not None
 
     def has(self, pending: Pending) -> bool:
-        """Whether a request of the application is one of its open streams."""
         known = self._open.get(pending.app_id)
         return known is not None and known.request is pending
 
     def cut(self) -> None:
-        """There is none on the wire any more."""
         self.wire_id = None
 
     @property
     def is_answered(self) -> bool:
-        """Whether the server acknowledged the stream on the wire."""
         return self._honored is not None
 
     def is_covered(self) -> bool:
-        """Whether the stream on the wire brings all that is asked for."""
         if self.wire_id is None:
             return False
         needed = self._union()
@@ -114,7 +108,6 @@ class Listens:
         return {**newest, "id": self.wire_id, "params": params}
 
     def headers(self) -> Mapping[str, str]:
-        """The HTTP headers that go with it."""
         return list(self._open.values())[-1].request.headers
 
     def _union(self) -> Json:
@@ -152,7 +145,6 @@ class Listens:
         return max(requests, key=lambda each: len(encode(each.message)), default=None)
 
     def is_acknowledgement(self, message: Json) -> bool:
-        """Whether a message acknowledges the stream on the wire."""
         if message.get("method") != ACKNOWLEDGED or self.wire_id is None:
             return False
         meta = meta_of(cast("Json | None", message.get("params")))

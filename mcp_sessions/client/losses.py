@@ -78,7 +78,6 @@ class Losses:
         await self._app.hang_up()
 
     async def detached(self, link: Link, params: Json) -> None:
-        """The server took a session from this connection."""
         held = self._peer.hosted.find(params.get("sessionId"))
         if held is not None:
             await self._hosted_detached(link, held, params)
@@ -117,7 +116,6 @@ class Losses:
                 self._runtime.tasks.start_soon(self._take_back, link)
 
     async def _hosted_detached(self, link: Link, held: HostedSession, params: Json) -> None:
-        """The server took a session of the application from this connection."""
         if not self._state.uses(link) and self._state.phase is not Phase.BUSY:
             return
         if link is self._peer.pushed and self._recovery.hosted.is_listened_to(held.session_id):

@@ -92,7 +92,6 @@ class Peer:
 
     @property
     def is_modern(self) -> bool:
-        """Whether the application speaks the modern era."""
         return self.modern_envelope is not None
 
     @property
@@ -114,14 +113,12 @@ class Peer:
     # --- what the server can do ----------------------------------------------------------------
 
     def learn(self, result: Json) -> None:
-        """Read an ``initialize`` or ``server/discover`` result."""
         self.abilities, self.has_said = abilities(result.get("capabilities")), True
         version = result.get("protocolVersion")
         if isinstance(version, str) and is_sendable(version):
             self.protocol_version = version
 
     def note_no_sessions(self) -> None:
-        """The server has no sessions, whatever it says."""
         self.session, self.abilities, self.has_said = None, Abilities(), True
 
     def settings(self) -> LinkSettings:
@@ -133,7 +130,6 @@ class Peer:
         )
 
     def first_settings(self) -> LinkSettings:
-        """The settings of a new link before its first message."""
         return LinkSettings(headers=self._route())
 
     def _route(self) -> dict[str, str]:
@@ -148,7 +144,6 @@ class Peer:
 
     @property
     def has_keys(self) -> bool:
-        """Whether requests are sent with a key."""
         known = self.abilities
         return self.holds_sessions and known.key_lifetime > 0 and known.may("requestKey")
 
@@ -195,7 +190,6 @@ class Peer:
         self.must_resume_before_listening = True
 
     def note_subscription(self, message: Json) -> None:
-        """A request was answered: was it about a subscription?"""
         uri = cast("Json", message.get("params") or {}).get("uri")
         if not isinstance(uri, str):
             return
@@ -253,7 +247,6 @@ class Peer:
     # --- between runs --------------------------------------------------------------------------
 
     def restore(self, saved: SavedSession) -> None:
-        """Go on with a session of an earlier run."""
         self.session = SessionView(
             saved.session_id, saved.state, saved.expires_at, resumable=saved.resumable
         )

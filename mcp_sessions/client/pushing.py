@@ -29,8 +29,6 @@ _PUSHED_TO = frozenset({"session/start", "session/resume", "sessions/create"})
 
 @dataclass(slots=True, eq=False)
 class Pushing:
-    """One client's; the link itself is `Peer.pushed`."""
-
     _peer: Peer
     _exchanges: Exchanges
     _connector: Connector
@@ -98,7 +96,6 @@ def goes_there(message: Json) -> bool:
 
 
 def as_handshake(message: Json) -> Json:
-    """A request of either era as one of the handshake era."""
     params = cast("Json", message.get("params") or {})
     meta = cast("Json", params.get("_meta") or {})
     left = {name: value for name, value in meta.items() if name not in stamping.ENVELOPE}

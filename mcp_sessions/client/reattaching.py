@@ -43,8 +43,6 @@ _LAST_ANSWERS = 2.0
 
 @dataclass(slots=True, eq=False)
 class Reattaching:
-    """One client's."""
-
     _peer: Peer
     _app: Application
     _control: SessionControl
@@ -241,7 +239,6 @@ class Reattaching:
                     await pending.settled.wait()
 
     def is_listened_to(self, session_id: str) -> bool:
-        """Whether the application has a listen stream of its session open, over HTTP."""
         return self._listen_of(session_id, is_open=False) is not None
 
     def _listen_of(self, session_id: str, *, is_open: bool = True) -> Pending | None:

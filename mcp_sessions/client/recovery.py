@@ -37,8 +37,6 @@ _LINGER = 1.0
 
 
 class Way(Enum):
-    """How to get to a session that works."""
-
     SETTLE = "settle"
     """The first time, on the link that is there."""
 
@@ -99,7 +97,6 @@ class Recovery:
         self.begin(Way.RECOVER)
 
     def _note_away(self, failure: Failure, began: float | None = None) -> None:
-        """Nobody answers at the current address."""
         runtime, addresses = self._runtime, self._state.addresses
         now, asked = runtime.clock(), failure.retry_after or 0.0
         addresses.rest(asked, now=now)
@@ -112,7 +109,6 @@ class Recovery:
         )
 
     def _place(self) -> Place:
-        """The current address, as all clients see it."""
         target = self._state.addresses.current.target
         return self._places.of(target, now=self._runtime.clock())
 

@@ -113,7 +113,6 @@ class Pending:
     def stamped(
         self, session: SessionView, key: str | None, generation: int, key_lifetime: float
     ) -> None:
-        """It goes out in that session."""
         self.session_id, self.state, self.key = session.session_id, session.state, key
         self.generation = generation
         self.key_lifetime = min(self.key_lifetime, key_lifetime)
@@ -160,8 +159,6 @@ class Pending:
 
 
 class Requests:
-    """The application's open requests."""
-
     def __init__(self) -> None:
         self._open: dict[RequestId, Pending] = {}
         self._by_wire_id: dict[RequestId, Pending] = {}
@@ -173,7 +170,6 @@ class Requests:
         return len(self._open)
 
     def add(self, pending: Pending) -> None:
-        """The application asked."""
         replaced = self._open.pop(pending.app_id, None)
         if replaced is not None:
             self._forget(replaced)
@@ -190,15 +186,12 @@ class Requests:
         return wire_id
 
     def find(self, wire_id: RequestId) -> Pending | None:
-        """Return the request with that id on the wire, for its answer or failure."""
         return self._by_wire_id.get(wire_id)
 
     def is_newest(self, pending: Pending, wire_id: RequestId) -> bool:
-        """Whether that was its last sending."""
         return bool(pending.wire_ids) and pending.wire_ids[-1] == wire_id
 
     def asked(self, app_id: object) -> Pending | None:
-        """The open request that the application knows by that id."""
         return self._open.get(app_id) if isinstance(app_id, (str, int)) else None
 
     def done(self, pending: Pending) -> bool:
@@ -210,14 +203,12 @@ class Requests:
         return True
 
     def reporting(self, token: object) -> Pending | None:
-        """The open request that asked for its progress under that token."""
         for pending in self._open.values() if token is not None else ():
             if progress_token(cast("Json | None", pending.message.get("params"))) == token:
                 return pending
         return None
 
     def is_open(self, pending: Pending) -> bool:
-        """Whether the application still waits for it."""
         return self._open.get(pending.app_id) is pending
 
     def _forget(self, pending: Pending) -> None:
@@ -226,8 +217,6 @@ class Requests:
 
 
 class Questions:
-    """The requests that the server made of the application."""
-
     def __init__(self) -> None:
         self._open: set[RequestId] = set()
         self._answers: OrderedDict[RequestId, Json] = OrderedDict()
@@ -264,11 +253,9 @@ class Questions:
         return True
 
     def delivered(self, question_id: RequestId) -> None:
-        """The answer went out."""
         self._undelivered.pop(question_id, None)
 
     def withdrawn(self, question_id: object) -> None:
-        """The server does not want to know any more."""
         if not isinstance(question_id, (str, int)):
             return
         self._answers.pop(question_id, None)
@@ -293,9 +280,7 @@ class Questions:
         return still_open
 
     def unanswered(self) -> list[RequestId]:
-        """Return the questions that the application still works on."""
         return list(self._open)
 
     def undelivered(self) -> list[tuple[RequestId, Json]]:
-        """The answers that could not be sent."""
         return list(self._undelivered.items())

@@ -201,7 +201,6 @@ class ResumingClient:
                 logger.warning("the jar could not be written: %s", error.strerror)
 
     async def move_to(self, dialer: Dialer) -> ResumeOutcome:
-        """Move to another server, like `Recovery.move_to`."""
         return await self._recovery.move_to(dialer)
 
     @property

@@ -75,11 +75,9 @@ class Place:
     """The clients that wait while it is away. The first one tries next."""
 
     def used(self, *, now: float) -> None:
-        """A client looks at it."""
         self._used_at = now
 
     def is_forgotten(self, *, now: float) -> bool:
-        """Whether nobody waits, or tries, any more."""
         return not self._here and now - self._used_at > _KEPT
 
     def failed(
@@ -187,7 +185,6 @@ _SHARED = RunVar[Places]("mcp_sessions.client.scouting.places")
 
 
 def shared_places() -> Places:
-    """Those of the event loop that runs."""
     try:
         return _SHARED.get()
     except LookupError:

@@ -175,7 +175,6 @@ class Sender:
     # --- what becomes of it ------------------------------------------------------------------
 
     async def session_refused(self, pending: Pending, error: Json) -> None:
-        """The server does not know the session of a request."""
         if self._is_refused_for_good(pending):
             address = self._state.addresses.current.target
             text = explaining.not_sent(pending.message, f"{address}: {explaining.FORGETFUL}")
@@ -242,7 +241,6 @@ class Sender:
         return pending.sent_before or (pending.method == wire.TOOL_CALL and is_late)
 
     async def unanswered(self, link: Link, wire_id: RequestId, failure: Failure) -> None:
-        """A request's own way back is gone."""
         pending = self._app.requests.find(wire_id)
         if pending is None or not self._app.requests.is_newest(pending, wire_id):
             return

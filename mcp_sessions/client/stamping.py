@@ -58,7 +58,6 @@ def envelope_of(message: Json) -> Envelope | None:
 
 
 def declaring(capabilities: Mapping[str, Any]) -> Json:
-    """Client capabilities, and our extension among them."""
     known = members_of(capabilities.get("extensions"))
     return {**capabilities, "extensions": {**known, EXTENSION: known.get(EXTENSION, {})}}
 
@@ -74,7 +73,6 @@ def declared(message: Json) -> Json:
 
 
 def with_meta(message: Json, added: Mapping[str, Any]) -> Json:
-    """A copy of a message with more in its ``_meta``."""
     params = cast("Json", message.get("params") or {})
     meta = dict(meta_of(params) or {})
     return {**message, "params": {**params, "_meta": {**meta, **added}}}
@@ -83,7 +81,6 @@ def with_meta(message: Json, added: Mapping[str, Any]) -> Json:
 def stamped(
     message: Json, wire_id: RequestId, session: SessionView, key: str | None, modern: bool
 ) -> Json:
-    """A request as it goes out: its id there, its session, its key."""
     added: Json = {SESSION_META: session.metadata()}
     if key is not None:
         added[REQUEST_KEY_META] = key
@@ -129,7 +126,6 @@ def names_own_session(message: Json) -> bool:
 def request(
     request_id: str, method: str, params: Json | None, envelope: Envelope | None
 ) -> tuple[Json, dict[str, str]]:
-    """A request of our own, and the headers that go with it over HTTP."""
     message: Json = {"jsonrpc": "2.0", "id": request_id, "method": method}
     if params is not None:
         message["params"] = params

@@ -21,8 +21,6 @@ from mcp_sessions.core.backoff import Backoff
 
 
 class Phase(Enum):
-    """The client's phase."""
-
     FRESH = "fresh"
     """Nothing was sent yet."""
 
@@ -43,8 +41,6 @@ class Phase(Enum):
 
 
 class Change(Enum):
-    """An event that can change the client's phase."""
-
     OPEN = "open"
     """The first request of all has a link opened, or is taken to another address."""
 
@@ -129,8 +125,6 @@ class Runtime:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ClientState:
-    """One client's; see the module."""
-
     _runtime: Runtime
     _peer: Peer
     addresses: Addresses
@@ -143,11 +137,9 @@ class ClientState:
     """When the first failure after the last progress was."""
 
     def may(self, change: Change) -> bool:
-        """Whether ``change`` can happen now."""
         return self.phase in TRANSITIONS[change][0]
 
     def apply(self, change: Change) -> None:
-        """Go on to the phase that follows ``change``."""
         if self.phase is Phase.OVER and change in _CONCLUSIONS:
             return
         if not self.may(change):

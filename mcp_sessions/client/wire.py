@@ -179,7 +179,6 @@ def says_state_refused(error: Mapping[str, Any]) -> bool:
 
 
 def head_of(result: Mapping[str, Any]) -> EventId | None:
-    """The head in a ``session/resume`` result."""
     return _event_id(result.get("sessionEventId"))
 
 

@@ -76,7 +76,6 @@ def _shown(scheme: str, rest: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """Without a user, a query and a fragment."""
     bare = re.split(r"[?#]", text, maxsplit=1)[0]
     place, slash, path = bare.partition("/")
     return place.rpartition("@")[2] + slash + path

@@ -10,8 +10,6 @@ from mcp_sessions.errors import ConfigurationError
 
 @dataclass(slots=True)
 class Availability:
-    """The present availability of one layer."""
-
     is_running: bool = False
     """Its lifespan was entered, and was not left."""
 

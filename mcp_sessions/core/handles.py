@@ -43,7 +43,6 @@ def is_extensible(schema: object, name: str) -> bool:
 
 
 def extended(schema: Schema, name: str, description: str) -> dict[str, Any]:
-    """The schema with one optional text more."""
     member = {"type": "string", "description": description}
     return {**schema, "properties": {**schema.get("properties", {}), name: member}}
 

@@ -91,7 +91,6 @@ def completion(
 
 
 def stamped(payload: bytes, request_id: RequestId) -> bytes:
-    """An event with the subscription's id in its ``_meta``."""
     stamp = b'"' + SUBSCRIPTION_ID.encode() + b'":' + encode(request_id) + b","
     before, key, after = payload.rpartition(_SESSION_KEY)
     if key:

@@ -67,7 +67,6 @@ UNBOUNDED = Window(None, None, None)
 
 
 def window_of(policy: SessionPolicy) -> Window:
-    """How much of the past a log keeps by ``policy``."""
     return Window(policy.max_events, policy.max_bytes, policy.max_age)
 
 
@@ -93,8 +92,6 @@ class Draft:
 
 
 class LoggedEvent(NamedTuple):
-    """One stored message."""
-
     event_id: SessionEventId
     number: int
     payload: bytes
@@ -108,7 +105,6 @@ class LoggedEvent(NamedTuple):
 
     @property
     def position(self) -> Position:
-        """Its place in its log."""
         return Position(LogEpoch(self.event_id.partition("-")[0]), self.number)
 
 

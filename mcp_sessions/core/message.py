@@ -87,12 +87,10 @@ class Message(NamedTuple):
 
     @property
     def state(self) -> Any:
-        """The ``state`` that came with its session."""
         return members_of(self.meta.get(SESSION_META)).get("state")
 
     @property
     def instance(self) -> str | None:
-        """Return the client instance that the message names; None: it names none."""
         return instance_of(self.params)
 
 

@@ -181,7 +181,6 @@ def _encode_rare(message: Any) -> bytes:
 
 
 def decode_kept(outcome: bytes) -> dict[str, Any]:
-    """A kept outcome, as :func:`result_outcome` or :func:`error_outcome` wrote it."""
     # Not orjson: a large integer would come back as a float, a lone surrogate not at all.
     return cast("dict[str, Any]", json.loads(b"{" + outcome + b"}"))
 
@@ -387,7 +386,6 @@ def without_session(params: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def result_message(request_id: RequestId, result: Mapping[str, Any]) -> bytes:
-    """The successful answer to ``request_id``."""
     return encode({"jsonrpc": "2.0", "id": request_id, "result": result})
 
 
@@ -405,17 +403,14 @@ def error_body(code: int, message: str, data: Any = None) -> dict[str, Any]:
 
 
 def wire_error(error: WireError) -> dict[str, Any]:
-    """``error`` as a JSON-RPC error object."""
     return error_body(error.code, error.message, error.data)
 
 
 def result_outcome(result: Mapping[str, Any]) -> bytes:
-    """A result as it is kept until somebody asks for it."""
     return b'"result":' + encode(result)
 
 
 def error_outcome(error: Mapping[str, Any]) -> bytes:
-    """An error as it is kept until somebody asks for it."""
     return b'"error":' + encode(error)
 
 

@@ -34,8 +34,6 @@ _MOST: Final = 1_000
 
 
 class Known(NamedTuple):
-    """The known members of an outline."""
-
     id: RequestId | None
     is_answer: bool
     has_method: bool
@@ -62,7 +60,6 @@ class Outline:
         """It has quotes of another language: where its end is, nobody knows."""
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the message."""
         self.size += len(data)
         if not self.is_whole:
             self.take(data, 0)
@@ -156,7 +153,6 @@ class Outlines:
         """There may be more of them."""
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
         at = 0
         while at < len(data) and not self.is_lost:
             if self._last is None:
@@ -177,7 +173,6 @@ class Outlines:
 
     @property
     def is_open(self) -> bool:
-        """Whether the last one goes on."""
         return self._last is not None
 
     @property

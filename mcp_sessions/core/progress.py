@@ -18,8 +18,6 @@ _EXACT = 2.0**53
 
 @dataclass(slots=True, eq=False, repr=False)
 class Progress:
-    """The progress that was reported so far."""
-
     count: int = 0
     """How many reports of the handler's."""
 

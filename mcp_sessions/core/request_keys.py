@@ -36,8 +36,6 @@ class KeyState(Enum):
 
 
 class Begun(Enum):
-    """The result of ``begin``."""
-
     FIRST = "first"
     """Never seen: it is recorded now, and the caller runs it."""
 
@@ -128,8 +126,6 @@ def sent_again(known: KeyedRequest, use: KeyUse) -> Begun:
 
 
 class Found(NamedTuple):
-    """The answer to the sender of a keyed request."""
-
     begun: Begun
     outcome: bytes | None = None
     """The kept answer, if ``begun`` is ``ANSWERED``."""

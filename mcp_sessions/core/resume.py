@@ -53,14 +53,12 @@ def is_sendable(text: str) -> bool:
 
 
 def is_event_id(value: object) -> TypeGuard[EventId]:
-    """Whether a server's value can be the id of an event."""
     if isinstance(value, str):
         return len(value) <= MAX_ID
     return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_ID
 
 
 def is_session_id(value: object) -> TypeGuard[str]:
-    """Whether a server's value can be the id of a session."""
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID:
         return False
     # JSON may hold what UTF-8 does not: a lone surrogate.
@@ -95,8 +93,6 @@ class Cause(Enum):
 
 
 class Step(Enum):
-    """The next step after a loss."""
-
     TELL = "tell"
     """The failure is the answer: give it to whoever asked."""
 
@@ -313,8 +309,6 @@ def abilities(capabilities: object) -> Abilities:
 
 @dataclass(slots=True)
 class SessionView:
-    """A client's knowledge of its session."""
-
     session_id: str
     state: str | None = None
     """Echoed as it came: never read, never changed."""
@@ -336,7 +330,6 @@ class SessionView:
             self.expires_at = expires_at
 
     def drop_state(self) -> None:
-        """The server does not take it any more."""
         self.state = None
 
     def merge(self, result: Mapping[str, Any]) -> bool:

@@ -29,8 +29,6 @@ class Mode(Enum):
 
 
 class State(Enum):
-    """The state of a session in its life."""
-
     DETACHED = "detached"
     """Alive, and nobody listens: its events wait in the window."""
 
@@ -45,8 +43,6 @@ class State(Enum):
 
 
 class Change(Enum):
-    """A change that a session can go through."""
-
     ATTACH = "attach"
     """A connection that can be pushed to resumes it, or uses it while nobody listens."""
 
@@ -83,7 +79,6 @@ attach never brings a session back (SES18)."""
 
 
 def state_of(*, is_attached: bool) -> State:
-    """The state of a session that is alive."""
     return State.ATTACHED if is_attached else State.DETACHED
 
 

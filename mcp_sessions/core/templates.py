@@ -24,7 +24,6 @@ _OPTIONAL = "#;?&"
 
 
 def variables_of(template: str) -> list[str]:
-    """The names of the variables of a template, in its order."""
     return [name for match in _EXPRESSION.finditer(template) for name in _names(match)]
 
 

@@ -24,7 +24,6 @@ class EndedBeside(NamedTuple):
 
 
 def end_by_operator(record: SessionRecord, now: float) -> SessionEnd:
-    """How a session ended that an operator ended."""
     age = max(0.0, now - record.created_at)
     return SessionEnd(digest(record.session_id), EndReason.OPERATOR, now, record.mode, age=age)
 

@@ -132,7 +132,6 @@ class SessionRecord:
     """In the answer of ``create``: that call made the session."""
 
     def become(self, **fields: Any) -> None:
-        """Take other values of these fields."""
         for name, value in fields.items():
             setattr(self, name, value)
 

@@ -248,8 +248,6 @@ def number_of(event_id: str) -> int:
 
 
 class Heard(Generic[T]):
-    """Collects the messages that came in so far."""
-
     def __init__(self) -> None:
         self.heard: list[T] = []
         self._grew = anyio.Event()
@@ -259,7 +257,6 @@ class Heard(Generic[T]):
         self._grew.set()
 
     async def until(self, count: int) -> None:
-        """Wait until there are ``count``."""
         with anyio.fail_after(20):
             while len(self.heard) < count:
                 self._grew = anyio.Event()
@@ -268,8 +265,6 @@ class Heard(Generic[T]):
 
 @dataclass
 class Process:
-    """A store as one of several processes has it, and what that process heard."""
-
     name: str
     store: SessionStore
     exchange: Exchange

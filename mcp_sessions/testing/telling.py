@@ -38,7 +38,6 @@ def change_of(
 
 
 async def audience_of(store: SessionStore, change: ServerChange) -> set[SessionId]:
-    """All pages."""
     found: set[SessionId] = set()
     place: str | None = None
     while True:

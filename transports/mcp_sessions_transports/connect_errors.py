@@ -56,7 +56,6 @@ def reason_of(error: BaseException, *, seconds: float | None = None) -> str:
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """``error``, its cause, the cause of that, and so on."""
     cause: BaseException | None = error
     for _ in range(_DEPTH):
         if cause is None:

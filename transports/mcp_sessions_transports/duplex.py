@@ -97,7 +97,6 @@ class DuplexChannel(WatchedChannel):
         self._transport.close_if_quiet()
 
     def closed(self) -> None:
-        """The connection is gone before the answer."""
         self.over()
         self._on_closed()
 
@@ -186,7 +185,6 @@ class DuplexTransport:
         await self.outbox.drain()
 
     def hold(self) -> Callable[[], None]:
-        """Hold events back, but not answers."""
         self._holds += 1
 
         def release() -> None:
@@ -254,7 +252,6 @@ class DuplexTransport:
             self.close()
 
     def cut(self) -> None:
-        """Cut the connection: the peer is gone, and no answer can reach it."""
         self.outbox.cut()
         for channel in list(self.channels):
             channel.closed()
@@ -344,7 +341,6 @@ class DuplexConnection:
         )
 
     def refuse_too_big(self) -> None:
-        """Answer a message that was too big to be read."""
         self._refuse(None, error_body(INVALID_REQUEST, "Invalid request: message too big"))
 
     async def gone(self) -> None:

@@ -117,7 +117,6 @@ class Outbox:
             self._made_room()
 
     def wake(self) -> None:
-        """There is more: ask the feeds."""
         self._wake.set()
 
     def hold(self) -> Callable[[], None]:
@@ -140,7 +139,6 @@ class Outbox:
         self._wake.set()
 
     def cut(self) -> None:
-        """End now, whatever waits."""
         self.closed = True
         # Each feed knows its outbox: what only they know of must not wait for the collector.
         self.feeds.clear()
@@ -185,7 +183,6 @@ class Outbox:
             self._slow = self._loop.call_later(self._slow_timeout, self.cut_slow)
 
     def cut_slow(self) -> None:
-        """End now: the peer does not keep up."""
         self.was_slow = True
         metrics.too_slow()
         self.cut()
@@ -254,12 +251,10 @@ class Silence:
         self._timer = self._timer_at(self._since + self._interval)
 
     def broken(self) -> None:
-        """Something is sent."""
         self._since = self._loop.time()
         self.is_due = False
 
     def end(self) -> None:
-        """Tell nothing more."""
         self._timer.cancel()
 
     def _timer_at(self, moment: float) -> asyncio.TimerHandle:

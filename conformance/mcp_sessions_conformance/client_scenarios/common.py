@@ -18,8 +18,6 @@ Script = Callable[[ScriptedServer, ScriptedServer], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A script and the server that it needs."""
-
     script: Script
     speaks: tuple[str, ...] = ELEVATION
     has_keys: bool = True

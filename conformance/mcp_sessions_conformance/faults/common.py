@@ -32,19 +32,16 @@ def named(message: Json) -> str | None:
 
 
 def tool(message: Json | None) -> str:
-    """The tool that a request calls, or nothing."""
     if message is None or message.get("method") != "tools/call":
         return ""
     return str(params_of(message).get("name"))
 
 
 def arguments(message: Json) -> Json:
-    """The arguments of a tool call."""
     return as_object(params_of(message).get("arguments"))
 
 
 def text_of(message: Json) -> str:
-    """The text in a tool's result."""
     content: list[Json] = as_object(message.get("result")).get("content") or [{}]
     return str(content[0].get("text"))
 
@@ -58,7 +55,6 @@ def code_of(message: Json) -> int | None:
 
 
 def reason_of(message: Json) -> Any:
-    """The reason in an error's data."""
     return as_object(as_object(message.get("error")).get("data")).get("reason")
 
 
@@ -76,7 +72,6 @@ def refuse(message: Json, code: int, text: str = "Refused", data: Any = None) ->
 
 
 def said(text: str) -> Json:
-    """A tool's result."""
     return {"content": [{"type": "text", "text": text}], "resultType": "complete"}
 
 
@@ -107,8 +102,6 @@ def one_principal(http: Http) -> None:
 
 
 def in_events(edit: Edit) -> Callable[[Case], list[Json | Late] | None]:
-    """Edits the params of session events."""
-
     def rewrite(case: Case) -> list[Json | Late] | None:
         if not is_event(case.message):
             return None
@@ -133,8 +126,6 @@ def instead_of_error(
 
 
 def strip(member: str, only: Callable[[Case], bool] = lambda _: True) -> Callable[[Case], Any]:
-    """Takes a member of ``_meta`` out of requests."""
-
     def rewrite(case: Case) -> list[Json | Late] | None:
         if member in meta_of(case.message) and only(case):
             del meta_of(case.message)[member]
@@ -165,7 +156,6 @@ def event_like(session: Any, uri: str, event_id: str = "9999999999999999999-9999
 
 
 def no_metadata(result: Json, case: Case) -> None:
-    """Takes the session metadata out of a result."""
     if isinstance(result.get("_meta"), dict):
         result["_meta"].pop(SESSION, None)
 

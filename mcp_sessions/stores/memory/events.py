@@ -33,8 +33,6 @@ from mcp_sessions.stores.records import (
 
 
 class Events(Tables):
-    """The part of the store that is about events."""
-
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:

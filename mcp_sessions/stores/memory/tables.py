@@ -18,8 +18,6 @@ from mcp_sessions.stores.records import Data, SessionRecord
 
 @dataclass(slots=True)
 class Session:
-    """Everything that is remembered of one session."""
-
     record: SessionRecord
     events: EventLog | None
     """None: a session that no client knows of had no event yet."""
@@ -33,8 +31,6 @@ class Session:
 
 @dataclass(slots=True)
 class Owner:
-    """A principal with sessions."""
-
     principal: Principal
     """As the oldest request said it: many sessions hold this one."""
 

@@ -93,7 +93,6 @@ class ClusterLink:
 
     @property
     def server(self) -> Connection | None:
-        """The server of the node that was named, like :attr:`Link.server`."""
         return self._seed.server
 
     async def nodes(self) -> Sequence[Link]:

@@ -63,7 +63,6 @@ def encoded(text: str) -> bytes:
 
 
 def decoded(text: bytes) -> str:
-    """Read a text that :func:`encoded` wrote."""
     return text.decode("utf-8", "surrogatepass")
 
 
@@ -76,14 +75,12 @@ def tag_of(name: str) -> str:
 
 
 def owner_of(principal: Principal) -> bytes:
-    """Return the bytes that identify a session's owner."""
     return packed([principal.client_id, principal.issuer, principal.subject])
 
 
 def fields_of(
     session_id: SessionId, mode: Mode, principal: Principal, peer: Peer | None, ends_at: float
 ) -> dict[str, bytes | str]:
-    """The fields of a new session."""
     fields: dict[str, bytes | str] = {
         "id": session_id,
         "mode": mode.value,
@@ -172,7 +169,6 @@ class Peers:
         return found[1]
 
     def learn(self, session_id: SessionId, stored: bytes | None) -> Peer | None:
-        """Read the stored description of a session's client, and keep it."""
         self.forget(session_id)
         peer = Peer(*unpacked(stored)) if stored is not None else None
         cost = self.COST + len(stored or b"")
@@ -183,12 +179,10 @@ class Peers:
         return peer
 
     def clear(self) -> None:
-        """Nothing is known any more."""
         self._of.clear()
         self._kept = 0
 
     def forget(self, session_id: SessionId) -> None:
-        """It is over."""
         gone = self._of.pop(session_id, None)
         self._kept -= gone[0] if gone is not None else 0
 
@@ -212,7 +206,6 @@ class Subscriptions:
         return self._of.get(session_id, NOTHING[:2])
 
     def learn(self, session_id: SessionId, change: bytes, uris: Sequence[bytes]) -> frozenset[str]:
-        """A session's, as they are now."""
         return self._keep(session_id, change, frozenset(decoded(uri) for uri in uris))
 
     def changed(
@@ -249,7 +242,6 @@ class Subscriptions:
         return found
 
     def clear(self) -> None:
-        """Nothing is known any more."""
         self._of.clear()
         self._kept = 0
 
@@ -320,7 +312,6 @@ def principal_of(owner: bytes, maker: bytes) -> Principal:
 
 
 def stored_attachment(connection: bytes | None, fence: bytes) -> Attachment | None:
-    """Return the attachment of a session from its fields."""
     connection_id = ConnectionId(decoded(connection)) if connection is not None else None
     return attachment_of(connection_id, FencingEpoch(int(fence)))
 

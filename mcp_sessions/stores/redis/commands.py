@@ -223,5 +223,4 @@ def _is_refused(failed: StoreUnavailable) -> bool:
 
 
 def told_to_script(known: Known) -> tuple[bytes, int]:
-    """Return the script's arguments for the known facts of its session."""
     return known.change, int(known.peer is not None)

@@ -47,8 +47,6 @@ Value = bytes | str | int | float
 
 
 class Connection(Protocol):
-    """The part of redis-py's connection that is used here."""
-
     @property
     def is_connected(self) -> bool: ...
 
@@ -62,9 +60,7 @@ class Connection(Protocol):
         self, command: list[bytes], check_health: bool = True
     ) -> None: ...
 
-    async def read_response(self, disable_decoding: bool = False) -> Any:
-        """The next answer."""
-        ...
+    async def read_response(self, disable_decoding: bool = False) -> Any: ...
 
 
 MakeConnection = Callable[[], Connection]
@@ -146,7 +142,6 @@ class Writes:
         return bool(self._tasks)
 
     def abandon(self) -> None:
-        """Their connection is given up."""
         for task in self._tasks:
             task.cancel()
 

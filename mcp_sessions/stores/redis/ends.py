@@ -27,8 +27,6 @@ _AT_ONCE = 1_000
 
 
 class EndsInRedis(Commands):
-    """The ends of sessions; see :class:`~mcp_sessions.stores.ends.Ends`."""
-
     def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(link, namespace, clock)
         self._ends = f"{{{namespace}}}:ends"

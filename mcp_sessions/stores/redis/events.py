@@ -48,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 
 class Events(Lists):
-    """Event logs, and who hears them."""
-
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:

@@ -201,7 +201,6 @@ def is_token(token: bytes) -> bool:
 
 
 def tag_in(member: bytes) -> str:
-    """Return the tag that names the session in its keys."""
     return member.decode().split(".")[0]
 
 

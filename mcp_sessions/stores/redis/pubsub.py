@@ -221,7 +221,6 @@ class RedisExchange:
                 raise
 
     async def _connect(self) -> None:
-        """Connect, and hear everything that has to be heard."""
         connection = await connected(self._make, self._link.timeout)
         self._connection = connection
         self._last_sign = asyncio.get_running_loop().time()

@@ -17,8 +17,6 @@ _NEEDS = re.compile(r"-- needs: ([a-z ]+)\n")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script with what it needs put in front of it."""
-
     name: str
     text: str
     sha: str

@@ -35,8 +35,6 @@ _COALESCED = 0.01
 
 @dataclass(slots=True)
 class _Entry:
-    """A record in memory."""
-
     record: SessionRecord
     written: float
     """The deadline that the file has."""
@@ -53,11 +51,9 @@ class RecordCache:
         self._entries: OrderedDict[SessionId, _Entry] = OrderedDict()
 
     def serve(self, policy: SessionPolicy) -> None:
-        """From now on deadlines go by ``policy``."""
         self._policy = policy
 
     def on_commit(self, changes: Changes) -> None:
-        """Apply the changes of a committed transaction."""
         for session_id, change in changes:
             entry = self._entries.get(session_id)
             if change is None:
@@ -96,7 +92,6 @@ class RecordCache:
         return entry.record
 
     def clear(self) -> None:
-        """The store is closed."""
         self._entries.clear()
 
     # --- idle deadlines --------------------------------------------------------------------

@@ -83,7 +83,6 @@ class WriteAheadLog:
             logger.warning("%s: %s", self._path, failed)
 
     def join(self) -> None:
-        """Wait for who copies it."""
         if self._copying is not None:
             self._copying.join()
         self._copying, self._is_due = None, False

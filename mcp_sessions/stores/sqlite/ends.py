@@ -60,8 +60,6 @@ def made(tx: Transaction, *, now: float | None) -> StoreMade | None:
 
 
 class EndsInFile(ServedFile):
-    """The ends of sessions; see :class:`~mcp_sessions.stores.ends.Ends`."""
-
     _looks_for_rows = True
     """Whether there may be ends that an operator's process wrote. It can while nobody serves."""
 

@@ -24,8 +24,6 @@ _AUDIENCE = 128
 
 
 class Events(ServedFile):
-    """The part of the store that is about events."""
-
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:

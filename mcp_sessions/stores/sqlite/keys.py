@@ -46,7 +46,6 @@ class Keys:
         self._lifetime = policy.request_key_lifetime
 
     def begin(self, use: KeyUse, *, now: float) -> Found:
-        """Begin a keyed request, and return the answer for its sender."""
         self._expire(now)
         first = Found(Begun.FIRST, None, use.runner, use.run)
         if self._is_new(use, now):

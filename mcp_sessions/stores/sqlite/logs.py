@@ -46,7 +46,6 @@ class LogRow:
         return Position(self.log_epoch, self.head)
 
     def write(self, tx: Transaction) -> None:
-        """Store what changed."""
         tx.execute(
             "UPDATE logs SET head = ?, floor = ?, evicted = ?, events = ?, bytes = ? WHERE log = ?",
             (self.head, self.floor, self.evicted, self.events, self.bytes, self.log),
@@ -54,7 +53,6 @@ class LogRow:
 
 
 def find(tx: Transaction, sid: int, stream: StreamName) -> LogRow | None:
-    """A session's log, or None."""
     row = tx.execute(
         "SELECT log, log_epoch, head, floor, evicted, events, bytes FROM logs"
         " WHERE sid = ? AND stream = ?",

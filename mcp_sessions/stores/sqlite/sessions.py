@@ -56,12 +56,10 @@ class Brief:
 
 
 def owner_bytes(principal: Principal) -> bytes:
-    """A principal's identity, as it is stored and compared."""
     return encode([principal.client_id, principal.issuer, principal.subject])
 
 
 def brief(tx: Transaction, session_id: SessionId) -> Brief | None:
-    """A session's row, or None if it is not there."""
     row = tx.execute(
         "SELECT sid, mode, ends_at, connection_id, fencing_epoch FROM sessions"
         " WHERE session_id = ?",
@@ -80,7 +78,6 @@ def window_of_stream(session: Brief, stream: StreamName, window: Window) -> Wind
 
 
 def record_of(tx: Transaction, session_id: SessionId) -> tuple[int, SessionRecord] | None:
-    """A session's number and record, or None if it is not there."""
     row = tx.execute(
         f"SELECT {_COLUMNS} FROM sessions WHERE session_id = ?", (session_id,)
     ).fetchone()
@@ -88,7 +85,6 @@ def record_of(tx: Transaction, session_id: SessionId) -> tuple[int, SessionRecor
 
 
 def load(tx: Transaction, session_id: SessionId) -> SessionRecord | None:
-    """A session's record, or None; the event loop keeps it."""
     found = record_of(tx, session_id)
     if found is None:
         return None
@@ -298,7 +294,6 @@ def subscribe(tx: Transaction, sid: int, uri: str, policy: SessionPolicy) -> Non
 
 
 def unsubscribe(tx: Transaction, sid: int, uri: str) -> None:
-    """Remove a resource subscription."""
     tx.execute("DELETE FROM subscriptions WHERE sid = ? AND uri = ?", (sid, text_bytes(uri)))
 
 
@@ -310,7 +305,6 @@ def replace_subscriptions(tx: Transaction, sid: int, uris: Collection[str]) -> N
 
 
 def load_json(value: bytes) -> Any:
-    """A stored JSON value, as it was given to ``encode``."""
     try:
         return decode(value)
     except ValueError:

@@ -70,7 +70,6 @@ class Watch:
             self._length = length
 
     def end(self) -> None:
-        """Nothing is served any more."""
         self._known, self._lost = {}, None
 
     @property

@@ -150,7 +150,6 @@ class Writer:
         self._do_chore()
 
     async def stop(self) -> None:
-        """Finish what was asked for, and close the file."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._queue.put(None)

@@ -84,7 +84,6 @@ class ResponseStreams:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is one that is at work, or can be fetched."""
         return bool(self.channels or self._finished)
 
     def knows(self, name: StreamName) -> bool:
@@ -141,7 +140,6 @@ class ResponseStreams:
 
 
 def http_transport(connection: ClientConnection) -> HttpTransport[ResponseStreams]:
-    """The transport of a transport-mode session's connection."""
     transport: object = connection.transport
     if not isinstance(transport, HttpTransport):
         raise AssertionError("it is of no transport-mode session")
@@ -359,7 +357,6 @@ class PostChannel(WatchedChannel):
         self._on_reopened()
 
     async def left_elsewhere(self, process: str) -> None:
-        """The other process serves it no more."""
         self.readers.discard(process)
         if self.is_open:
             return

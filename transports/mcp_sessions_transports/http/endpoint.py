@@ -52,7 +52,6 @@ class Arriving:
     _arrivals: Arrivals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or connection."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -99,7 +98,6 @@ class MountedApp:
         return self._inner.state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or connection."""
         kind = scope["type"]
         if kind in ("http", "websocket") and self._is_here(scope):
             if kind == "websocket":
@@ -136,7 +134,6 @@ class AtPath:
     _path: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request to the endpoint."""
         path = scope.get("root_path", "") + self._path
         await self._app({**scope, "path": path}, receive, send)
 
@@ -160,7 +157,6 @@ class StreamableHttp:
     _credentials: CredentialWatch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request."""
         asked = scope.get(ASKED)
         if asked is not None:
             await asked(scope, send)

@@ -222,7 +222,6 @@ async def send_text(
 
 
 async def send_too_large(send: Send, limit: int) -> None:
-    """Answer a body of more than ``limit`` bytes."""
     logger.warning(
         "refused a request (413): its body has more than %d bytes. Raise the limit with serve "
         "--max-message, or SessionPolicy.max_message",

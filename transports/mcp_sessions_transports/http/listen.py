@@ -95,7 +95,6 @@ class ListenStream:
     # --- the stream ------------------------------------------------------------------------
 
     async def serve(self, receive: Receive, send: Send) -> None:
-        """Send until the stream ends or its peer is gone."""
         await self._stream.serve(receive, send, MODERN_SSE_HEADERS)
 
     def cut(self) -> None:

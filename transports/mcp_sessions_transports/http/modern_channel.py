@@ -34,7 +34,6 @@ there: most are done by then, and need no task for it."""
 
 
 def modern_event(payload: bytes) -> bytes:
-    """``payload`` as one event of a modern-era stream."""
     return b"event: message\r\ndata: " + payload + b"\r\n\r\n"
 
 

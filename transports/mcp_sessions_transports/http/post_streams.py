@@ -101,7 +101,6 @@ def _wrapped(text: bytes) -> str:
 
 
 def _unwrapped(text: str) -> Any:
-    """The JSON in it; None: there is none."""
     try:
         return decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except ValueError:

@@ -60,7 +60,6 @@ def sse_event(payload: bytes, event_id: str | None = None) -> bytes:
 
 
 def plain_frame(event: LoggedEvent) -> bytes:
-    """An event under its own id."""
     return sse_event(event.payload, event.event_id)
 
 
@@ -205,7 +204,6 @@ class GetStream:
             self.stream.cut()
 
     def offer(self, entry: LoggedEvent) -> None:
-        """An event was appended to its log."""
         if entry.origin is None or entry.origin in self._cleared:
             self._feed.offer(entry)
         else:
@@ -222,7 +220,6 @@ class GetStream:
         await self.stream.drain()
 
     def cut(self) -> None:
-        """End it now."""
         self.stream.cut()
 
     async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:

@@ -42,8 +42,6 @@ class StdioDialer:
 
 
 class StdioLink:
-    """A child's pipes."""
-
     kind = "stdio"
 
     def __init__(self, parameters: StdioServerParameters) -> None:

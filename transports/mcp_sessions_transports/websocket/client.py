@@ -57,8 +57,6 @@ PING_INTERVAL = 20.0
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class WebSocketDialer:
-    """Makes links to one URL."""
-
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
     auth: httpx2.Auth | None
@@ -83,8 +81,6 @@ closed for an answer that was too large: the call may have run."""
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A message that went out."""
-
     size: int = 0
     """Bytes."""
 
@@ -107,7 +103,6 @@ class _LargeMessages:
         """Bytes that the server is known to take."""
 
     def sent(self, message: Json, size: int) -> _Sent:
-        """A message goes out."""
         sent = _Sent(size, message.get("id"), "method" in message)
         if size > _SMALL and sent.is_question and sent.id is not None:
             self._open[sent.id] = sent
@@ -193,7 +188,6 @@ class WebSocketLink:
         return Failure(Cause.STATUS, text, status=413, error=error, is_answer=True)
 
     async def _was_dropped(self, sink: Sink, outline: Outline) -> None:
-        """Tell of a message that was too large."""
         answer = in_place_of_dropped(outline, self.name, self._policy.max_message)
         if answer is None:
             await sink(self, Missed())

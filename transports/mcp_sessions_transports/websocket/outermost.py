@@ -33,8 +33,6 @@ _LET_IN_ALL = (
 
 @dataclass(frozen=True, slots=True)
 class Outermost:
-    """The application that stands around all others."""
-
     app: ASGIApp | None
     """None: it cannot be called from here."""
 

@@ -43,7 +43,6 @@ class WebSocketBinding:
     _open: dict[Principal, int] = field(init=False, default_factory=dict[Principal, int])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, from its handshake to its end."""
         self._served.availability.check_running()
         if self._guard.is_by_name:
             scope = {**scope, BY_NAME: True}
@@ -211,7 +210,6 @@ class Closing:
             self._code, self._reason = code, reason
 
     def sent(self, size: int) -> None:
-        """A message of so many bytes is being sent."""
         self.largest = max(self.largest, size)
 
     def said(self) -> None:
@@ -219,7 +217,6 @@ class Closing:
         self._is_said = True
 
     async def say(self, send: Send) -> None:
-        """Close, and say why, unless that was said."""
         if self._is_said:
             return
         message = {"type": "websocket.close", "code": int(self._code), "reason": self._reason}

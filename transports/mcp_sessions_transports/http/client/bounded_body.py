@@ -83,6 +83,5 @@ class _Gzip:
                     yield from self._rest()
 
     def _rest(self) -> Generator[bytes]:
-        """Yield the rest that the decoder holds of its input."""
         while piece := self._member.decompress(b"", PIECE):
             yield piece

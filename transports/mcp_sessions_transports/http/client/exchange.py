@@ -37,8 +37,6 @@ STOCK_DELAY = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One link's requests, each for itself."""
-
     requester: Requester
     incoming: Incoming
 

@@ -108,13 +108,11 @@ def _waited(error: Exception) -> float | None:
 
 
 def refusal(status: int, code: int, text: str, data: Json | None = None) -> Failure:
-    """A response that answers the request with an error of this side."""
     error = error_body(code, text, data)
     return Failure(Cause.STATUS, text, status=status, error=error, is_answer=True)
 
 
 def is_sse(response: httpx2.Response) -> bool:
-    """Whether the response is an event stream."""
     media_type = response.headers.get("content-type", "").partition(";")[0]
     return media_type.strip().lower() == "text/event-stream"
 

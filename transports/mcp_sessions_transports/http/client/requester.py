@@ -49,8 +49,6 @@ class Access:
 
 
 class Requester:
-    """One link's."""
-
     def __init__(self, access: Access) -> None:
         self.name = without_credentials(access.url)
         self.settings = LinkSettings()
@@ -81,11 +79,9 @@ class Requester:
         self.settings = settings
 
     def joined(self, transport_session: str) -> None:
-        """The server began a transport session."""
         self.transport_session = transport_session
 
     def note_version(self, message: Json, headers: Mapping[str, str]) -> None:
-        """Learn the protocol version from what the application sends."""
         if message.get("method") == "initialize":
             # It is the negotiation: what a probe before it said does not hold.
             self._version = None
@@ -112,7 +108,6 @@ class Requester:
         return None
 
     async def refused(self, response: httpx2.Response, request_id: RequestId | None) -> Failure:
-        """Return the failure that a response without success means."""
         is_in_session = self.transport_session is not None
         return await failure_of(response, request_id, name=self.name, is_in_session=is_in_session)
 

@@ -315,7 +315,6 @@ class HttpChild(EitherEraChild):
         )
 
     def _forget(self) -> None:
-        """Nothing can be asked of it any more."""
         self._is_over = True
 
     def _noise(self, size: int, why: str) -> None:

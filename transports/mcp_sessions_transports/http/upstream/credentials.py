@@ -74,5 +74,4 @@ class Credentials:
             asking.cancel()
 
     async def close(self) -> None:
-        """Ask for none any more."""
         await self._background.close()

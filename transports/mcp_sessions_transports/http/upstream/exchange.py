@@ -83,8 +83,6 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """Sends one request, and reads its response."""
-
     _session: Session
     _waiting: Waiting
     _last_id: str | None = None

@@ -57,7 +57,6 @@ class ParamHeaders:
                     del self._tools[next(iter(self._tools))]
 
     def of(self, params: Mapping[str, Any]) -> dict[str, str]:
-        """Return the headers of a ``tools/call``."""
         name: object = params.get("name")
         annotated = self._tools.get(name) if isinstance(name, str) else None
         headers: dict[str, str] = {}

@@ -160,7 +160,6 @@ class Wire:
             raise httpx2.RequestError("it was not authenticated", request=request) from None
 
     async def close(self) -> None:
-        """Nothing is sent any more."""
         await self._credentials.close()
         await self.client.aclose()
 
@@ -267,7 +266,6 @@ def lack_of(failed: BaseException) -> str | None:
 
 
 def said(failed: BaseException) -> str:
-    """Why something failed, in words for a client."""
     if isinstance(failed, UpstreamError):
         return str(failed.error.get("message"))
     # Ours, which names a status.
