@@ -1,8 +1,10 @@
-"""Fetch a JSON object from an issuer, with bounds in bytes and in time."""
+"""Get a JSON object from an issuer, with bounds in bytes and in time."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final, cast
 
 LARGEST: Final = 262_144
@@ -21,16 +23,37 @@ async def fetch_json(url: str) -> dict[str, Any]:
     Raises:
         FetchFailed: The server is away, or the answer is no JSON object, or is too large.
     """
+    return await _object("GET", url, {}, None)
+
+
+async def post_form(url: str, form: Mapping[str, str], authorization: str) -> dict[str, Any]:
+    """Send a form, and return the object of the answer. Rules and errors are those of
+    :func:`fetch_json`.
+    """
+    return await _object("POST", url, {"Authorization": authorization}, form)
+
+
+@cache
+def _trust() -> Any:
+    """Return which certificates are trusted. It takes long to load them."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
+async def _object(
+    method: str, url: str, more: Mapping[str, str], form: Mapping[str, str] | None
+) -> dict[str, Any]:
     # Loaded when it is needed: the help must not wait for it.
     import httpx2
 
     # Not compressed, so that the bytes that are read are those that are parsed.
-    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity", **more}
     body = bytearray()
     try:
         async with (
-            httpx2.AsyncClient(follow_redirects=False) as client,
-            client.stream("GET", url, headers=headers) as response,
+            httpx2.AsyncClient(follow_redirects=False, verify=_trust()) as client,
+            client.stream(method, url, headers=headers, data=form) as response,
         ):
             if response.status_code != 200:
                 raise FetchFailed(f"{url} answers {response.status_code}")

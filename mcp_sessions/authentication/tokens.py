@@ -3,39 +3,27 @@
 Rules, owned by ``tests/authentication/test_tokens.py``:
 
 1. The algorithm is one of a list of asymmetric ones, and fits the key. PyJWT verifies it.
-2. Issuer, audience, expiry and not-before are checked, the times with :data:`LEEWAY` seconds.
-3. A token that is bound to a key of its client is refused: nothing here checks that key.
-4. What was verified is kept until it expires, by a hash of the token, with a bound. It is forgotten
+2. Its claims are checked by :mod:`mcp_sessions.authentication.claims`. It must have an end.
+3. What was verified is kept until it expires, by a hash of the token, with a bound. It is forgotten
    when the keys of the issuer change.
-5. The log has no token. It says at most once a minute why tokens were refused.
+4. The log has no token. It says at most once a minute why tokens were refused.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable
+from typing import Final
 
+from mcp_sessions.authentication.claims import RefusalLog, Refused, audiences_of, credential_of
 from mcp_sessions.authentication.credential import Credential
 from mcp_sessions.authentication.issuer import ALGORITHMS, Issuer
-
-logger = logging.getLogger(__name__)
-
-LEEWAY: Final = 60.0
-"""Seconds by which the clocks of the issuer and of this machine may differ."""
 
 REMEMBERED: Final = 10_000
 """Verified tokens that are kept, at most."""
 
 _ALLOWED: Final = frozenset(each for some in ALGORITHMS.values() for each in some)
-_LOG_EVERY: Final = 60.0
-
-
-class _Refused(Exception):
-    """A token is not good; the text says why."""
 
 
 class Tokens:
@@ -47,13 +35,11 @@ class Tokens:
     """
 
     def __init__(self, issuer: Issuer, audience: str, clock: Callable[[], float]) -> None:
-        bare = audience.rstrip("/")
         self._issuer = issuer
-        self._audiences = [bare, f"{bare}/"]
+        self._audiences = audiences_of(audience)
         self._clock = clock
         self._known: OrderedDict[bytes, tuple[int, Credential]] = OrderedDict()
-        self._refused = 0
-        self._said_at = -math.inf
+        self._log = RefusalLog()
 
     async def verify(self, token: str) -> Credential | None:
         """Return what the token stands for. None: it is not good, or no JWT.
@@ -74,8 +60,8 @@ class Tokens:
             del self._known[name]
         try:
             credential = await self._verified(token)
-        except _Refused as refused:
-            self._say(str(refused), now)
+        except Refused as refused:
+            self._log.say(str(refused), now)
             return None
         self._known[name] = (self._issuer.generation, credential)
         if len(self._known) > REMEMBERED:
@@ -88,17 +74,17 @@ class Tokens:
         try:
             header = jwt.get_unverified_header(token)
         except (jwt.PyJWTError, ValueError, RecursionError):
-            raise _Refused("it is no JWT") from None
+            raise Refused("it is no JWT") from None
         algorithm, kid = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in _ALLOWED:
-            raise _Refused("its algorithm is not allowed")
+            raise Refused("its algorithm is not allowed")
         if "crit" in header:
-            raise _Refused("it has an extension that is not known here")
+            raise Refused("it has an extension that is not known here")
         if kid is not None and not isinstance(kid, str):
-            raise _Refused("it is no JWT")
+            raise Refused("it is no JWT")
         key = await self._issuer.key(kid, algorithm)
         if key is None:
-            raise _Refused("the issuer has no such key")
+            raise Refused("the issuer has no such key")
         try:
             claims = jwt.decode(
                 token,
@@ -115,66 +101,16 @@ class Tokens:
                 },
             )
         except jwt.InvalidAudienceError:
-            raise _Refused("it is for another audience") from None
+            raise Refused("it is for another audience") from None
         except jwt.InvalidIssuerError:
-            raise _Refused("it is of another issuer") from None
+            raise Refused("it is of another issuer") from None
         except jwt.InvalidSignatureError:
-            raise _Refused("its signature is wrong") from None
+            raise Refused("its signature is wrong") from None
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as wrong:
-            raise _Refused(f"it cannot be read ({type(wrong).__name__})") from None
+            raise Refused(f"it cannot be read ({type(wrong).__name__})") from None
         # It may have waited for the issuer.
-        return self._credential(claims, self._clock())
-
-    def _credential(self, claims: Mapping[str, Any], now: float) -> Credential:
-        expires, begins = _time(claims, "exp"), _time(claims, "nbf")
-        if expires is None:
-            raise _Refused("it has no end")
-        if expires + LEEWAY <= now:
-            raise _Refused(f"it expired {now - expires:.0f} s ago by the clock of this machine")
-        if begins is not None and begins - LEEWAY > now:
-            raise _Refused(f"it begins in {begins - now:.0f} s by the clock of this machine")
-        if "cnf" in claims:
-            raise _Refused("it is bound to a key of its client")
-        subject: Any = claims.get("sub")
-        if not isinstance(subject, str) or not subject:
-            # Without it, all users of one client would own the same sessions.
-            raise _Refused("it names no subject")
-        clients = (claims.get(each) for each in ("client_id", "azp", "cid"))
-        client = next((each for each in clients if isinstance(each, str) and each), None)
-        return Credential(
-            client or subject,
-            self._issuer.url,
-            subject,
-            _scopes(claims),
-            expires + LEEWAY,
-        )
-
-    def _say(self, why: str, now: float) -> None:
-        self._refused += 1
-        if 0 <= now - self._said_at < _LOG_EVERY:
-            return
-        logger.info("%d tokens were refused; the last one: %s", self._refused, why)
-        self._said_at, self._refused = now, 0
+        return credential_of(claims, self._issuer.url, self._clock())
 
 
 def _is_good(known: Credential, now: float) -> bool:
     return known.expires_at is not None and now < known.expires_at
-
-
-def _time(claims: Mapping[str, Any], name: str) -> float | None:
-    value = claims.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e12:
-        raise _Refused(f"its {name} is no time")
-    return float(value)
-
-
-def _scopes(claims: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the scopes, as RFC 9068 has them (``scope``), or others (``scp``)."""
-    value: Any = claims.get("scope", claims.get("scp"))
-    if isinstance(value, str):
-        return tuple(value.split())
-    if isinstance(value, list):
-        return tuple(each for each in cast("list[Any]", value) if isinstance(each, str))
-    return ()

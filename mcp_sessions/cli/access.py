@@ -21,11 +21,19 @@ from mcp_sessions.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mcp_sessions.authentication.api_keys import ApiKeys
+    from mcp_sessions.authentication.credential import Verifier
+    from mcp_sessions.authentication.introspection import IntrospectionEndpoint
     from mcp_sessions.authentication.issuer import Issuer
     from mcp_sessions.server.upstream.sdk.authentication import Authentication
 
 SERVER = "{server}"
 """Placeholder in the URL of a store, or in an audience, for the name of the server."""
+
+INTROSPECTION_VARIABLES = (
+    "MCP_SESSIONS_INTROSPECT_CLIENT_ID",
+    "MCP_SESSIONS_INTROSPECT_CLIENT_SECRET",
+)
+"""The client as which the server asks about tokens. No command line shows the secret."""
 
 
 def add_options(group: Options) -> None:
@@ -50,6 +58,11 @@ def add_options(group: Options) -> None:
         help="URL of this server in these tokens",
     )
     group.add_argument(
+        "--auth-introspect",
+        metavar="URL",
+        help="ask the authorization server about each token here",
+    )
+    group.add_argument(
         "--auth-scope",
         metavar="SCOPE",
         action="append",
@@ -63,7 +76,7 @@ def check_options(options: argparse.Namespace) -> None:
     Raises:
         ConfigurationError: Two options do not go together, or a URL is not safe.
     """
-    for name in ("api_keys", "auth_issuer", "auth_audience"):
+    for name in ("api_keys", "auth_issuer", "auth_audience", "auth_introspect"):
         if getattr(options, name) == "":
             # Often an unset variable of a shell. Without this, the server would have no lock.
             raise ConfigurationError(f"--{name.replace('_', '-')} is empty")
@@ -77,6 +90,12 @@ def check_options(options: argparse.Namespace) -> None:
             "--auth-issuer and --auth-audience go together: a token for another server must not be "
             "good here"
         )
+    if options.auth_introspect:
+        if not options.auth_issuer:
+            raise ConfigurationError(
+                "--auth-introspect goes with --auth-issuer, which clients need to get a token"
+            )
+        checked_url("--auth-introspect", options.auth_introspect)
     if options.auth_issuer:
         checked_url("--auth-issuer", options.auth_issuer)
         if SERVER in options.auth_audience and options.config is None:
@@ -91,29 +110,66 @@ def authenticating(options: argparse.Namespace) -> Callable[[str], Authenticatio
         ConfigurationError: The file of keys cannot be read.
     """
     keys = _keys_of(options.api_keys)
-    issuer = issuer_of(options)
+    tokens = _tokens_of(options)
 
     def of(name: str) -> Authentication | None:
-        if keys is None and issuer is None:
+        if keys is None and tokens is None:
             return None
-        from mcp_sessions.authentication.tokens import Tokens
         from mcp_sessions.server.upstream.sdk import authentication
 
         scopes: list[str] = options.auth_scope or []
-        if issuer is None:
-            verifier = authentication.SdkVerifier([keys] if keys is not None else [])
-            return authentication.Authentication(verifier, scopes)
+        verifiers: list[Verifier] = [keys] if keys is not None else []
+        if tokens is None:
+            return authentication.Authentication(authentication.SdkVerifier(verifiers), scopes)
         audience: str = options.auth_audience.replace(SERVER, name)
-        tokens = Tokens(issuer, audience, time.time)
-        verifier = authentication.SdkVerifier([keys, tokens] if keys is not None else [tokens])
-        return authentication.resource_server(verifier, issuer.url, audience, scopes)
+        verifier = authentication.SdkVerifier([*verifiers, tokens(audience)])
+        return authentication.resource_server(verifier, options.auth_issuer, audience, scopes)
 
     return of
 
 
+def _tokens_of(options: argparse.Namespace) -> Callable[[str], Verifier] | None:
+    """Return what makes a verifier of tokens for an audience. None: no token is accepted.
+
+    Raises:
+        ConfigurationError: The credential for the introspection endpoint is missing.
+    """
+    endpoint = introspection_of(options)
+    if endpoint is not None:
+        from mcp_sessions.authentication.introspection import Introspection
+
+        return lambda audience: Introspection(endpoint, options.auth_issuer, audience, time.time)
+    issuer = issuer_of(options)
+    if issuer is None:
+        return None
+    from mcp_sessions.authentication.tokens import Tokens
+
+    return lambda audience: Tokens(issuer, audience, time.time)
+
+
+def introspection_of(options: argparse.Namespace) -> IntrospectionEndpoint | None:
+    """Return the endpoint that is asked about tokens. None: there is none.
+
+    Raises:
+        ConfigurationError: The environment lacks the credential for it.
+    """
+    if not options.auth_introspect:
+        return None
+    from mcp_sessions.authentication.introspection import IntrospectionEndpoint
+
+    missing = [name for name in INTROSPECTION_VARIABLES if not os.environ.get(name)]
+    if missing:
+        raise ConfigurationError(
+            f"--auth-introspect: set {' and '.join(missing)}: the authorization server answers "
+            "only clients that it knows"
+        )
+    client_id, secret = (os.environ[name] for name in INTROSPECTION_VARIABLES)
+    return IntrospectionEndpoint(options.auth_introspect, client_id, secret)
+
+
 def issuer_of(options: argparse.Namespace) -> Issuer | None:
-    """Return the authorization server that the options name. None: there is none."""
-    if not options.auth_issuer:
+    """Return the authorization server whose keys are needed. None: there is none."""
+    if not options.auth_issuer or options.auth_introspect:
         return None
     from mcp_sessions.authentication.issuer import Issuer
 

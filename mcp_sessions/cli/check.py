@@ -21,7 +21,7 @@ from typing import Any
 
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.authentication.fetching import FetchFailed
-from mcp_sessions.cli.access import access_of, issuer_of
+from mcp_sessions.cli.access import access_of, introspection_of, issuer_of
 from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line
 from mcp_sessions.cli.telemetry import described
 from mcp_sessions.core.lifetime import idle_time
@@ -191,12 +191,14 @@ async def _reach_all(report: Report, options: argparse.Namespace, served: Sequen
 
 
 async def _say_issuer(report: Report, options: argparse.Namespace) -> None:
-    issuer = issuer_of(options)
-    if issuer is None:
-        return
     try:
-        report.say("issuer", f"{issuer.url}: keys that can be used: {len(await issuer.fetched())}")
-    except FetchFailed as failed:
+        if (endpoint := introspection_of(options)) is not None:
+            await endpoint.try_once()
+            report.say("issuer", f"{endpoint.url} answers about tokens")
+        elif (issuer := issuer_of(options)) is not None:
+            usable = len(await issuer.fetched())
+            report.say("issuer", f"{issuer.url}: keys that can be used: {usable}")
+    except (FetchFailed, ConfigurationError) as failed:
         report.wrong("issuer", failed)
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mcp_sessions.cli.access import INTROSPECTION_VARIABLES
 from mcp_sessions.cli.arguments import OneLineParser
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE, KEYS_VARIABLE
@@ -97,7 +98,8 @@ def unknown(parser: OneLineParser, environment: Mapping[str, str]) -> list[str]:
     """Return the variables with our prefix that set no option."""
     known = {variable_of(action.option_strings[-1]) for action in parser.shown_options()}
     ours = {name for name in environment if name.startswith(PREFIX)}
-    return sorted(ours - known - {KEYS_VARIABLE, KEYFILE_PASSWORD_VARIABLE})
+    others = {KEYS_VARIABLE, KEYFILE_PASSWORD_VARIABLE, *INTROSPECTION_VARIABLES}
+    return sorted(ours - known - others)
 
 
 def warn_of(variables: Sequence[str]) -> None:

@@ -1,12 +1,13 @@
 """What is fetched from an issuer has bounds, and says what was wrong."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from mcp_sessions.authentication.fetching import LARGEST, FetchFailed, fetch_json
+from mcp_sessions.authentication.fetching import LARGEST, FetchFailed, fetch_json, post_form
 from tests.support.duplex import listening
 
 pytestmark = pytest.mark.anyio
@@ -44,6 +45,12 @@ class Site:
         match path:
             case "/good":
                 await self._say(send, b'{"a": 1}')
+            case "/echo":
+                fields = {name.decode(): value.decode() for name, value in scope["headers"]}
+                said = {"form": (await receive())["body"].decode()}
+                said["authorization"] = fields["authorization"]
+                said["type"] = fields["content-type"]
+                await self._say(send, json.dumps(said).encode())
             case "/html":
                 await self._say(send, b"<!DOCTYPE html><title>Sign in</title>")
             case "/list":
@@ -73,6 +80,7 @@ async def test_an_object_is_returned(site: tuple[Site, str]) -> None:
     assert await fetch_json(f"{site[1]}/good") == {"a": 1}
 
 
+@pytest.mark.parametrize("posts", [False, True], ids=["get", "post"])
 @pytest.mark.parametrize(
     ("path", "said"),
     [
@@ -83,13 +91,24 @@ async def test_an_object_is_returned(site: tuple[Site, str]) -> None:
         ("/endless", f"more than {LARGEST} bytes"),
     ],
 )
-async def test_another_answer_is_none(site: tuple[Site, str], path: str, said: str) -> None:
+async def test_another_answer_is_none(
+    site: tuple[Site, str], path: str, said: str, posts: bool
+) -> None:
     """O: an issuer that redirects, answers HTML, or never ends."""
+    url = f"{site[1]}{path}"
     async with asyncio.timeout(20):
         with pytest.raises(FetchFailed, match=said):
-            await fetch_json(f"{site[1]}{path}")
+            await (post_form(url, {"token": "a"}, "Basic x") if posts else fetch_json(url))
     assert site[0].asked == [path]
     assert site[0].sent < 10 * 1_048_576, "it was not read to its end"
+
+
+async def test_a_form_is_sent_with_the_credential(site: tuple[Site, str]) -> None:
+    assert await post_form(f"{site[1]}/echo", {"token": "a b"}, "Basic x") == {
+        "form": "token=a+b",
+        "authorization": "Basic x",
+        "type": "application/x-www-form-urlencoded",
+    }
 
 
 async def test_nobody_there_is_said() -> None:

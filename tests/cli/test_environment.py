@@ -41,6 +41,7 @@ OTHER: Mapping[str, tuple[str, Any]] = {
     "--auth-scope": ("use", ["use"]),
     "--auth-issuer": ("https://login.example", "https://login.example"),
     "--auth-audience": ("https://mcp.example/mcp", "https://mcp.example/mcp"),
+    "--auth-introspect": ("https://login.example/ask", "https://login.example/ask"),
     "--ssl-certfile": ("cert.pem", "cert.pem"),
     "--ssl-keyfile": ("key.pem", "key.pem"),
 }
@@ -70,6 +71,9 @@ def settings_of(option: str, text: str, *arguments: str) -> Any:
         more = ["--api-keys", "keys.json"]
     if option == "--auth-issuer":
         more = ["--auth-audience", "https://mcp.example/mcp"]
+    if option == "--auth-introspect":
+        more = ["--auth-issuer", "https://login.example"]
+        more += ["--auth-audience", "https://mcp.example/mcp"]
     if option == "--auth-audience":
         more = ["--auth-issuer", "https://login.example"]
     options = parsed([*more, *arguments, *group], {variable_of(option): text})

@@ -1,5 +1,6 @@
 """``serve --auth-issuer``: tokens of an authorization server, asked over HTTP."""
 
+import base64
 import http.client
 import json
 import re
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -22,6 +24,9 @@ from tests.support.serving import INITIALIZE, read_lines, serving
 from tests.support.world import Clock
 
 COMMAND = ("--lazy", "--", sys.executable, "-S", CHILD)
+
+AUDIENCE = "https://mcp.example/mcp"
+BASIC = f"Basic {base64.b64encode(b'layer:secret').decode()}"
 
 
 class Place:
@@ -69,6 +74,17 @@ def issuing() -> Generator[str]:
             }.get(self.path)
             body = json.dumps(found).encode()
             self.send_response(200 if found else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            """Say about a token whether it is good, to the layer only."""
+            form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            said = {"iss": url, "aud": AUDIENCE, "sub": "alice", "scope": "use"}
+            is_good = form["token"] == ["opaque"]
+            body = json.dumps({"active": True, **said} if is_good else {"active": False}).encode()
+            self.send_response(200 if self.headers["Authorization"] == BASIC else 401)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -143,6 +159,56 @@ def test_an_issuer_that_is_away_is_503(tmp_path: Path) -> None:
         assert place.initialize("opaque") == 401
 
 
+@pytest.fixture
+def as_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that hold the credential for the introspection endpoint."""
+    monkeypatch.setenv("MCP_SESSIONS_INTROSPECT_CLIENT_ID", "layer")
+    monkeypatch.setenv("MCP_SESSIONS_INTROSPECT_CLIENT_SECRET", "secret")
+
+
+def test_the_authorization_server_is_asked_about_an_opaque_token(
+    tmp_path: Path, as_layer: None
+) -> None:
+    """RFC 7662. If it is away, a token that is not known is answered 503."""
+    with issuing() as issuer:
+        asked = ("--auth-introspect", f"{issuer}/introspect", *COMMAND)
+        with served(tmp_path, issuer, AUDIENCE, *asked) as place:
+            status, headers, _ = place.ask("POST", "/mcp", "bad", INITIALIZE)
+            assert status == 401
+            assert "resource_metadata" in headers["www-authenticate"]
+            assert place.initialize("opaque") == 200
+        with served(tmp_path, issuer, "https://mcp.example/other", *asked) as place:
+            assert place.initialize("opaque") == 401
+    with served(tmp_path, issuer, AUDIENCE, *asked) as place:
+        status, headers, _ = place.ask("POST", "/mcp", "opaque", INITIALIZE)
+        assert (status, headers["retry-after"]) == (503, "5")
+
+
+def test_check_asks_about_a_token(
+    capsys: pytest.CaptureFixture[str], as_layer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("--check", "--host", "0.0.0.0", "--port", "0", "--auth-audience", AUDIENCE)
+    with issuing() as issuer:
+        asked = (*given, "--auth-issuer", issuer, "--auth-introspect", f"{issuer}/introspect")
+        assert main(["serve", *asked, *COMMAND]) == 0
+        assert f"issuer      {issuer}/introspect answers about tokens" in capsys.readouterr().out
+        monkeypatch.setenv("MCP_SESSIONS_INTROSPECT_CLIENT_SECRET", "wrong")
+        assert main(["serve", *asked, *COMMAND]) == 2
+        said = capsys.readouterr().out
+        assert f"issuer      WRONG: {issuer}/introspect answers 401" in said
+        assert "ignored" not in said
+
+
+def test_without_its_credential_it_does_not_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_SESSIONS_INTROSPECT_CLIENT_ID", "layer")
+    asked = ("--auth-issuer", "https://a", "--auth-audience", AUDIENCE)
+    assert main(["serve", *asked, "--auth-introspect", "https://a/ask", *COMMAND]) == 2
+    said = capsys.readouterr().err
+    assert "--auth-introspect: set MCP_SESSIONS_INTROSPECT_CLIENT_SECRET: " in said
+
+
 def test_a_token_for_one_server_of_a_file_is_not_good_at_another(tmp_path: Path) -> None:
     server = {"command": sys.executable, "args": ["-S", CHILD]}
     config = tmp_path / "mcp.json"
@@ -187,6 +253,14 @@ def test_check_reaches_the_issuer(capsys: pytest.CaptureFixture[str]) -> None:
         (
             ("--auth-issuer", "https://a", "--auth-audience", "https://a/{server}"),
             "{server} goes with --config",
+        ),
+        (("--auth-introspect", "https://a/ask"), "--auth-introspect goes with --auth-issuer"),
+        (
+            (
+                *("--auth-issuer", "https://a", "--auth-audience", "https://a"),
+                *("--auth-introspect", "http://a/ask"),
+            ),
+            "--auth-introspect: must be an https URL",
         ),
         (
             ("--auth-issuer", "https://a", "--auth-audience", "https://a", "--no-auth"),
