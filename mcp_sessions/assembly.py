@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -90,7 +90,8 @@ class Assembly:
     Raises:
         ConfigurationError: The server cannot be wrapped, the URL names no store, or conversations
             would not be found again; or ``hidden`` is not a collection of patterns; or there is
-            ``authentication`` before a server that has its own.
+            ``authentication`` before a server that has its own, or none and the server needs
+            scopes.
     """
 
     def __init__(
@@ -106,7 +107,6 @@ class Assembly:
         authentication: Authentication | None = None,
     ) -> None:
         self.clock = clock
-        self.authentication = authentication
         remembers, declared = store is not None, DeclaredHeaders()
         if isinstance(server, ExternalServer):
             self.shell = shell_of(server, remembers=remembers)
@@ -118,13 +118,21 @@ class Assembly:
             raise ConfigurationError(
                 "the server has authentication of its own: it needs no second one"
             )
+        needed: Mapping[str, Collection[str]] = {}
+        if isinstance(server, ExternalServer) and server.asks_for_scopes:
+            if authentication is None:
+                raise ConfigurationError("scopes need authentication, such as --api-keys FILE")
+            needed = server.tool_scopes
+            authentication = authentication.requiring(server.scopes)
+        self.authentication = authentication
         security = (security or SessionSecurity.default()).bound_to(self.shell.name)
         self.security = security
         try:
             check_patterns("hidden", hidden)
         except TypeError as wrong:
             raise ConfigurationError(str(wrong)) from None
-        visibility = Visibility(partial(security.pseudonym, "hidden"), tuple(hidden))
+        pseudonym = partial(security.pseudonym, "hidden")
+        visibility = Visibility(pseudonym, tuple(hidden), needed=needed)
         if store is None:
             store = Stateless(security)
         elif isinstance(store, str):

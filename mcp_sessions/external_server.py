@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal
 
 from mcp_sessions.errors import ConfigurationError
@@ -10,6 +12,9 @@ from mcp_sessions.errors import ConfigurationError
 THE_SERVER = "the server"
 
 Per = Literal["session", "principal", "shared"]
+
+
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
 
 
 class ExternalServer:
@@ -23,6 +28,8 @@ class ExternalServer:
         child_idle: Seconds after its last request in which a child ends.
         start_timeout: Seconds that one has to answer ``initialize``.
         title: The server's name in the log.
+        scopes: Each credential needs these.
+        tool_scopes: Patterns of tools → the scopes that a credential needs to see and call them.
         try_at_start: Start one child when the layer starts, and log why if that fails.
 
     Raises:
@@ -45,6 +52,8 @@ class ExternalServer:
         child_idle: float,
         start_timeout: float,
         title: str,
+        scopes: Collection[str],
+        tool_scopes: Mapping[str, Collection[str]] | None,
         try_at_start: bool,
     ) -> None:
         if per not in ("session", "principal", "shared"):
@@ -70,7 +79,17 @@ class ExternalServer:
         self.child_idle = child_idle
         self.start_timeout = start_timeout
         self.title = title
+        self.scopes = _checked("scopes", scopes)
+        self.tool_scopes: Mapping[str, tuple[str, ...]] = {
+            pattern: _checked("tool_scopes", needed)
+            for pattern, needed in (tool_scopes or {}).items()
+        }
         self.try_at_start = try_at_start
+
+    @property
+    def asks_for_scopes(self) -> bool:
+        """Whether something here needs a scope, and so each caller a credential."""
+        return bool(self.scopes or self.tool_scopes)
 
     @property
     def room_of_one(self) -> int:
@@ -86,3 +105,18 @@ class ExternalServer:
         """
         if not (seconds > 0 and math.isfinite(seconds)):
             raise ConfigurationError(f"{name} must be a number of seconds, not {seconds}")
+
+
+def _checked(name: str, scopes: Collection[str]) -> tuple[str, ...]:
+    """Return the scopes.
+
+    Raises:
+        ConfigurationError: One is none, by RFC 6749, 3.3.
+    """
+    given: object = scopes
+    if isinstance(given, str) or not all(
+        isinstance(each, str) and _SCOPE.fullmatch(each)  # pyright: ignore[reportUnnecessaryIsInstance]
+        for each in scopes
+    ):
+        raise ConfigurationError(f"{name}: must be a list of scopes, without spaces and quotes")
+    return tuple(scopes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit, urlunsplit
@@ -41,6 +41,8 @@ class HTTPServer(ExternalServer):
         start_timeout: float = 30,
         silence: float = 300,
         title: str = THE_SERVER,
+        scopes: Collection[str] = (),
+        tool_scopes: Mapping[str, Collection[str]] | None = None,
         try_at_start: bool = False,
     ) -> None:
         """Name a URL; nothing is sent there before it is needed.
@@ -59,6 +61,9 @@ class HTTPServer(ExternalServer):
             silence: Seconds without a byte of its answer, or of a sign of life before that, after
                 which a request is given up.
             title: What it is called in the log.
+            scopes: Each credential of a client needs these.
+            tool_scopes: Patterns of tools, as ``{"delete_*": ["write"]}``. A client whose
+                credential lacks one of these scopes does not see such a tool.
             try_at_start: Begin one session there when the layer starts, and log why if that fails.
                 No client waits for it. It is ended again, unless all clients share it.
 
@@ -80,6 +85,8 @@ class HTTPServer(ExternalServer):
             child_idle=child_idle,
             start_timeout=start_timeout,
             title=title,
+            scopes=scopes,
+            tool_scopes=tool_scopes,
             try_at_start=try_at_start,
         )
         self.check_seconds("silence", silence)

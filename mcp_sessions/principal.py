@@ -21,6 +21,13 @@ class Principal:
     expires_at: float | None = field(default=None, compare=False)
     """When the credential of this request ends, in seconds since 1970; None: never."""
 
+    @property
+    def checked_scopes(self) -> frozenset[str] | None:
+        """The scopes of the credential. None: there is none, and the caller needs none. A server
+        that asks for scopes has callers without a credential on standard input only.
+        """
+        return None if self == ANONYMOUS else self.scopes
+
 
 ANONYMOUS = Principal()
 """Everyone, on a server without authentication: there the session id is the credential."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -42,6 +42,8 @@ class StdioServer(ExternalServer):
         start_timeout: float = 30,
         warm: int = 0,
         title: str = THE_SERVER,
+        scopes: Collection[str] = (),
+        tool_scopes: Mapping[str, Collection[str]] | None = None,
         try_at_start: bool = False,
     ) -> None:
         """Name a command. No process starts before it is needed.
@@ -72,6 +74,9 @@ class StdioServer(ExternalServer):
                 ``child_idle``, and start again when one does. Not with ``{principal}`` or
                 ``{session}``.
             title: The name in the log, also for the lines that its processes write on stderr.
+            scopes: Each credential of a client needs these.
+            tool_scopes: Patterns of tools, as ``{"delete_*": ["write"]}``. A client whose
+                credential lacks one of these scopes does not see such a tool.
             try_at_start: Start one process when the layer starts, and log why if that fails. No
                 client waits for it. It is stopped again, unless all clients share it.
 
@@ -90,6 +95,8 @@ class StdioServer(ExternalServer):
             child_idle=child_idle,
             start_timeout=start_timeout,
             title=title,
+            scopes=scopes,
+            tool_scopes=tool_scopes,
             try_at_start=try_at_start,
         )
         self.command = command

@@ -47,7 +47,7 @@ _OURS: Final = {
 }
 """Members that only this file has → their names in ``StdioServer`` and ``HTTPServer``."""
 
-_USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | {"type", "disabled", "enabled"}
+_USED: Final = _OF_COMMAND | _OF_URL | _OURS.keys() | {"type", "disabled", "enabled", "auth"}
 _TYPES: Final = {
     "stdio": _OF_COMMAND,
     "http": _OF_URL,
@@ -182,16 +182,46 @@ def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer
             what = "whole number" if number is int else "number"
             raise ConfigurationError(f"{each} must be a {what}")
     options = {**given, **{_OURS[each]: value for each, value in own.items()}}
+    options |= _needed_scopes(members.get("auth"))
     if _TYPES[kind] is _OF_URL and "warm" in members:
         raise ConfigurationError("warm goes with another type than http")
     try:
         return _made(members, _TYPES[kind] is _OF_URL, options)
     except ConfigurationError as failed:
         said = str(failed)
-        for each, argument in _OURS.items():
+        for each, argument in {**_OURS, "auth.tools": "tool_scopes"}.items():
             # The error names the member as the file has it.
             said = re.sub(rf"\b{argument}\b", each, said)
         raise ConfigurationError(said) from failed
+
+
+def _needed_scopes(auth: Any) -> dict[str, Any]:
+    """Return the scopes that callers need.
+
+    Raises:
+        ConfigurationError: They are no scopes. Of what is not understood nothing is left out: it
+            may be part of the lock.
+    """
+    if auth is None:
+        return {}
+    if not isinstance(auth, dict):
+        raise ConfigurationError("auth must be an object")
+    given = cast("dict[str, Any]", auth)
+    foreign = sorted(given.keys() - {"scopes", "tools"})
+    if foreign:
+        raise ConfigurationError(f"auth: has scopes and tools, and no {foreign[0]}")
+    tools: Any = given.get("tools", {})
+    if not isinstance(tools, dict):
+        raise ConfigurationError("auth.tools must be an object of lists of scopes")
+    always: Any = given.get("scopes", [])
+    if not isinstance(always, list):
+        raise ConfigurationError("auth.scopes: must be a list of scopes")
+    for pattern, scopes in cast("dict[str, Any]", tools).items():
+        if not isinstance(scopes, list) or not scopes:
+            raise ConfigurationError(f"auth.tools.{pattern}: must be a list of scopes")
+        if not pattern:
+            raise ConfigurationError("auth.tools: a pattern is empty")
+    return {"scopes": cast("list[Any]", always), "tool_scopes": cast("dict[str, Any]", tools)}
 
 
 def _made(members: dict[str, Any], is_url: bool, options: dict[str, Any]) -> ExternalServer:

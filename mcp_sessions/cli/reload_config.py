@@ -4,7 +4,7 @@ Rules, owned by ``tests/cli/test_reload_config.py``:
 
 1. A new server is served. A removed one is drained, and its path is then no longer served.
 2. A changed server gets new processes for new sessions. The sessions that it has keep theirs. If
-   its kind or ``per`` changed, it is drained, and served anew.
+   its kind, ``per`` or ``auth`` changed, it is drained, and served anew.
 3. A server that did not change notices nothing.
 4. A wrong file, certificate or store changes nothing.
 """

@@ -102,11 +102,23 @@ class Visibility:
         pseudonym: Maps a text to a name that nothing has, under a secret of the server's.
         outside: Patterns of names that are hidden unless a rule says otherwise.
         rules: The rules of a session.
+        needed: Patterns of tools → the scopes that a caller needs for them.
+        denied: Those of them that are hidden from the caller, whatever a rule says.
     """
 
     pseudonym: Callable[[str], str] = field(repr=False)
     outside: Collection[str] = ()
     rules: Rules = field(default_factory=dict[str, list[Rule]])
+    needed: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+    denied: Collection[str] = ()
+
+    def with_scopes(self, scopes: Collection[str] | None) -> Visibility:
+        """Return what a caller with these scopes sees. None: the caller needs none."""
+        if scopes is None:
+            return self
+        each = self.needed.items()
+        denied = [pattern for pattern, needed in each if not set(needed) <= set(scopes)]
+        return replace(self, denied=denied)
 
     def of(self, state: Mapping[str, Any]) -> Visibility:
         kept = state.get(STATE_KEY)
@@ -114,11 +126,13 @@ class Visibility:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is hidden, and never was from this session."""
-        return not self.outside and not self.rules
+        """Whether nothing is hidden from anybody, and never was from this session."""
+        return not self.outside and not self.rules and not self.needed
 
     def is_hidden(self, kind: str, name: str) -> bool:
         """Whether a name is hidden, or another spelling that a server may take for it."""
+        if kind == TOOLS and any(hides_name(pattern, name) for pattern in self.denied):
+            return True
         is_uri = kind == RESOURCES
         hides, reveals = (hides_uri, reveals_uri) if is_uri else (hides_name, reveals_name)
         for pattern, is_hiding in reversed(self.rules.get(kind, ())):
@@ -336,7 +350,8 @@ class Visibility:
         return result if len(seen) == len(of_all) else {**result, member: seen}
 
     def _private(self, result: dict[str, Any]) -> dict[str, Any]:
-        if not self.rules or "cacheScope" not in result:
+        # Another caller with the same session may have other scopes.
+        if not (self.rules or self.needed) or "cacheScope" not in result:
             return result
         return {**result, "cacheScope": "private"}
 

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from mcp_sessions.authentication import key_file
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.config_file import servers_of
 from mcp_sessions.cli.main import main
@@ -22,6 +24,7 @@ from tests.support.children import CHILD, children_of, is_alive
 from tests.support.redis_server import namespace, shared_redis
 from tests.support.serving import INITIALIZE, initialize, read_lines, serving
 
+ACCEPT = "application/json, text/event-stream"
 ENTRY: dict[str, Any] = {"command": sys.executable, "args": ["-S", CHILD]}
 
 
@@ -343,3 +346,72 @@ def test_a_file_or_one_server_is_served(
 def test_a_file_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--config", "/no/such/file.json"]) == 2
     assert "/no/such/file.json: no such file" in capsys.readouterr().err
+
+
+def test_an_entry_may_need_scopes(tmp_path: Path) -> None:
+    auth = {"scopes": ["files"], "tools": {"delete_*": ["files.write"]}}
+    found = servers_of(written(tmp_path, {"a": {**ENTRY, "auth": auth}, "b": ENTRY}), {})
+    assert (found["a"].scopes, found["a"].tool_scopes) == (
+        ("files",),
+        {"delete_*": ("files.write",)},
+    )
+    assert not found["b"].asks_for_scopes
+
+
+@pytest.mark.parametrize(
+    ("auth", "said"),
+    [
+        ("files", "auth must be an object"),
+        ({"scopes": "files"}, "auth.scopes: must be a list of scopes"),
+        ({"scopes": ["a b"]}, "scopes: must be a list of scopes"),
+        ({"tools": ["delete"]}, "auth.tools must be an object"),
+        ({"tools": {"delete": "files"}}, "auth.tools.delete: must be a list of scopes"),
+        ({"tools": {"delete": [1]}}, "auth.tools: must be a list of scopes"),
+        ({"tools": {"": ["a"]}}, "auth.tools: a pattern is empty"),
+        ({"tools": {"delete": []}}, "auth.tools.delete: must be a list of scopes"),
+        ({"CLIENT_ID": "mine", "scopes": ["a"]}, "auth: has scopes and tools, and no CLIENT_ID"),
+    ],
+)
+def test_scopes_that_are_not_understood_are_no_lock_and_are_refused(
+    tmp_path: Path, auth: Any, said: str
+) -> None:
+    """Some hosts have ``auth`` for what they themselves send."""
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        servers_of(written(tmp_path, {"a": {**ENTRY, "auth": auth}}), {})
+
+
+@pytest.mark.parametrize("lock", [(), ("--no-auth",)])
+def test_scopes_need_authentication(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lock: tuple[str, ...]
+) -> None:
+    file = written(tmp_path, {"a": {**ENTRY, "auth": {"scopes": ["files"]}}})
+    assert main(["serve", "--port", "0", "--config", file, *lock]) == 2
+    assert "a: scopes need authentication, such as --api-keys FILE" in capsys.readouterr().err
+
+
+def test_keys_with_scopes_reach_the_servers_of_a_file_that_they_are_for(tmp_path: Path) -> None:
+    keys = str(tmp_path / "keys.json")
+    made: dict[str, str] = {}
+    for name, scopes in (("reads", ["one"]), ("writes", ["one", "two"])):
+        key, entry = key_file.minted(name, scopes, time.time(), None)
+        key_file.change(keys, lambda before, entry=entry: [*before, entry])
+        made[name] = key
+    entries = {
+        "one": {**ENTRY, "auth": {"scopes": ["one"], "tools": {"echo": ["two"]}}},
+        "two": {**ENTRY, "auth": {"scopes": ["two"]}},
+    }
+    given = ("--config", written(tmp_path, entries), "--api-keys", keys, "--lazy")
+    with serving(tmp_path, *given) as process:
+        urls = re.findall(r"^  at +(http://\S+)$", read_lines(process, 6), re.M)
+
+        def status(name: str, url: str) -> int:
+            return httpx.post(
+                url,
+                json=INITIALIZE,
+                headers={"Authorization": f"Bearer {made[name]}", "Accept": ACCEPT},
+                trust_env=False,
+                timeout=20,
+            ).status_code
+
+        assert [status("reads", url) for url in urls] == [200, 403]
+        assert [status("writes", url) for url in urls] == [200, 200]

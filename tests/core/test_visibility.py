@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -76,6 +77,39 @@ def test_a_name_of_one_kind_is_no_name_of_another() -> None:
     assert [visibility.is_hidden(kind, "pay") for kind in KINDS] == [True, False, False]
     assert not visibility.of({}).of({"other": 1}).is_plain
     assert seen().of({STATE_KEY: {"rules": {}, "owed": []}}).is_plain
+
+
+@pytest.mark.parametrize(
+    ("scopes", "hidden"),
+    [
+        ((), ["admin_a", "admin_write", "write"]),
+        (("write",), ["admin_a", "admin_write"]),
+        (("admin",), ["admin_write", "write"]),
+        (("admin", "write"), []),
+        (None, []),
+    ],
+)
+def test_a_tool_needs_the_scopes_of_all_its_patterns(
+    scopes: tuple[str, ...] | None, hidden: list[str]
+) -> None:
+    needed = {"admin_*": ["admin"], "*write": ["write"]}
+    sees = replace(seen(), needed=needed).with_scopes(scopes)
+    names = ["admin_a", "admin_write", "other", "write"]
+    assert [name for name in names if sees.is_hidden(TOOLS, name)] == hidden
+    assert not any(sees.is_hidden(kind, "write") for kind in (PROMPTS, RESOURCES))
+    assert not sees.is_plain
+
+
+def test_no_rule_of_a_session_reveals_what_a_scope_is_needed_for() -> None:
+    """And no spelling that a server may take for the same name."""
+    rules = seen().changed(TOOLS, {"*"}, hides=False)
+    sees = replace(seen(tools=rules), needed={"pay": ["write"]}).with_scopes(())
+    for name in ("pay", "PAY", "Pay"):
+        assert sees.is_hidden(TOOLS, name)
+    assert sees.shown("tools/list", {"tools": [{"name": "pay"}], "cacheScope": "public"}) == {
+        "tools": [],
+        "cacheScope": "private",
+    }
 
 
 @pytest.mark.parametrize(

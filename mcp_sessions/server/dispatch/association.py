@@ -169,8 +169,12 @@ class Associations:
             gated = is_one_of(tool, self._gated_tools) if tool is not None else False
             # If it is not sure which tool the server reads, it may be one of these.
             gated = gated or not calls_one(request.params or {})
-        if gated and not self._visibility.is_hidden(TOOLS, str(tool)):
-            raise SessionRequiredByServer
+        if gated:
+            sees = self._visibility
+            if sees.needed:
+                sees = sees.with_scopes(inbound.principal.checked_scopes)
+            if not sees.is_hidden(TOOLS, str(tool)):
+                raise SessionRequiredByServer
         return Association(None, declined=declined, gated=gated)
 
     async def admit(

@@ -98,7 +98,10 @@ class BoundSessions:
             given, carried = argument.given_in(request), carried_in(request.params)
             # One that is hidden answers as if it were not there: it starts nothing, and knows of
             # no handles but those of sessions that may see it.
-            is_hidden = self._visibility.is_hidden(TOOLS, str(argument.tool_of(request)))
+            sees = self._visibility
+            if sees.needed:
+                sees = sees.with_scopes(inbound.principal.checked_scopes)
+            is_hidden = sees.is_hidden(TOOLS, str(argument.tool_of(request)))
             takes_handle = not is_hidden
             if given is not None or carried is not None:
                 try:

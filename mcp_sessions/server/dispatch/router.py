@@ -366,6 +366,8 @@ class Router:
         if audit is not None and handle is not None:
             audit.serve_in(handle.digest, handle.source, inbound.conversation)
         sees = handle.visibility if handle is not None else self._visibility
+        if sees.needed:
+            sees = sees.with_scopes(inbound.principal.checked_scopes)
         is_plain = sees.is_plain
         put = {} if is_plain else sees.names_hidden(request.method, request.params)
         if association.gated and not put:

@@ -22,7 +22,11 @@ from mcp_sessions.server.upstream.external.room import LOOKS
 
 
 def can_follow(before: ExternalServer, after: ExternalServer) -> bool:
-    """Whether a layer of one server can start the children of the other."""
+    """Whether a layer of one server can start the children of the other. It asks each client for
+    the scopes that it began with.
+    """
+    if before.scopes != after.scopes or before.tool_scopes != after.tool_scopes:
+        return False
     return type(before) is type(after) and before.per == after.per
 
 

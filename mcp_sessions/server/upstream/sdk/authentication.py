@@ -69,14 +69,26 @@ class Authentication:
         issuers: Sequence[AnyHttpUrl] = (),
         checks_resource: bool = False,
     ) -> None:
+        self._verifier = verifier
         self._scopes = list(scopes)
         self._resource = resource
         self._issuers = list(issuers)
+        self._checks_resource = checks_resource
         self._backend = _Backend(
             verifier, resource_server_url=resource if checks_resource else None
         )
         self.still_valid = Recheck(self._backend)
         """Asks again whether the credential of a request is good."""
+
+    def requiring(self, scopes: Sequence[str]) -> Authentication:
+        """Return the same with more scopes that each token needs."""
+        return Authentication(
+            self._verifier,
+            list(dict.fromkeys([*self._scopes, *scopes])),
+            resource=self._resource,
+            issuers=self._issuers,
+            checks_resource=self._checks_resource,
+        )
 
     def around(self, endpoint: ASGIApp, denied: Denied) -> ASGIApp:
         """Return the endpoint as clients with a credential reach it.
