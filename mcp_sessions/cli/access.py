@@ -60,7 +60,7 @@ def add_options(group: Options) -> None:
     group.add_argument(
         "--auth-introspect",
         metavar="URL",
-        help="ask the authorization server about each token here",
+        help="ask the authorization server about tokens",
     )
     group.add_argument(
         "--auth-scope",
