@@ -78,9 +78,11 @@ def resumable(
     if isinstance(server, str):
         dialers = [dial(url) for url in (server, *more_urls)]
     elif not is_stdio(server):
-        raise ConfigurationError("resumable() takes URLs or StdioServerParameters")
+        raise ConfigurationError("resumable() takes a URL or StdioServerParameters")
     elif more_urls or headers or auth is not None or http_client is not None:
-        raise ConfigurationError("a child process has no URLs, headers or HTTP client")
+        raise ConfigurationError(
+            "a child process takes no more URLs, headers, auth or http_client: leave them out"
+        )
     else:
         dialers = [StdioDialer(server)]
     dial_url = dial if isinstance(server, str) else None

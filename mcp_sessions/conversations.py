@@ -64,12 +64,14 @@ class Conversations:
             if isinstance(names, str) or not all(
                 isinstance(name, str) and name for name in getattr(self, which)
             ):
-                raise ConfigurationError(f"{which} is a list of names")
+                raise ConfigurationError(f"{which} must be a list of names")
         if not isinstance(self.handle_name, str) or not self.handle_name:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError("handle_name is a name")
+            raise ConfigurationError("handle_name must be the name of an argument")
         if self.handle and HANDLE in {rule.name for rule in self.rules}:
             # What a host says would be taken for what the server made.
-            raise ConfigurationError(f"keys named {HANDLE!r} are those of handle=")
+            raise ConfigurationError(
+                f"{HANDLE!r} names the keys of handle=: use another name, or leave out handle="
+            )
 
     @property
     def rules(self) -> Sequence[Rule]:

@@ -57,7 +57,7 @@ class ExternalServer:
         try_at_start: bool,
     ) -> None:
         if per not in ("session", "principal", "shared"):
-            raise ConfigurationError(f"per: 'session', 'principal' or 'shared', not {per!r}")
+            raise ConfigurationError(f"per must be 'session', 'principal' or 'shared', not {per!r}")
         if max_children < 1:
             raise ConfigurationError(f"max_children must be at least 1, not {max_children}")
         if max_children_per_principal is not None:
@@ -68,7 +68,7 @@ class ExternalServer:
                 )
             if per == "shared":
                 raise ConfigurationError(
-                    "max_children_per_principal: with per='shared' a child is nobody's"
+                    "max_children_per_principal needs per='session' or 'principal'"
                 )
         self.check_seconds("child_idle", child_idle)
         self.check_seconds("start_timeout", start_timeout)

@@ -73,7 +73,7 @@ class HTTPServer(ExternalServer):
         self.url = url
         parts = _parsed(url)
         if parts.username is not None:
-            raise ConfigurationError("credentials are no part of a URL: give them as a header")
+            raise ConfigurationError("the URL has credentials in it: give them as a header")
         self.name = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
         """Without its query, which may hold a secret."""
 
@@ -93,7 +93,9 @@ class HTTPServer(ExternalServer):
         # Behind a proxy there, the name may be another one than that of its address.
         check_headers(headers, may_name_host=True)
         if per == "shared" and callable(auth):
-            raise ConfigurationError("auth: with per='shared' there is no principal to ask for")
+            raise ConfigurationError(
+                "auth as a function needs per='session' or 'principal': all share a session now"
+            )
         self.headers: Mapping[str, str] = MappingProxyType(dict(headers or {}))
         self.auth = auth
         self.silence = silence
@@ -104,5 +106,7 @@ def _parsed(url: str) -> SplitResult:
     if wrong is not None:
         raise ConfigurationError(wrong)
     if "#" in url:
-        raise ConfigurationError("a URL has no fragment (what follows '#') here: it is not sent")
+        raise ConfigurationError(
+            "the URL has a fragment, which is never sent: leave out '#' and the text after it"
+        )
     return urlsplit(url)

@@ -364,7 +364,7 @@ class SessionSecurity:
 def _check_keys(keys: Sequence[str]) -> None:
     # A string is a sequence of strings, to a type checker too.
     if isinstance(keys, str):
-        raise ConfigurationError("keys is a list of strings, not one string")
+        raise ConfigurationError("keys must be a list of strings, not one string")
     if not keys:
         raise ConfigurationError("there is no key (mcp-sessions keygen prints one)")
     for place, key in enumerate(keys, start=1):
@@ -377,7 +377,7 @@ def _check_keys(keys: Sequence[str]) -> None:
                 "(mcp-sessions keygen prints one)"
             )
         if key in keys[: place - 1]:
-            raise ConfigurationError(f"{name} is there already")
+            raise ConfigurationError(f"{name} is the same as one before it: leave it out")
 
 
 def _check_time(claims: Mapping[str, Any], now: float) -> None:

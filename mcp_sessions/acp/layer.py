@@ -75,7 +75,7 @@ class AcpSessionLayer:
         """
         if not callable(getattr(agent, "prompt", None)):
             raise ConfigurationError(
-                f"an ACP agent has a method prompt; a {type(agent).__name__} has none"
+                f"an ACP agent needs a method prompt; a {type(agent).__name__} has none"
             )
         limits = {
             "connect_timeout": connect_timeout,
@@ -89,7 +89,9 @@ class AcpSessionLayer:
         self.agent = agent
         self.store: SessionStore = open_store(store) if isinstance(store, str) else store
         if not self.store.remembers:
-            raise ConfigurationError("conversations need a store that remembers")
+            raise ConfigurationError(
+                "conversations need a store that remembers, such as sqlite:///conversations.db"
+            )
         self._options = Options(connect_servers, connect_timeout, grace)
         self._max_message = max_message
         self._send_buffer = send_buffer

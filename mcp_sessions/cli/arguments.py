@@ -162,7 +162,7 @@ def variable(text: str) -> tuple[str, str]:
     if not name:
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE or NAME, not {text!r}")
     if not sign and name not in os.environ:
-        raise argparse.ArgumentTypeError(f"{name} is not set here, and has no value")
+        raise argparse.ArgumentTypeError(f"{name} has no value here: write {name}=VALUE")
     return name, value if sign else os.environ[name]
 
 
@@ -194,21 +194,29 @@ def expanded(text: str, *, may_be_others: bool = False) -> str:
         name: str | None = found[1]
         default: str | None = found[2]
         if name is None:
-            raise ConfigurationError(f"{found[0]} is an editor's: write ${{NAME}}, a variable here")
+            raise ConfigurationError(
+                f"only editors know {found[0]}: write ${{NAME}}, a variable of the environment"
+            )
         if default is not None and "${" in default:
-            raise ConfigurationError(f"the default of ${{{name}}} can have no variable in it")
+            raise ConfigurationError(
+                f"the default of ${{{name}}} has a variable in it: write the value itself"
+            )
         known = os.environ.get(name)
         if default is not None:
             # As in shells, the default also replaces an empty value.
             known = known or default
         if known is None:
-            raise ConfigurationError(f"{name} is not set here")
+            raise ConfigurationError(
+                f"the variable {name} is not set: set it, or write ${{{name}:-default}}"
+            )
         return known
 
     other = _OTHER.search(_VARIABLE.sub("\0", text))
     if other is not None and not may_be_others:
         # Passed on as it is, it would be taken for a key.
-        raise ConfigurationError(f"{other[0]} is none of ${{NAME}} and ${{NAME:-default}}")
+        raise ConfigurationError(
+            f"{other[0]} is no variable: write ${{NAME}} or ${{NAME:-default}}"
+        )
     return _VARIABLE.sub(value, text)
 
 

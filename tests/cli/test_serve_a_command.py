@@ -149,7 +149,7 @@ def test_what_is_wrong_with_a_command_is_one_line_at_once(
         ([], "required: TARGET or -- COMMAND"),
         (["--"], "required: TARGET or -- COMMAND"),
         (["app.py", *COMMAND], "either app.py or a command"),
-        (["--env", "NOT_SET_HERE", *COMMAND], "NOT_SET_HERE is not set here"),
+        (["--env", "NOT_SET_HERE", *COMMAND], "NOT_SET_HERE has no value here"),
         (["--per", "tenant", *COMMAND], "--per"),
         (["--max-children", "0", *COMMAND], "--max-children"),
     ],

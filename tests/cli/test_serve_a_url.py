@@ -57,7 +57,7 @@ def test_a_url_is_served_here_one_of_this_command_too(tmp_path: Path) -> None:
         (["127.0.0.1:8633/mcp"], "did you mean http://127.0.0.1:8633/mcp?"),
         (["localhost:8633"], "did you mean http://localhost:8633?"),
         (["me:secret@mcp.example.com/mcp?k=secret"], "did you mean https://mcp.example.com/mcp?"),
-        (["https://me:secret@host/mcp"], "credentials are no part of a URL"),
+        (["https://me:secret@host/mcp"], "the URL has credentials in it"),
         (["--env", "A=1", "https://host/mcp"], "--env goes with -- COMMAND"),
         (["--header", "A: 1", "app.py"], "--header goes with a URL"),
         (["--child-idle", "3", "app.py"], "--child-idle goes with -- COMMAND, a URL or --config"),
@@ -73,7 +73,10 @@ def test_what_is_wrong_with_a_url_is_one_line_at_once(
 
 @pytest.mark.parametrize(
     ("header", "said"),
-    [("secret", "must be 'NAME: VALUE'"), ("A: ${NOT_SET_HERE}", "NOT_SET_HERE is not set here")],
+    [
+        ("secret", "must be 'NAME: VALUE'"),
+        ("A: ${NOT_SET_HERE}", "the variable NOT_SET_HERE is not set"),
+    ],
 )
 def test_a_header_that_is_none_is_one_line(
     header: str, said: str, capsys: pytest.CaptureFixture[str]

@@ -1,7 +1,7 @@
 """The texts that this project logs, as its source has them.
 
 A text is literal where the source writes it out. Each value in it is one ``…`` here, whether by
-``%`` or in an f-string. Three kinds are told apart, see :class:`Kind`.
+``%`` or in an f-string. Each has a :class:`Kind`. So have the texts of wrong settings.
 """
 
 import ast
@@ -14,6 +14,7 @@ LEVELS = frozenset({"info", "warning", "error", "critical", "exception"})
 """The methods of a logger for lines that an operator sees at ``--log-level info``."""
 
 _LOGGERS = re.compile(r"(\w*\.)?_?log(ger)?|logging\.getLogger\(.*\)")
+_PARSERS = re.compile(r"(\w*\.)?_?parser")
 _VALUE = re.compile(r"%%|%[-+#0]*\d*(?:\.\d+)?[a-zA-Z]")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -29,6 +30,9 @@ class Kind(Enum):
 
     WORK = "work"
     """The name of a work in the background, which ``report`` logs."""
+
+    SETTING = "text"
+    """A wrong setting, as a command prints it and a program gets it."""
 
 
 @dataclass(frozen=True, order=True)
@@ -56,6 +60,8 @@ COMPOSERS: Mapping[str, tuple[Kind, int, str]] = {
     "tell": (Kind.CAUSE, 0, "serve/open_connections.py"),
     "_say_what_is_lost": (Kind.CAUSE, 0, ""),
     "LogRecord": (Kind.MESSAGE, 4, "cli/"),
+    "ConfigurationError": (Kind.SETTING, 0, ""),
+    "ArgumentTypeError": (Kind.SETTING, 0, ""),
     "report": (Kind.WORK, 0, ""),
     "watched": (Kind.WORK, 0, ""),
     "hold": (Kind.WORK, 0, ""),
@@ -83,7 +89,7 @@ def logged(trees: Mapping[str, ast.Module]) -> Iterator[Logged]:
         for call, around in _calls(tree):
             for kind, argument in _texts(call, file):
                 for text in _literals(argument, [*around, tree]):
-                    if kind is Kind.MESSAGE or has_words(text):
+                    if kind in (Kind.MESSAGE, Kind.SETTING) or has_words(text):
                         yield Logged(text, kind.value, file, call.lineno)
         yield from _of_tables(file, tree)
 
@@ -151,6 +157,8 @@ def _texts(call: ast.Call, file: str) -> Iterator[tuple[Kind, ast.expr]]:
     name = name_of(call)
     if message is not None:
         yield Kind.MESSAGE, message
+    elif name == "error" and _PARSERS.fullmatch(ast.unparse(call.func).removesuffix(".error")):
+        yield Kind.SETTING, call.args[0]
     elif name in COMPOSERS:
         kind, at, where = COMPOSERS[name]
         is_other = name in ("run", "loop") and "background" not in ast.unparse(call.func)

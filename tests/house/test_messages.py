@@ -1,12 +1,14 @@
 """Each log message and each error has an entry on its page, and each entry is still of one.
 
-``docs/log-messages.md`` has the messages, and ``docs/limits.md`` the errors. Both say why it
-happens and what to do. The collector is in ``logged.py``.
+``docs/log-messages.md`` has the messages, ``docs/setting-errors.md`` the texts of wrong settings,
+and ``docs/limits.md`` the errors. They say what to do. The collector is in ``logged.py``.
 """
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+
+import pytest
 
 from mcp_sessions import errors
 from tests.house.logged import (
@@ -23,6 +25,7 @@ from tests.house.logged import (
 from tests.house.source import ROOT, modules
 
 MESSAGES = "docs/log-messages.md"
+SETTINGS = "docs/setting-errors.md"
 ERRORS = "docs/limits.md"
 
 WORDLESS = {
@@ -81,24 +84,32 @@ def entries(page: str, heading: str) -> Iterator[str]:
         is_there = is_there or cell == heading
 
 
-def missing(found: Iterable[Logged], page: str) -> list[str]:
-    """The texts without an entry, and the entries without a text."""
-    known = {kind.value: set(entries(page, kind.value)) for kind in Kind}
+def missing(found: Iterable[Logged], pages: Mapping[Kind, str]) -> list[str]:
+    """The texts without an entry, and the entries without a text.
+
+    Args:
+        pages: Kind of a text → the page that has its entries.
+    """
+    known = {kind.value: set(entries(page, kind.value)) for kind, page in pages.items()}
     texts = sorted(set(found))
     said = {(each.kind, each.text) for each in texts}
     return [
         *(
-            f"{each} has no entry in {MESSAGES}"
+            f"{each} has no entry in {page_of(each.kind)}"
             for each in texts
             if each.text not in known[each.kind]
         ),
         *(
-            f"{MESSAGES}: {kind}: {text} is logged nowhere"
+            f"{page_of(kind)}: {kind}: {text} is written nowhere"
             for kind, there in known.items()
             for text in sorted(there)
             if (kind, text) not in said
         ),
     ]
+
+
+def page_of(kind: str) -> str:
+    return SETTINGS if kind == Kind.SETTING.value else MESSAGES
 
 
 def statuses(tree: ast.Module) -> Iterator[str]:
@@ -138,20 +149,23 @@ def codes(tree: ast.Module) -> Iterator[str]:
 
 def test_each_message_has_an_entry_and_each_entry_a_message() -> None:
     found = list(logged(trees()))
+    pages = {kind: (ROOT / page_of(kind.value)).read_text("utf-8") for kind in Kind}
 
-    assert len(found) > 300
-    assert missing(found, (ROOT / MESSAGES).read_text("utf-8")) == []
+    assert len(found) > 500
+    assert missing(found, pages) == []
 
 
-def test_each_entry_says_why_it_happens_and_what_to_do() -> None:
+@pytest.mark.parametrize(("page", "cells"), [(MESSAGES, (2, 3)), (SETTINGS, (2,))])
+def test_each_entry_says_what_to_do(page: str, cells: tuple[int, ...]) -> None:
+    """A log message also says why it happens."""
     rows = [
         [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for line in (ROOT / MESSAGES).read_text("utf-8").splitlines()
+        for line in (ROOT / page).read_text("utf-8").splitlines()
         if line.startswith("| `")
     ]
 
     assert len(rows) > 150
-    assert [row for row in rows if len(row) not in (2, 3) or not all(row)] == []
+    assert [row for row in rows if len(row) not in cells or not all(row)] == []
 
 
 def test_a_message_that_is_only_values_says_where_its_text_comes_from() -> None:
@@ -222,6 +236,7 @@ async def work(self):
     self.background.run("a walk", self.walk())
     app.run("no work")
     report(_WHY, None)
+    self._parser.error(f"which {name}?")
 """
 
 
@@ -238,6 +253,7 @@ def test_the_collector_finds_each_kind_of_text() -> None:
         ("cause", "… is full", 10),
         ("work", "a walk", 13),
         ("work", "it is gone", 15),
+        ("text", "which …?", 16),
     ]
     assert list(wordless({"a.py": ast.parse(MADE_UP)})) == [Logged("serve", "wordless", "a.py", 7)]
 
@@ -248,12 +264,17 @@ def test_a_message_without_an_entry_is_named_with_its_file_and_line() -> None:
     )
     slept, woke = 'logger.info("a cat slept")\n', 'logger.error("%s woke up", cat)\n'
 
-    assert missing(collected(slept), page) == []
-    assert missing(collected(slept + woke), page) == [
+    pages = dict.fromkeys(Kind, page)
+
+    assert missing(collected(slept), pages) == []
+    assert missing(collected(slept + woke), pages) == [
         "a.py:2: message: … woke up has no entry in docs/log-messages.md"
     ]
-    assert missing(collected(woke), page)[1:] == [
-        "docs/log-messages.md: message: a cat slept is logged nowhere"
+    assert missing(collected(woke), pages)[1:] == [
+        "docs/log-messages.md: message: a cat slept is written nowhere"
+    ]
+    assert missing(collected(f"{slept}raise ConfigurationError(f'{{cat}} is no dog')"), pages) == [
+        "a.py:2: text: … is no dog has no entry in docs/setting-errors.md"
     ]
 
 

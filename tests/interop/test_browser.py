@@ -4,8 +4,7 @@ import json
 import queue
 import re
 import subprocess
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from tests.interop.environments import HERE, node_project
-from tests.support.programs import system_program
+from tests.support.browser import browsing, chromium_program
 from tests.support.servers import serve
 from tests.support.serving import read_lines, serving
 
@@ -47,7 +46,7 @@ Result = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    return system_program("chromium", "chromium", "brew install chromium")
+    return chromium_program()
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +87,6 @@ class Pages:
 
     def result(self) -> Result:
         return self._results.get(timeout=WITHIN)
-
-
-@contextmanager
-def browsing(chromium: str, profile: Path, url: str) -> Generator[None]:
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    command = [chromium, *options, f"--user-data-dir={profile}", url]
-    with (profile.parent / "chromium.log").open("wb") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.wait(20)
 
 
 def read_by_a_page(

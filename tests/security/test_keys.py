@@ -69,7 +69,7 @@ def test_a_key_is_any_string_of_32_characters() -> None:
         ([""], "key 1 of 1 has 0 characters, and needs at least 32"),
         ([SHORT], "key 1 of 1 has 31 characters"),
         ([NEW, SHORT], "key 2 of 2 has 31 characters"),
-        ([NEW, OLD, NEW], "key 3 of 3 is there already"),
+        ([NEW, OLD, NEW], "key 3 of 3 is the same as one before it"),
         ([NEW.encode()], "key 1 of 1 is a bytes, not a string"),
         ([None], "key 1 of 1 is a NoneType, not a string"),
     ],
@@ -124,7 +124,7 @@ def test_another_variable_can_be_named(variable: pytest.MonkeyPatch) -> None:
         (f"{NEW},{SHORT}", "key 2 of 2 has 31 characters"),
         (f"{NEW},", "key 2 of 2 has 0 characters"),
         (f" {' ' * 40} ", "key 1 of 1 has 0 characters"),
-        (f"{NEW},{NEW}", "key 2 of 2 is there already"),
+        (f"{NEW},{NEW}", "key 2 of 2 is the same as one before it"),
     ],
 )
 def test_a_variable_without_usable_keys_is_refused_and_not_repeated(

@@ -95,9 +95,9 @@ def connections_to(url: str) -> MakeConnection:
     except (ValueError, TypeError, RedisError) as failed:
         # redis-py says which one in words of its own, between which there may be a value.
         names = [name for name, _ in parse_qsl(parts.query) if f"'{name}'" in str(failed)]
-        reason = f": no such option, or not with such a value: {names[0]}" if names else ""
+        reason = f": it has an unknown option, or a wrong value of it: {names[0]}" if names else ""
         raise ConfigurationError(
-            f"not a usable {parts.scheme}:// URL for a store{reason}"
+            f"this {parts.scheme}:// URL cannot be a store{reason}"
         ) from failed
     return cast(MakeConnection, pool.make_connection)
 

@@ -1,0 +1,186 @@
+"""The built site: its search answers what users ask, and each page is read in a real browser.
+
+``questions.json`` has questions that users asked of comparable projects. The site's own search
+(its index, Sphinx's script and ours) is asked each of them. ``site.js`` measures the pages in
+Chromium, on a wide and on a narrow screen, in light and in dark.
+"""
+
+import json
+import queue
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from tests.support.browser import browsing, chromium_program
+from tests.support.servers import serve
+
+ROOT = Path(__file__).parents[2]
+LISTS = frozenset({"genindex.html", "py-modindex.html", "search.html"})
+"""Pages that Sphinx fills, with nothing to read."""
+
+WITHIN = 200.0
+"""Seconds for a browser to measure all pages."""
+
+QUESTIONS = json.loads((Path(__file__).with_name("questions.json")).read_text())["questions"]
+
+
+def found(site: Path, questions: list[str]) -> list[list[str]]:
+    """For each question the pages that the search of a built site finds, best first."""
+    node = shutil.which("node")
+    assert node is not None, "missing: node (install Node.js 20 or later)"
+    done = subprocess.run(
+        [node, str(Path(__file__).with_name("search.mjs")), str(site)],
+        input=json.dumps(questions),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def missed(answers: list[list[str]]) -> list[str]:
+    """Each question whose page is not among the first three, with what was found instead."""
+    return [
+        f"{asked['question']!r}: {asked['page']} is not in {pages[:3]}"
+        for asked, pages in zip(QUESTIONS, answers, strict=True)
+        if asked["page"] not in pages[:3]
+    ]
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """The site as ``scripts/docs`` builds it."""
+    built = subprocess.run(
+        [ROOT / "scripts" / "docs"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr[-3_000:]
+    return ROOT / ".cache" / "docs"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_the_search_finds_the_page_that_answers_among_the_first_three(site: Path) -> None:
+    asked = [each["question"] for each in QUESTIONS]
+
+    assert missed(found(site, asked)) == []
+
+
+def test_there_are_twenty_questions_and_each_has_its_page() -> None:
+    assert len({each["question"] for each in QUESTIONS}) >= 20
+    assert [each["page"] for each in QUESTIONS if not (ROOT / f"{each['page']}.md").is_file()] == []
+
+
+def test_a_page_that_is_found_too_late_is_seen() -> None:
+    right = [[each["page"]] for each in QUESTIONS]
+    late = [["a", "b", "c", QUESTIONS[0]["page"]], *right[1:]]
+
+    assert missed(right) == []
+    assert len(missed(late)) == 1
+
+
+class Measuring:
+    """Serves some pages to a browser that measures them, and takes its report."""
+
+    def __init__(self, folder: Path, pages: list[str]) -> None:
+        self._pages = pages
+        self._reports: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.app = Starlette(
+            routes=[
+                Route("/measure", self._measure),
+                Route("/measure.js", self._script),
+                Route("/pages.json", self._list),
+                Route("/report", self._take, methods=["POST"]),
+                Mount("/", StaticFiles(directory=folder)),
+            ]
+        )
+
+    async def _measure(self, request: Request) -> Response:
+        return HTMLResponse(
+            '<!doctype html><body><script type="module" src="/measure.js"></script>'
+        )
+
+    async def _script(self, request: Request) -> Response:
+        script = Path(__file__).with_name("site.js").read_text("utf-8")
+        return Response(script, media_type="text/javascript")
+
+    async def _list(self, request: Request) -> Response:
+        return JSONResponse(self._pages)
+
+    async def _take(self, request: Request) -> Response:
+        self._reports.put(json.loads(await request.body()))
+        return Response()
+
+    def report(self) -> dict[str, Any]:
+        return self._reports.get(timeout=WITHIN)
+
+
+def measured(
+    folder: Path, pages: list[str], here: Path, *, width: int, background: str
+) -> list[str]:
+    """The faults that a browser finds in the pages of a folder."""
+    measuring = Measuring(folder, pages)
+    prefers = f"--blink-settings=preferredColorScheme={0 if background == 'dark' else 1}"
+    with serve(measuring.app) as server:
+        url = server.url(f"/measure?width={width}&background={background}")
+        size = f"--window-size={width + 100},1000"
+        with browsing(chromium_program(), here / "profile", url, options=(prefers, size)):
+            report = measuring.report()
+    if not report["faults"]:
+        assert report["measured"] == len(pages)
+    return report["faults"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("background", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_page_scrolls_sideways_or_breaks_in_a_word_and_code_can_be_copied(
+    site: Path, tmp_path: Path, width: int, background: str
+) -> None:
+    pages = sorted(
+        f"/{page.relative_to(site).as_posix()}"
+        for page in site.rglob("*.html")
+        if page.name not in LISTS
+    )
+
+    assert len(pages) > 40
+    assert measured(site, pages, tmp_path, width=width, background=background) == []
+
+
+BAD = """<!doctype html><body style="background: #fff"><article style="overflow-wrap: anywhere">
+<h1 style="width: 3em">Incomprehensibilities</h1><div style="width: 500px">A wide block.</div>
+<p style="color: #ccc">It is pale.</p><div class="highlight"><pre>no button</pre></div></article>
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(100)
+def test_each_fault_of_a_page_is_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "bad.html").write_text(BAD)
+
+    faults = measured(folder, ["/bad.html"], tmp_path, width=390, background="dark")
+
+    assert [fault.split(":")[0] for fault in faults] == [
+        "/bad.html scrolls sideways",
+        "/bad.html breaks in a word",
+        "/bad.html is not copied",
+        "/bad.html is hard to see (1.6)",
+        "/bad.html is not dark",
+    ]
