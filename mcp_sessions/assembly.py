@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -48,6 +49,7 @@ from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.reached_limits import ReachedLimits
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -254,7 +256,7 @@ class Assembly:
         self.associations = associations = Associations(
             store, connections, attachments, runner, sealed, clock, bound, visibility
         )
-        idempotency = Idempotency(runner, associations, sealed, bus)
+        idempotency = Idempotency(runner, associations, sealed, bus, policy.request_key_bytes)
         self.joint_admissions = None
         if store.exchange is not None:
             self.joint_admissions = JointAdmissions(connections, runner, idempotency)
@@ -278,6 +280,7 @@ class Assembly:
             bus,
             audit,
             visibility,
+            ReachedLimits(time.monotonic),
         )
         self.listening = Listening(
             store, attachments, runner, peers, self.router, sealed, upstream, visibility

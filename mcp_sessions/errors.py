@@ -27,6 +27,7 @@ Sentences hold nothing secret: no session id, no token, no key.
 
 from __future__ import annotations
 
+import math
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -219,14 +220,29 @@ class SessionDetached(WireError):
 
 
 class LimitReached(WireError):
-    """A limit of ``SessionPolicy`` is reached; ``data.limit`` names it."""
+    """A limit of ``SessionPolicy`` is reached.
+
+    Args:
+        limit: Its name; ``data.limit``.
+        most: How large it is; ``data.max``.
+        retry_after: Seconds after which the same request may be served; ``data.retryAfter``. None:
+            time alone changes nothing.
+    """
 
     code = LIMIT_REACHED
     message = "Limit reached"
 
-    def __init__(self, limit: str) -> None:
-        super().__init__({"limit": limit})
+    def __init__(self, limit: str, most: float, retry_after: float | None = None) -> None:
+        data: dict[str, Any] = {"limit": limit, "max": most}
+        if retry_after is not None:
+            data["retryAfter"] = math.ceil(retry_after)
+        super().__init__(data)
         self.limit = limit
+        self.most = most
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.limit} is {self.most}"
 
 
 class OutcomeUnknown(WireError):

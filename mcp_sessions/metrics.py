@@ -17,6 +17,7 @@ mcp_sessions.coalesced           events that replaced an older one
 mcp_sessions.detached            sessions taken from their connection       reason
 mcp_sessions.slow                connections cut since they took nothing
 mcp_sessions.denials             requests without a good credential         reason
+mcp_sessions.limited             requests that a limit refused              limit
 mcp_sessions.store_errors        calls that the store failed                store
 mcp_sessions.background_failures work that nobody awaits failed             work, error
 mcp_sessions.children            processes, or sessions of a URL, that were outcome
@@ -84,6 +85,11 @@ def denied(reason: str) -> None:
     _counter("denials").add(1, {"reason": reason})
 
 
+def limited(limit: str) -> None:
+    """A request was refused by a limit."""
+    _counter("limited").add(1, {"limit": limit})
+
+
 def store_failed(store: str, calls: int = 1) -> None:
     """The store answered so many calls with an error. Any thread may say so."""
     _counter("store_errors").add(calls, {"store": store})
@@ -123,6 +129,7 @@ _DESCRIPTIONS = {
     "coalesced": "Events that replaced an older one",
     "detached": "Sessions taken from their connection",
     "denials": "Requests without a good credential",
+    "limited": "Requests that a limit refused",
     "slow": "Connections cut since they took nothing",
     "store_errors": "Calls that the store failed",
     "background_failures": "Work that nobody awaits failed",

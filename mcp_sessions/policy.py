@@ -24,6 +24,21 @@ _NEVER_COALESCED = frozenset({"notifications/cancelled", "notifications/progress
 """Notifications that belong to one request, where each message counts."""
 
 
+LIMIT_OPTIONS = (
+    *("idle_timeout", "forget_after", "max_sessions", "max_sleeping_bytes", "max_events"),
+    *("progress_every", "question_timeout", "max_message", "max_answer", "receive_timeout"),
+    *("max_connections", "max_sessions_per_principal", "max_connections_per_principal"),
+    *("max_requests_per_principal", "max_calls_per_principal", "credential_check"),
+)
+"""Limits that are options of ``serve``, with their names there but for hyphens."""
+
+
+def how_to_raise(limit: str) -> str:
+    """Return what sets a limit, as a log message says it."""
+    in_python = f"{limit} in SessionPolicy"
+    return f"{in_python}, or --{limit.replace('_', '-')}" if limit in LIMIT_OPTIONS else in_python
+
+
 _MAY_BE_ZERO = frozenset({"progress_every", "question_timeout"})
 """Limits that 0 switches off."""
 
@@ -215,8 +230,19 @@ class SessionPolicy:
     limit."""
 
     max_connections_per_principal: int | None = None
-    """Open WebSockets of one principal; None: no limit. Without authentication everyone is
-    one principal."""
+    """Open WebSockets of one principal; None: no limit. Without authentication the principal is
+    the client's address."""
+
+    max_requests_per_principal: float | None = None
+    """Requests a second of one principal in one process, on average; None: no limit.
+
+    A principal that was quiet may send the requests of ten seconds at once. Without authentication
+    the principal is the client's address.
+    """
+
+    max_calls_per_principal: int | None = None
+    """Requests of one principal in one process that are not answered; None: no limit. Without
+    authentication the principal is the client's address."""
 
     credential_check: float = 60
     """How often the credential of each open stream is checked again: GET, listen and response

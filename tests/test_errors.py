@@ -35,7 +35,7 @@ WIRE_ERRORS = [
     SessionNotFound(SECRET),
     SessionRequiredByServer(),
     SessionDetached(),
-    LimitReached("max_sessions"),
+    LimitReached("max_sessions", 9),
     OutcomeUnknown({"requestKey": SECRET}),
     InvalidParams("params.sessionId must be a string"),
     InvalidRequest(InvalidReason.MODE_CONFLICT, "the session belongs to its transport"),
@@ -129,8 +129,10 @@ def test_an_unknown_session_is_answered_with_what_the_caller_sent() -> None:
 
 
 def test_a_refusal_names_its_limit_or_reason_in_data() -> None:
-    """ERR6, ERR8: ``data.limit``, ``data.reason``."""
-    assert LimitReached("max_sessions").data == {"limit": "max_sessions"}
+    """ERR6, ERR8: ``data.limit`` and how large it is, ``data.reason``."""
+    assert LimitReached("max_sessions", 9).data == {"limit": "max_sessions", "max": 9}
+    later = {"limit": "max_calls_per_principal", "max": 9, "retryAfter": 3}
+    assert LimitReached("max_calls_per_principal", 9, 2.1).data == later
     assert InvalidRequest(InvalidReason.KEY_REUSED, "…").data == {"reason": "key_reused"}
     assert InvalidParams("…").data is None
     assert InvalidParams("…", reason="invalid_state").data == {"reason": "invalid_state"}
@@ -146,9 +148,12 @@ def test_a_state_that_is_refused_says_the_same_whatever_the_cause() -> None:
 
 
 @pytest.mark.parametrize("error", WIRE_ERRORS, ids=lambda error: type(error).__name__)
-def test_a_wire_error_says_its_message_and_nothing_else(error: WireError) -> None:
-    """SEC2: the sentence is safe in a log; the evidence is in attributes."""
-    assert str(error) == error.message
+def test_a_wire_error_says_its_message_and_no_secret(error: WireError) -> None:
+    """SEC2: the sentence is safe in a log; the evidence is in attributes. A handler that reaches a
+    limit reads which one, and how large it is.
+    """
+    limit = ": max_sessions is 9" if isinstance(error, LimitReached) else ""
+    assert str(error) == error.message + limit
     assert SECRET not in str(error)
 
 

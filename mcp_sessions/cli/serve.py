@@ -35,7 +35,7 @@ from mcp_sessions.cli.targets import load_target
 from mcp_sessions.cli.telemetry import exporting
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.policy import LIMIT_OPTIONS, SessionPolicy
 from mcp_sessions.serve.garbage import setting_aside
 from mcp_sessions.serve.sockets import listen_on
 
@@ -287,7 +287,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
 
     given = {
         "--store": options.store,
-        **{f"--{name.replace('_', '-')}": getattr(options, name) for name in LIMITS},
+        **{f"--{name.replace('_', '-')}": getattr(options, name) for name in LIMIT_OPTIONS},
         "--conversations": options.conversations or None,
         "--hide": options.hide,
         "--readable-state": options.readable_state or None,
@@ -326,16 +326,8 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     return layer, redacted(options.store or DEFAULT_STORE)
 
 
-LIMITS = (
-    *("idle_timeout", "forget_after", "max_sessions", "max_sleeping_bytes", "max_events"),
-    *("progress_every", "question_timeout", "max_message", "max_answer", "receive_timeout"),
-    "max_connections",
-)
-"""Limits of the policy that are options."""
-
-
 def _policy(options: argparse.Namespace) -> SessionPolicy:
-    given = {name: getattr(options, name) for name in LIMITS}
+    given = {name: getattr(options, name) for name in LIMIT_OPTIONS}
     return SessionPolicy(**{name: value for name, value in given.items() if value is not None})
 
 

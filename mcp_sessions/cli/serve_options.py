@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from mcp_sessions.cli import access
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.cli.environment import NOTES, parse, unknown, variable_of, variables_named
+from mcp_sessions.cli.limit_options import add_limits
 from mcp_sessions.cli.targets import SHAPE, program_of
 from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
 from mcp_sessions.core.nearness import is_loopback
@@ -201,7 +202,7 @@ Serve an MCP server whose sessions survive a cut connection. The server is one o
     _add_access(parser.add_argument_group("who may call"))
     _add_sessions(parser.add_argument_group("sessions"))
     _add_conversations(parser.add_argument_group("conversations, for hosts that start no session"))
-    _add_limits(parser.add_argument_group("requests of clients"))
+    add_limits(parser.add_argument_group("requests of clients"))
     _add_start_and_stop(parser.add_argument_group("start and stop"))
     _add_logs(parser.add_argument_group("log"))
     _add_external(parser.add_argument_group("-- COMMAND, a URL and --config"))
@@ -336,40 +337,6 @@ def _add_conversations(group: types.Options) -> None:
         action="append",
         metavar="TOOL",
         help="TOOL returns a handle for later calls *",
-    )
-
-
-def _add_limits(group: types.Options) -> None:
-    limits = SessionPolicy()
-    group.add_argument(
-        "--max-message",
-        type=types.count,
-        metavar="BYTES",
-        help=f"largest message of a client ({limits.max_message})",
-    )
-    group.add_argument(
-        "--receive-timeout",
-        type=types.seconds,
-        metavar="S",
-        help=f"time for a request to arrive ({limits.receive_timeout:g})",
-    )
-    group.add_argument(
-        "--max-connections",
-        type=types.count,
-        metavar="N",
-        help="open connections (as the system allows)",
-    )
-    group.add_argument(
-        "--progress-every",
-        type=types.duration,
-        metavar="S",
-        help=f"send progress for silent calls; 0: never ({limits.progress_every:g})",
-    )
-    group.add_argument(
-        "--question-timeout",
-        type=types.duration,
-        metavar="S",
-        help=f"time for an answer to a tool's question ({limits.question_timeout:g})",
     )
 
 

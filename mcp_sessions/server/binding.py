@@ -54,7 +54,12 @@ class RequestChannel(Protocol):
         ...
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
+        self,
+        message: bytes,
+        *,
+        code: int | None = None,
+        away: StoreUnavailable | None = None,
+        retry_after: float | None = None,
     ) -> None:
         """Send the answer. Called once; nothing follows it.
 
@@ -62,6 +67,7 @@ class RequestChannel(Protocol):
             code: The error's code; None: it is a result.
             away: The store's failure, for which the request cannot be served (HTP5). Where no
                 response has begun, the response says so. None: it was served.
+            retry_after: Seconds after which a request that a limit refused may be served.
         """
         ...
 

@@ -353,15 +353,20 @@ class Inbound:
         return entry
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
+        self,
+        message: bytes,
+        *,
+        code: int | None = None,
+        away: StoreUnavailable | None = None,
+        retry_after: float | None = None,
     ) -> None:
         """Send the answer on its way back; see :class:`RequestChannel`."""
         if self.audit is None:
-            await self.channel.answer(message, code=code, away=away)
+            await self.channel.answer(message, code=code, away=away, retry_after=retry_after)
             return
         is_heard = self.channel.is_open
         try:
-            await self.channel.answer(message, code=code, away=away)
+            await self.channel.answer(message, code=code, away=away, retry_after=retry_after)
         finally:
             self.audit.write(is_heard=is_heard)
 

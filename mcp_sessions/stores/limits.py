@@ -21,7 +21,7 @@ def check_peer(peer: Peer | None, policy: SessionPolicy) -> None:
         LimitReached: It is more than ``max_client_bytes``.
     """
     if peer is not None and size_of(peer.initialize_params) > policy.max_client_bytes:
-        raise LimitReached("max_client_bytes")
+        raise LimitReached("max_client_bytes", policy.max_client_bytes)
 
 
 _SHARE = 10
@@ -50,10 +50,10 @@ def check_sessions(
         LimitReached: They are ``max_sessions``, or ``max_sessions_per_principal``.
     """
     if count >= policy.max_sessions:
-        raise LimitReached("max_sessions")
+        raise LimitReached("max_sessions", policy.max_sessions)
     most = most_of_one(mode, policy)
     if most is not None and owned >= most:
-        raise LimitReached("max_sessions_per_principal")
+        raise LimitReached("max_sessions_per_principal", most)
 
 
 def text_size(text: str) -> int:
@@ -79,11 +79,11 @@ def check_sizes(count: int, largest: int, total: int, policy: SessionPolicy) -> 
         LimitReached: See there.
     """
     if largest > policy.max_uri_bytes:
-        raise LimitReached("max_uri_bytes")
+        raise LimitReached("max_uri_bytes", policy.max_uri_bytes)
     if count > policy.max_subscriptions:
-        raise LimitReached("max_subscriptions")
+        raise LimitReached("max_subscriptions", policy.max_subscriptions)
     if total > policy.max_subscription_bytes:
-        raise LimitReached("max_subscription_bytes")
+        raise LimitReached("max_subscription_bytes", policy.max_subscription_bytes)
 
 
 def check_data(size: int, policy: SessionPolicy) -> None:
@@ -93,7 +93,7 @@ def check_data(size: int, policy: SessionPolicy) -> None:
         LimitReached: They are more than ``max_data_bytes``.
     """
     if size > policy.max_data_bytes:
-        raise LimitReached("max_data_bytes")
+        raise LimitReached("max_data_bytes", policy.max_data_bytes)
 
 
 def check_state(size: int, policy: SessionPolicy) -> None:
@@ -103,4 +103,4 @@ def check_state(size: int, policy: SessionPolicy) -> None:
         LimitReached: They are more than ``max_state_bytes``.
     """
     if size > policy.max_state_bytes:
-        raise LimitReached("max_state_bytes")
+        raise LimitReached("max_state_bytes", policy.max_state_bytes)

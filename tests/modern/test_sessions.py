@@ -459,10 +459,8 @@ async def test_a_limit_says_its_name() -> None:
         for method in ("session/start", "sessions/create"):
             heard = client.send(method)
             error = await heard.error()
-            assert (error["code"], error["data"]) == (
-                -31011,
-                {"limit": "max_sessions_per_principal"},
-            )
+            named = {"limit": "max_sessions_per_principal", "max": 2}
+            assert (error["code"], error["data"]) == (-31011, named)
             assert heard.status == 200
 
 

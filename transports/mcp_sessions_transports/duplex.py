@@ -87,7 +87,12 @@ class DuplexChannel(WatchedChannel):
         await self._transport.outbox.drain()
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
+        self,
+        message: bytes,
+        *,
+        code: int | None = None,
+        away: StoreUnavailable | None = None,
+        retry_after: float | None = None,
     ) -> None:
         self._transport.channels.pop(self, None)
         self._transport.outbox.push(message)
@@ -426,6 +431,7 @@ class DuplexConnection:
         try:
             check_modern(request, size, self._served.policy)
         except LimitReached as refused:
+            self._served.router.limits.reached(refused)
             await channel.answer(error_message(request.id, wire_error(refused)))
             return
         client = of_envelope(route.client_capabilities, route.client_info)

@@ -24,6 +24,7 @@ from mcp_sessions.core.messages import NotNamed, RequestId
 from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.calls.shares import Shares
 from mcp_sessions.server.connection import Inbound
 
 
@@ -63,6 +64,9 @@ class Call:
     error: dict[str, Any] | None = field(init=False, default=None)
     """It was cancelled before it ran: as soon as it runs it ends."""
 
+    whose: Hashable = field(init=False, default=None)
+    """The principal whose share it is; see :class:`Shares`. None: no limit counts it."""
+
     is_over: bool = field(init=False, default=False)
     """It is answered, or was refused."""
 
@@ -84,6 +88,10 @@ class Call:
     def is_awaited(self) -> bool:
         """Whether its sender still listens for its answer."""
         return self.work is None or self.work.is_awaited_by(self)
+
+    def counts_for(self, whose: Hashable) -> None:
+        """It is a part of what a principal uses."""
+        self.whose = whose
 
     def begins(self, work: Work | None) -> None:
         """It runs, or joins what runs; None: it waits once more to begin."""
@@ -155,10 +163,12 @@ class Calls(Generic[R]):
 
     Args:
         most: Of one sender.
+        shares: What each principal uses. None: there are no such limits.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, shares: Shares | None = None) -> None:
         self._most = most
+        self._shares = shares
         self._load: dict[Hashable, int] = {}
         self._by_id: dict[ConnectionId, dict[RequestId, list[Call]]] = {}
         self._running: dict[R, None] = {}
@@ -185,7 +195,7 @@ class Calls(Generic[R]):
         Raises:
             InvalidRequest: ``DUPLICATE_ID``: a request with its id is still open on the same wire.
             InvalidParams: It names a session in metadata that is malformed.
-            LimitReached: Its sender has too many.
+            LimitReached: Its sender has too many, or its principal.
         """
         connection, whose = inbound.connection, None
         if not is_ours:
@@ -209,7 +219,9 @@ class Calls(Generic[R]):
             if request.is_misnamed:
                 request.named()
             if self.is_full(whose):
-                raise LimitReached("max_running_requests")
+                raise LimitReached("max_running_requests", self._most)
+        if self._shares is not None:
+            call.counts_for(self._shares.opened(inbound.principal, inbound.scope))
         self.count(call)
         if connection is None:
             return call
@@ -220,6 +232,15 @@ class Calls(Generic[R]):
         else:
             self._by_id[connection.id] = {request.id: [call]}
         return call
+
+    def take(self, inbound: Inbound) -> None:
+        """A request comes in that is no call of this table, such as a handshake.
+
+        Raises:
+            LimitReached: Its principal has too many, or sends too many.
+        """
+        if self._shares is not None:
+            self._shares.take(inbound.principal, inbound.scope)
 
     def close(self, call: Call) -> None:
         """A call that was opened, or counted, is answered or was refused. To close it again
@@ -234,6 +255,8 @@ class Calls(Generic[R]):
                 self._load[call.load] = left
             else:
                 del self._load[call.load]
+        if call.whose is not None and self._shares is not None:
+            self._shares.closed(call.whose)
         connection = call.inbound.connection
         by_id = self._by_id.get(connection.id) if connection is not None else None
         if by_id is None or connection is None:

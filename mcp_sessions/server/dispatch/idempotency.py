@@ -31,6 +31,7 @@ class Idempotency:
     _associations: Associations
     _sealed: SealedState
     _bus: ClusterBus
+    _most_key_bytes: int
 
     def __post_init__(self) -> None:
         self.begin_of = Locks[tuple[SessionId, RequestKey]]().of
@@ -72,7 +73,7 @@ class Idempotency:
                     InvalidReason.KEY_REUSED, "this request key was used with other content"
                 )
             case Begun.FULL:
-                raise LimitReached("request_key_bytes")
+                raise LimitReached("request_key_bytes", self._most_key_bytes)
             case Begun.ANSWERED:
                 await self._answer_kept(waiter, admitted)
                 return

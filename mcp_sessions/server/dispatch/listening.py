@@ -13,7 +13,7 @@ from typing import Any
 from mcp_sessions.core.listening import LISTEN, Filter
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.visibility import Visibility
-from mcp_sessions.errors import SessionNotFound
+from mcp_sessions.errors import LimitReached, SessionNotFound
 from mcp_sessions.server.calls.table import Call
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
@@ -52,6 +52,11 @@ class Listening:
             UpstreamError: The wrapped server's rules refuse the params.
         """
         self._upstream.validate(LISTEN, inbound.peer.protocol_version, request.params)
+        try:
+            self._runner.calls.take(inbound)
+        except LimitReached as refused:
+            self._router.limits.reached(refused)
+            raise
         record = await self._router.admitted(request, inbound)
         if record is None or not inbound.principal.scopes >= record.principal.scopes:
             raise SessionNotFound(record.session_id if record is not None else "")

@@ -33,7 +33,7 @@ def check_modern(request: Message, size: int, policy: SessionPolicy) -> None:
         meta = request.meta
         said = {name: meta[name] for name in ENVELOPE if name in meta}
         if size_of(said) > policy.max_client_bytes:
-            raise LimitReached("max_client_bytes")
+            raise LimitReached("max_client_bytes", policy.max_client_bytes)
     if request.method == LISTEN:
         wanted = members_of((request.params or {}).get("notifications"))
         listed: object = wanted.get("resourceSubscriptions")

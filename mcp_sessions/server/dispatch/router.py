@@ -28,6 +28,7 @@ from mcp_sessions.errors import (
     INTERNAL_ERROR,
     REQUEST_CANCELLED,
     InvalidParams,
+    LimitReached,
     OutcomeUnknown,
     SessionRequiredByServer,
     WireError,
@@ -50,6 +51,7 @@ from mcp_sessions.server.dispatch.conversations import BoundSessions, UnknownHan
 from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS, SessionMethods
 from mcp_sessions.server.loggable import loggable_method
+from mcp_sessions.server.reached_limits import ReachedLimits
 from mcp_sessions.server.requests.handle import SessionHandles
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -91,6 +93,8 @@ class Router:
     _bus: ClusterBus
     _audit: Audit
     _visibility: Visibility
+    limits: ReachedLimits
+    """Told of each limit that refuses a request."""
 
     # --- what bindings call ------------------------------------------------------------------
 
@@ -117,6 +121,11 @@ class Router:
     async def _initialize(
         self, request: Message, inbound: Inbound, register: Register, is_there: bool
     ) -> tuple[bytes, ClientConnection | None]:
+        try:
+            self._runner.calls.take(inbound)
+        except LimitReached as refused:
+            self.limits.reached(refused)
+            return inbound.error(request.id, wire_error(refused)), None
         outbound = LateOutbound()
         waiter = Call(request, inbound)
         call = self._runner.call(waiter, None, partial(self._peers.standalone, inbound, None))
@@ -134,6 +143,8 @@ class Router:
             connection = await register(peer) if keeps else None
         except WireError as refused:
             await upstream_peer.close()
+            if isinstance(refused, LimitReached):
+                self.limits.reached(refused)
             return inbound.error(request.id, wire_error(refused)), None
         except BaseException:
             await upstream_peer.close()
@@ -208,7 +219,7 @@ class Router:
                 elif call.error is not None:
                     await call.work.abort(call.error)
         except WireError as refused:
-            await _refuse(request, inbound, wire_error(refused))
+            await self._refuse(request, inbound, refused)
         except UpstreamError as failed:
             await _refuse(request, inbound, failed.error)
 
@@ -321,9 +332,17 @@ class Router:
             if waiter.work is not None and waiter.error is not None:
                 await waiter.work.abort(waiter.error)
         except WireError as refused:
-            await _refuse(request, inbound, wire_error(refused))
+            await self._refuse(request, inbound, refused)
         except UpstreamError as failed:
             await _refuse(request, inbound, failed.error)
+
+    async def _refuse(self, request: Message, inbound: Inbound, refused: WireError) -> None:
+        if not isinstance(refused, LimitReached):
+            await _refuse(request, inbound, wire_error(refused))
+            return
+        self.limits.reached(refused)
+        message = inbound.error(request.id, wire_error(refused))
+        await inbound.answer(message, code=refused.code, retry_after=refused.retry_after)
 
     async def _serve(self, waiter: Call, instead_of: str = "") -> None:
         request, inbound = waiter.request, waiter.inbound

@@ -69,7 +69,12 @@ class RemoteChannel(WatchedChannel):
         await asyncio.sleep(0)
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
+        self,
+        message: bytes,
+        *,
+        code: int | None = None,
+        away: StoreUnavailable | None = None,
+        retry_after: float | None = None,
     ) -> None:
         """Report that the request is over: its answer is in the store."""
         await self._bus.tell(RunOver(join=self._join), to=self.process)

@@ -7,6 +7,7 @@ cancels it, when its session ends, or when a bound on calls without a connection
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from mcp_sessions.errors import OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.calls.detached import BESIDE, Detached
+from mcp_sessions.server.calls.shares import shares_of
 from mcp_sessions.server.calls.table import Calls
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.questions import PendingQuestions
@@ -39,7 +41,9 @@ class RequestRunner:
     ) -> None:
         self.process = process
         self.runs = Runs()
-        self.calls = Calls[RunningRequest](policy.max_running_requests)
+        self.calls = Calls[RunningRequest](
+            policy.max_running_requests, shares_of(policy, time.monotonic)
+        )
         """The requests that came in and are not answered, and those that run."""
 
         self.held, self.at_work = self.calls.held, self.calls.running

@@ -60,7 +60,7 @@ class Belongings(Lists):
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
         if text_size(uri) > self._policy.max_uri_bytes:
             if await self._command("EXISTS", self._key(session_id)):
-                raise LimitReached("max_uri_bytes")
+                raise LimitReached("max_uri_bytes", self._policy.max_uri_bytes)
             return False
         # The list of subscribers first: a process that dies in between leaves one there who is
         # none, and whom the next reader finds out. The other way round a subscription that
@@ -79,7 +79,8 @@ class Belongings(Lists):
         elif outcome != b"subscribed":
             await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
         if outcome in (b"max_subscriptions", b"max_subscription_bytes"):
-            raise LimitReached(outcome.decode())
+            is_count = outcome == b"max_subscriptions"
+            raise LimitReached(outcome.decode(), most if is_count else most_bytes)
         return outcome != b"gone"
 
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
@@ -169,7 +170,7 @@ class Belongings(Lists):
             *flat,
         )
         if found == b"max_state_bytes":
-            raise LimitReached("max_state_bytes")
+            raise LimitReached("max_state_bytes", self._policy.max_state_bytes)
         if isinstance(found, list) and found[:1] == [b"newer"]:
             raise StateConflict(self._record(pair_of(found)[1], known))
         return self._record(found, known) if found is not None else None

@@ -61,6 +61,7 @@ class Lives(Sleepers):
         member = f"{tag_of(session_id)}.{owned[-16:]}.{int(await self._clock.now()):x}"
         if mode is Mode.BOUND:
             member += BOUND.decode()
+        of_one = most_of_one(mode, policy) or 2**53
         # A place first, then the session: a process that dies in between leaves a place that
         # nobody has, which is given up when its deadline has passed.
         for attempt in range(2):
@@ -70,7 +71,7 @@ class Lives(Sleepers):
                 member,
                 repr(deadline),
                 policy.max_sessions,
-                most_of_one(mode, policy) or 2**53,
+                of_one,
                 0 if ends_at == math.inf else self._list_lifetime,
             )
             if not reached:
@@ -78,7 +79,9 @@ class Lives(Sleepers):
                     self._placed[member] = owned
                 break
             if attempt or not await self._heal(self._all if reached == b"max_sessions" else owned):
-                raise LimitReached(of_kind(bytes, reached).decode("latin-1"))
+                limit = of_kind(bytes, reached).decode("latin-1")
+                most = policy.max_sessions if limit == "max_sessions" else of_one
+                raise LimitReached(limit, most)
         fields = fields_of(session_id, mode, principal, peer, ends_at)
         fields |= {"created": repr(now), "expires": repr(deadline)}
         flat = [part for pair in fields.items() for part in pair]

@@ -29,7 +29,7 @@ def refuses_at_a_limit(patch: Patch) -> None:
     async def wrong(self: Any, *args: Any) -> Any:
         record = await found_or_made(self, *args)
         if record is None:
-            raise LimitReached("max_sessions_per_principal")
+            raise LimitReached("max_sessions_per_principal", 1)
         return record
 
     patch.setattr(BoundSessions, "_found_or_made", wrong)

@@ -288,8 +288,8 @@ async def test_the_number_of_sessions_is_bounded() -> None:
         error = await client.error("session/start")
         refused = await w.client().send("initialize", _HANDSHAKE).error()
 
-        assert (error["code"], error["data"]) == (-31011, {"limit": "max_sessions"})
-        assert (refused["code"], refused["data"]) == (-31011, {"limit": "max_sessions"})
+        assert (error["code"], error["data"]["limit"]) == (-31011, "max_sessions")
+        assert (refused["code"], refused["data"]["limit"]) == (-31011, "max_sessions")
         assert await client.text("echo", text="x") == "x"
 
 
@@ -311,7 +311,7 @@ async def test_the_sessions_of_one_principal_are_bounded() -> None:
         greedy, other = await user("greedy"), await user("other")
         sessions = [(await greedy.start())["sessionId"] for _ in range(2)]
         error = await greedy.error("session/start")
-        assert (error["code"], error["data"]) == (-31011, {"limit": "max_sessions_per_principal"})
+        assert (error["code"], error["data"]["limit"]) == (-31011, "max_sessions_per_principal")
         await other.start()
         await greedy.end(sessions[0])
         await greedy.start()
@@ -363,7 +363,7 @@ async def test_sessions_that_nobody_uses_make_room_where_no_one_can_be_asked() -
         left = [await w.connected() for _ in range(297)]
         for _ in range(2):
             refused = await w.client().send("initialize", _HANDSHAKE).error()
-            assert (refused["code"], refused["data"]) == (-31011, {"limit": "max_sessions"})
+            assert (refused["code"], refused["data"]["limit"]) == (-31011, "max_sessions")
             w.clock.advance(30)
 
         newcomers = await asyncio.gather(*(w.connected() for _ in range(10)))
@@ -417,7 +417,7 @@ async def test_of_what_a_client_says_of_itself_is_kept_what_is_read_and_that_is_
         records = await w.layer.store.all_sessions()
         if member in ("clientInfo", "capabilities"):
             assert answer["error"]["code"] == -31011
-            assert answer["error"]["data"] == {"limit": "max_client_bytes"}
+            assert answer["error"]["data"]["limit"] == "max_client_bytes"
             assert records == []
         else:
             assert answer["result"]["protocolVersion"] == "2025-11-25"
@@ -472,7 +472,7 @@ async def test_subscriptions_are_bounded() -> None:
             await client.result("resources/subscribe", {"uri": uri})
 
         error = await client.error("resources/subscribe", {"uri": "a:3"})
-        assert (error["code"], error["data"]) == (-31011, {"limit": "max_subscriptions"})
+        assert (error["code"], error["data"]["limit"]) == (-31011, "max_subscriptions")
         await client.result("resources/unsubscribe", {"uri": "a:1"})
         await client.result("resources/subscribe", {"uri": "a:3"})
 

@@ -159,7 +159,7 @@ async def test_what_another_process_is_doing_still_is_not_put_right(
                 other = await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)
                 await store.end(other.session_id)
                 assert step is subscribe
-            raise LimitReached("")
+            raise LimitReached("", 0)
         may_go_on.set()
         await working
     assert await store.subscribers(URIS[2]) == [made.session_id]

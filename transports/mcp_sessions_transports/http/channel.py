@@ -226,7 +226,12 @@ class PostChannel(WatchedChannel):
             await self._stream.drain()
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
+        self,
+        message: bytes,
+        *,
+        code: int | None = None,
+        away: StoreUnavailable | None = None,
+        retry_after: float | None = None,
     ) -> None:
         """Send the answer. The code changes nothing here: the status is 200."""
         if away is not None and not self._is_stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -233,6 +234,19 @@ async def send_too_large(send: Send, limit: int) -> None:
 async def send_not_found(send: Send) -> None:
     """Answer what names a session that is not there, or not for who sent it."""
     await send_json(send, refusal("Session not found"), status=404)
+
+
+TOO_MANY = 429
+"""Status of a request that comes too soon. Handshake-era clients are answered 200: some of them end
+their connection at a status that they do not know.
+"""
+
+
+def retry_header(seconds: float | None) -> list[tuple[bytes, bytes]] | None:
+    """Return the header that says when a client may come back. None: there is nothing to say."""
+    if seconds is None:
+        return None
+    return [(b"retry-after", str(math.ceil(seconds)).encode())]
 
 
 def refusal(message: str, code: int = INVALID_REQUEST) -> bytes:

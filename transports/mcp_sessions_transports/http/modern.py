@@ -99,6 +99,7 @@ class ModernHttp:
             try:
                 check_modern(request, len(body), self._served.policy)
             except LimitReached as refused:
+                self._served.router.limits.reached(refused)
                 error = error_message(request.id, wire_error(refused))
                 await send_json(send, error)
                 return
@@ -128,12 +129,14 @@ class ModernHttp:
         await channel.respond(call)
 
     async def _listen(self, request: Message, inbound: Inbound, call: HttpCall) -> None:
-        served = self._served
+        served, retry_after = self._served, None
         try:
             with served.router.audited(request, inbound):
                 connection, stream = await self._open(request, inbound)
         except WireError as refused:
             error = wire_error(refused)
+            if isinstance(refused, LimitReached):
+                retry_after = refused.retry_after
         except UpstreamError as failed:
             error = failed.error
         else:
@@ -146,7 +149,8 @@ class ModernHttp:
                 await served.attachments.remove(connection)
             return
         channel = cast(ModernChannel, inbound.channel)
-        await inbound.answer(inbound.error(request.id, error), code=error["code"])
+        message = inbound.error(request.id, error)
+        await inbound.answer(message, code=error["code"], retry_after=retry_after)
         await channel.respond(call)
 
     async def _open(

@@ -16,7 +16,7 @@ from mcp_sessions.background import stopped
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import WatchedChannel
-from mcp_sessions_transports.http.io import HttpCall, send_json
+from mcp_sessions_transports.http.io import TOO_MANY, HttpCall, retry_header, send_json
 from mcp_sessions_transports.http.sse import KEEP_ALIVE, SseStream
 
 MODERN_SSE_HEADERS: list[tuple[bytes, bytes]] = [
@@ -52,6 +52,7 @@ class ModernChannel(WatchedChannel):
     close_stream: Callable[[], Awaitable[None]] | None = None
     _answer: tuple[int, bytes] | None = None
     _away: StoreUnavailable | None = None
+    _retry_after: float | None = None
     _stream: SseStream | None = None
 
     def __post_init__(self) -> None:
@@ -63,14 +64,20 @@ class ModernChannel(WatchedChannel):
         await stream.drain()
 
     async def answer(
-        self, message: bytes, *, code: int | None = None, away: StoreUnavailable | None = None
+        self,
+        message: bytes,
+        *,
+        code: int | None = None,
+        away: StoreUnavailable | None = None,
+        retry_after: float | None = None,
     ) -> None:
         if self._stream is not None:
             self._stream.push(modern_event(message))
             self._stream.finish()
             return
-        self._away = away
-        self._answer = (200 if code is None else self._status_of(code), message)
+        self._away, self._retry_after = away, retry_after
+        status = 200 if code is None else self._status_of(code)
+        self._answer = (status if retry_after is None else TOO_MANY, message)
         self._decided()
 
     async def respond(self, call: HttpCall) -> None:
@@ -87,7 +94,9 @@ class ModernChannel(WatchedChannel):
                 self._on_closed = self._on_reopened = self._unwatched
                 if self._away is not None:
                     raise self._away
-                await send_json(call.send, body, status=status)
+                await send_json(
+                    call.send, body, status=status, headers=retry_header(self._retry_after)
+                )
             elif self._stream is not None:
                 async with call.watch(self._stream.cut):
                     await self._stream.serve(call.receive, call.send, MODERN_SSE_HEADERS)

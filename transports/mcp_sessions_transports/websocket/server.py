@@ -8,6 +8,7 @@ import binascii
 import contextlib
 import logging
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,10 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_sessions.background import stopped
 from mcp_sessions.core.nearness import BY_NAME
+from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.calls.shares import share_of
 from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.http.io import Headers
@@ -26,6 +29,9 @@ from mcp_sessions_transports.websocket.authorizer import Denied, HandshakeAuthor
 from mcp_sessions_transports.websocket.close_codes import CloseCode
 
 logger = logging.getLogger(__name__)
+
+_FULL = 5.0
+"""Seconds after which a client with too many connections may open another one."""
 
 SUBPROTOCOL = "mcp"
 BEARER = "mcp.bearer."
@@ -40,7 +46,7 @@ class WebSocketBinding:
     _guard: OriginGuard
     _authorizer: HandshakeAuthorizer
     _credentials: CredentialWatch
-    _open: dict[Principal, int] = field(init=False, default_factory=dict[Principal, int])
+    _open: dict[Hashable, int] = field(init=False, default_factory=dict[Hashable, int])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._served.availability.check_running()
@@ -74,20 +80,25 @@ class WebSocketBinding:
             # Since it came.
             return
         principal = outcome.principal
+        whose = share_of(principal, scope)
         most = self._served.policy.max_connections_per_principal
-        if most is not None and self._open.get(principal, 0) >= most:
-            await deny(scope, receive, send, _text(429, "Too many connections"))
+        if most is not None and self._open.get(whose, 0) >= most:
+            refused = LimitReached("max_connections_per_principal", most, _FULL)
+            self._served.router.limits.reached(refused)
+            too_many = _text(429, f"Too many connections: at most {most} of one principal")
+            too_many.headers.append((b"retry-after", str(math.ceil(_FULL)).encode()))
+            await deny(scope, receive, send, too_many)
             return
-        self._open[principal] = self._open.get(principal, 0) + 1
+        self._open[whose] = self._open.get(whose, 0) + 1
         try:
             connected = self._connected(scope, receive, send, principal, SUBPROTOCOL in offered)
             await asyncio.create_task(connected, context=outcome.context)
         finally:
-            left = self._open[principal] - 1
+            left = self._open[whose] - 1
             if left:
-                self._open[principal] = left
+                self._open[whose] = left
             else:
-                del self._open[principal]
+                del self._open[whose]
 
     async def _is_away(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Whether the server stops. A session must not be attached where it is about to be cut

@@ -446,8 +446,12 @@ class Children:
             await asyncio.sleep(LOOKS)
 
     def _no_room(self, limit: str) -> UpstreamError:
-        self._say_now_and_then(f"the limit {limit} is reached")
-        return UpstreamError(wire_error(LimitReached(limit)))
+        of_one = self.server.max_children_per_principal if limit != "max_children" else None
+        most = of_one or self.server.max_children
+        option = limit.replace("_", "-")
+        self._say_now_and_then(f"the limit {limit} ({most}) is reached; raise it with --{option}")
+        metrics.limited(limit)
+        return UpstreamError(wire_error(LimitReached(limit, most, WAITS)))
 
     def _say_now_and_then(self, what: str) -> None:
         now = asyncio.get_running_loop().time()

@@ -274,8 +274,9 @@ class ExternalPeer:
         """
         self._wrapped.shell.validate(LISTEN, VERSION, params)
         listen = Listen(call, Filter(params or {}))
-        if len(listen.uris) > self._wrapped.max_subscriptions:
-            raise UpstreamError(wire_error(LimitReached("max_subscriptions")))
+        most = self._wrapped.max_subscriptions
+        if len(listen.uris) > most:
+            raise UpstreamError(wire_error(LimitReached("max_subscriptions", most)))
         place = self.place(call)
         place.is_heard_by(listen, listen.uris)
         try:

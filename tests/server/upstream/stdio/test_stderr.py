@@ -161,7 +161,7 @@ async def test_the_log_says_that_it_did_not_start_that_it_died_and_that_there_is
     logged = [each.getMessage() for each in of_children if each.levelno >= logging.WARNING]
     assert [line.partition(": ")[2] for line in logged] == [
         "the server did not start: it ended with status 1: the key is missing",
-        "the limit max_children is reached",
+        "the limit max_children (1) is reached; raise it with --max-children",
         "it ended with status -9",
     ]
     assert all(line.startswith("the server") for line in logged)

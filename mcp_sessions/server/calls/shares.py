@@ -1,0 +1,102 @@
+"""Bound what one principal uses of this process: requests a second, and open calls.
+
+Rules, owned by ``tests/server/calls/test_shares.py``:
+
+1. Without authentication the principal is the client's address. Of IPv6 it is the network of 64
+   bits, in which one client has every address.
+2. Only requests are refused. An answer and a cancellation always arrive.
+3. A refused request has no effect, and does not count.
+4. The program at standard input has no such limit.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from mcp_sessions.core.buckets import Buckets
+from mcp_sessions.errors import LimitReached
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS, Principal
+
+_OPEN = 1.0
+"""Seconds after which a client at its limit of open calls may try again."""
+
+
+class Shares:
+    """The shares of all principals.
+
+    Args:
+        clock: Seconds, on a clock that never goes back.
+    """
+
+    def __init__(self, policy: SessionPolicy, clock: Callable[[], float]) -> None:
+        rate = policy.max_requests_per_principal
+        self._buckets = Buckets(rate) if rate is not None else None
+        self._most = policy.max_calls_per_principal
+        self._clock = clock
+        self._open: dict[Hashable, int] = {}
+        """Principal → its open calls. One without any is not there."""
+
+    def take(self, principal: Principal, scope: Mapping[str, Any] | None) -> Hashable:
+        """Count a request that has arrived.
+
+        Returns:
+            Whose it is; None: it has no limit.
+
+        Raises:
+            LimitReached: Its principal sends too many, or has too many open.
+        """
+        whose = share_of(principal, scope)
+        if whose is None:
+            return None
+        if self._most is not None and self._open.get(whose, 0) >= self._most:
+            raise LimitReached("max_calls_per_principal", self._most, _OPEN)
+        if self._buckets is not None:
+            wait = self._buckets.take(whose, self._clock())
+            if wait:
+                raise LimitReached("max_requests_per_principal", self._buckets.rate, wait)
+        return whose
+
+    def opened(self, principal: Principal, scope: Mapping[str, Any] | None) -> Hashable:
+        """Do the same, and count the request as open until :meth:`closed`."""
+        whose = self.take(principal, scope)
+        if whose is not None and self._most is not None:
+            self._open[whose] = self._open.get(whose, 0) + 1
+        return whose
+
+    def closed(self, whose: Hashable) -> None:
+        """A call that was opened is answered."""
+        if self._most is None:
+            return
+        left = self._open[whose] - 1
+        if left:
+            self._open[whose] = left
+        else:
+            del self._open[whose]
+
+
+def shares_of(policy: SessionPolicy, clock: Callable[[], float]) -> Shares | None:
+    """Return the shares that a policy bounds. None: it bounds nothing of one principal."""
+    limits = (policy.max_requests_per_principal, policy.max_calls_per_principal)
+    return None if limits == (None, None) else Shares(policy, clock)
+
+
+def share_of(principal: Principal, scope: Mapping[str, Any] | None) -> Hashable:
+    """Return the principal, or the address of a client without one. None: it has neither."""
+    return principal if principal != ANONYMOUS else _address_of(scope)
+
+
+def _address_of(scope: Mapping[str, Any] | None) -> Hashable:
+    """Return the address of a client. None: it has none, as at standard input."""
+    client = scope.get("client") if scope is not None else None
+    if not client:
+        return None
+    try:
+        address = ipaddress.ip_address(client[0])
+    except ValueError:
+        return str(client[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        return address.ipv4_mapped or int(address) >> 64
+    return address
