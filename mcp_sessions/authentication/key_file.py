@@ -3,7 +3,9 @@
 Rules, owned by ``tests/authentication/test_key_file.py``:
 
 1. A key has 256 random bits, so a plain SHA-256 of it tells nobody the key.
-2. Only its owner may read the file (mode 0600). Otherwise it is refused.
+2. Only its owner may read the file (mode 0600). If another user owns it, such as root, its group
+   may read it as well (mode 0440 or 0640): this process reads it as a member of the group.
+   Otherwise the file is refused.
 3. A change replaces the whole file at once. A reader sees the file before it or after it.
 4. What is read has a bound, and each member of the file is checked.
 """
@@ -198,9 +200,13 @@ def _check_status(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigurationError(f"{path}: it is a folder, a pipe or the like, and no file")
     mode = stat.S_IMODE(status.st_mode)
-    if os.name == "posix" and mode & 0o077:
+    if os.name != "posix":
+        return
+    is_own = status.st_uid == os.geteuid()
+    if mode & (0o077 if is_own else 0o037):
+        good = "600" if is_own else "440"
         raise ConfigurationError(
-            f"{path}: other users may read or change it (mode {mode:04o}): chmod 600 {path}"
+            f"{path}: other users may read or change it (mode {mode:04o}): chmod {good} {path}"
         )
 
 

@@ -27,7 +27,7 @@ from mcp_sessions.serve.protocols import LimitedConfig, LimitedHttp, LimitedWebS
 from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.sockets import LISTEN_BACKLOG
 from mcp_sessions.serve.systemd import READY, STOPPING, notify
-from mcp_sessions.serve.tls import Certificate
+from mcp_sessions.serve.tls import Certificate, listen_for_tls
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,11 @@ class DrainingServer(uvicorn.Server):
         await super().serve(sockets=sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        tls = sockets if self.config.ssl is not None else None
+        await super().startup(sockets=sockets if tls is None else [])
+        if tls is not None and self.started:
+            within = self._connections.limits.receive_timeout
+            self.servers += await listen_for_tls(self._protocol, tls, self.config, within)
         # Only here, where the process is ours.
         set_aside_everything()
         self.ready.set()

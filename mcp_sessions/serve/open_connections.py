@@ -204,10 +204,13 @@ class OpenConnections:
             said = "; ".join(f"{count} {what}" for what, count in sorted(self._told.items()))
             self._told.clear()
             logger.warning(
-                "connections were %s. %d are open, the limit of file descriptors is %s",
+                "connections were %s. %d are open, the limit of file descriptors is %s, "
+                "max_connections is %s, receive_timeout is %g s",
                 said,
                 len(self._open),
                 descriptors,
+                self.limits.max_connections or "not set",
+                self.limits.receive_timeout,
             )
 
     def give_up(self) -> None:

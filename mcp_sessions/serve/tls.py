@@ -7,10 +7,12 @@ connections get the new certificate and open ones go on.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -19,6 +21,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE
 
 if TYPE_CHECKING:
+    import uvicorn
     from cryptography import x509
 
 
@@ -121,6 +124,32 @@ def certificate_of(certfile: str | None, keyfile: str | None) -> Certificate | N
     if keyfile is not None:
         raise ConfigurationError("ssl_keyfile goes with ssl_certfile")
     return None
+
+
+HANDSHAKE = 10.0
+"""Seconds that a client has for its TLS handshake; ``receive_timeout``, if that is shorter."""
+
+
+async def listen_for_tls(
+    protocol: Callable[[], asyncio.Protocol],
+    sockets: Sequence[socket.socket],
+    config: uvicorn.Config,
+    receive_timeout: float,
+) -> list[asyncio.Server]:
+    """Listen as uvicorn does, but with a bound of ours for the handshake. uvicorn would give a
+    silent client a minute, in which nothing counts its connection.
+    """
+    loop = asyncio.get_running_loop()
+    return [
+        await loop.create_server(
+            protocol,
+            sock=sock,
+            ssl=config.ssl,
+            backlog=config.backlog,
+            ssl_handshake_timeout=min(HANDSHAKE, receive_timeout),
+        )
+        for sock in sockets
+    ]
 
 
 def _context() -> ssl.SSLContext:

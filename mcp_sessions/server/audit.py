@@ -60,6 +60,7 @@ class Audit:
         *,
         principal: Principal,
         transport: str,
+        client: str | None,
         version: str,
         modern: bool,
     ) -> AuditEntry | None:
@@ -67,6 +68,7 @@ class Audit:
 
         Args:
             transport: ``http``, ``websocket``, ``stdio`` or ``memory``.
+            client: The address that it came from; None: it has none.
             version: Of the protocol.
         """
         if not logger.isEnabledFor(logging.INFO):
@@ -78,6 +80,8 @@ class Audit:
         members["network.transport"] = "tcp" if transport in _PROTOCOLS else "pipe"
         if transport in _PROTOCOLS:
             members["network.protocol.name"] = transport
+        if client is not None:
+            members["client.address"] = client
         members |= self._whose(principal)
         method, params = message.method, message.params or {}
         name = params.get("name")

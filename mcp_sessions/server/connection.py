@@ -316,6 +316,12 @@ class Inbound:
         return self.connection.scope if self.connection is not None else None
 
     @property
+    def address(self) -> str | None:
+        """The address of the client, behind proxies that are trusted; None: it has none."""
+        client = self.scope.get("client") if self.scope is not None else None
+        return client[0] if client else None
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """Return the headers that came with the message, with lower-case names.
 

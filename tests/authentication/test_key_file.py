@@ -139,6 +139,30 @@ def test_a_bad_file_is_refused_with_the_reason(path: str, what: str) -> None:
     assert hash_of(key) not in str(failed.value)
 
 
+@pytest.mark.parametrize("mode", [0o440, 0o640, 0o400])
+def test_the_group_may_read_a_file_of_another_user(
+    path: str, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """As Kubernetes mounts a secret with ``fsGroup``: root owns it, and the group is the way of
+    the service to read it.
+    """
+    add(path)
+    Path(path).chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(path).st_uid + 1)
+    assert len(read(path)[0]) == 1
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o460, 0o660, 0o644])
+def test_others_may_not_read_a_file_of_another_user_and_its_group_may_not_change_it(
+    path: str, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    add(path)
+    Path(path).chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(path).st_uid + 1)
+    with pytest.raises(ConfigurationError, match=rf"\(mode {mode:04o}\): chmod 440"):
+        read(path)
+
+
 def test_two_entries_of_one_id_are_refused(path: str) -> None:
     add(path)
     value = json.loads(Path(path).read_text())

@@ -3,6 +3,7 @@
 import datetime
 import json
 import re
+import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -87,6 +88,17 @@ def test_websocket_is_served_over_tls(served: str, files: Files) -> None:
         websocket.send(json.dumps(INITIALIZE))
         answer: dict[str, Any] = json.loads(websocket.recv(timeout=20))
     assert answer["result"]["serverInfo"]["name"] == "notes"
+
+
+def test_a_client_that_does_not_complete_its_handshake_is_cut(files: Files) -> None:
+    """Nothing counts such a connection, so it must not stay for a minute."""
+    certificate, key = files.issue("silent")
+    given = ("--ssl-certfile", certificate, "--ssl-keyfile", key, "--receive-timeout", "0.5")
+    with serving(files.folder, "app.py", *given, within=60) as process:
+        found = re.search(r"https://127\.0\.0\.1:(\d+)/mcp", read_lines(process, 5))
+        assert found is not None
+        with socket.create_connection(("127.0.0.1", int(found[1])), timeout=25) as silent:
+            assert silent.recv(1) == b""
 
 
 def unusable(certfile: str, keyfile: str | None = None) -> str:

@@ -77,6 +77,7 @@ async def test_a_record_says_who_did_what_where_and_how_it_ended(lines: Lines) -
             "mcp_sessions.era": "handshake",
             "network.transport": "tcp",
             "network.protocol.name": "http",
+            "client.address": "127.0.0.1",
             "mcp_sessions.outcome": "ok",
         }
         by_version = {"mcp.protocol.version": "2025-11-25"}

@@ -63,7 +63,11 @@ class HandlerQueue:
             self._is_stuck = not await self._room(cost)
         if not self._fits(cost):
             handling.close()
-            logger.warning("a notification is dropped: handlers of earlier ones do not return")
+            logger.warning(
+                "a notification is dropped: handlers of earlier ones do not return, and "
+                "receive_buffer (%d bytes) is full",
+                self._limit,
+            )
             return
         self._waiting.append((handling, cost))
         self._size += cost

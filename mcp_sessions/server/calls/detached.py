@@ -23,6 +23,7 @@ class Detached:
     """Cancels each of them after a time, and the one that has to go when there are too many."""
 
     def __init__(self, policy: SessionPolicy, background: Background) -> None:
+        self._policy = policy
         self._timeout = policy.detached_timeout
         self._background = background
         self._unheard = Unheard[Run](
@@ -46,7 +47,7 @@ class Detached:
         self._timers[run] = loop.call_later(self._timeout, self._give_up, run)
         if given_up is not None:
             self.remove(given_up)
-            self._give_up(given_up)
+            self._make_room(given_up)
 
     def remove(self, run: Run) -> None:
         """Somebody listens for it again, or it is over."""
@@ -56,6 +57,22 @@ class Detached:
             timer.cancel()
 
     def _give_up(self, run: Run) -> None:
-        method = run.waiters[0].request.method
-        logger.warning("%s ran too long without a client; it is cancelled", method)
+        logger.warning(
+            "%s ran %g seconds without a client (detached_timeout); it is cancelled",
+            run.waiters[0].request.method,
+            self._timeout,
+        )
+        self._cancel(run)
+
+    def _make_room(self, run: Run) -> None:
+        logger.warning(
+            "%s ran without a client, and is cancelled to make room for others. "
+            "max_detached_requests is %d, max_detached_requests_per_session is %d",
+            run.waiters[0].request.method,
+            self._policy.max_detached_requests,
+            self._policy.max_detached_requests_per_session,
+        )
+        self._cancel(run)
+
+    def _cancel(self, run: Run) -> None:
         self._background.run(BESIDE, run.abort(wire_error(OutcomeUnknown())))

@@ -322,7 +322,8 @@ class Lifecycle:
         heavy = await self._store.evict_heavy(now=self._clock(), most=most, held=held, limit=_HEAVY)
         if heavy:
             logger.warning(
-                "sleeping sessions hold more than %d bytes: %d unused ones were ended",
+                "sleeping sessions hold more than %d bytes (max_sleeping_bytes): %d unused ones "
+                "were ended",
                 most,
                 len(heavy),
             )
@@ -366,8 +367,10 @@ class Lifecycle:
         if evicted:
             logger.warning(
                 "too many sessions of one user, or of all users: %d unused ones of the same user "
-                "were ended",
+                "were ended. max_sessions is %d, max_sessions_per_principal is %s",
                 len(evicted),
+                self._policy.max_sessions,
+                self._policy.max_sessions_per_principal or "not set",
             )
         else:
             if len(self._own_in_vain) >= _BATCH:
@@ -395,7 +398,12 @@ class Lifecycle:
             opened=self._store.exchange is None and not 0 <= now - self._made_at < self._coming,
         )
         if evicted:
-            logger.warning("too many sessions: %d unused ones were ended", len(evicted))
+            logger.warning(
+                "too many sessions (%s is %s): %d unused ones were ended",
+                limit,
+                getattr(self._policy, limit),
+                len(evicted),
+            )
         else:
             self._in_vain_at = now
         self._are_over(evicted, EndReason.LIMIT, limit)

@@ -178,6 +178,7 @@ class Router:
                 request,
                 principal=inbound.principal,
                 transport=inbound.transport,
+                client=inbound.address,
                 version=inbound.peer.protocol_version,
                 modern=inbound.modern,
             )

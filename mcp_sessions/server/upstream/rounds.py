@@ -363,7 +363,11 @@ class Rounds:
 
     def _timed_out(self, name: str) -> None:
         held = self._removed(name)
-        logger.warning("a client was asked and did not come back; its call gets a timeout error")
+        logger.warning(
+            "a client was asked and did not come back in %g seconds (question_timeout); its call "
+            "gets a timeout error",
+            self._patience,
+        )
         held.call.end(timed_out=True)
         timer = asyncio.get_running_loop().call_later(self._cancelled_after, held.cancel)
         held.outcome.add_done_callback(lambda _: timer.cancel())

@@ -330,6 +330,7 @@ async def test_what_sleeps_has_a_bound_in_bytes(caplog: pytest.LogCaptureFixture
         await sleep(w)
         [end] = await w.layer.sessions.ended()
         assert (end.session, end.limit) == (digest(sessions[0]), "max_sleeping_bytes")
-        assert "hold more than 30000 bytes: 1 unused ones were ended" in caplog.text
+        said = "hold more than 30000 bytes (max_sleeping_bytes): 1 unused ones were ended"
+        assert said in caplog.text
         await sleep(w)
         assert len(await w.layer.sessions.ended()) == 1

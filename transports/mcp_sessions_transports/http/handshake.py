@@ -233,9 +233,14 @@ class HandshakeHttp:
         """Handle a notification beside those of the same sender, of which no more may be at
         work than requests (SEC8).
         """
-        if self._handled.get(sender, 0) >= self._served.policy.max_running_requests:
+        most = self._served.policy.max_running_requests
+        if self._handled.get(sender, 0) >= most:
             handling.close()
-            logger.warning("a notification is dropped: handlers of earlier ones do not return")
+            logger.warning(
+                "a notification is dropped: handlers of %d earlier ones do not return "
+                "(max_running_requests)",
+                most,
+            )
             return
         self._handled[sender] = self._handled.get(sender, 0) + 1
         task = self._background.run("a notification that was accepted", handling)
