@@ -371,6 +371,7 @@ answers-go-oldest-first: newest-goes-first
 a-malformed-key-on-a-listen-is-ignored: keys-on-listens
 a-key-is-one-in-both-eras: ignores-keys
 what-a-modern-client-did-not-declare-is-not-asked: asks-anyone
+a-call-that-asks-is-continued-by-its-own-request: continues-for-anyone
 a-listen-has-limits: no-limit
 a-modern-request-on-a-connections-id-is-a-conflict: conflict-has-no-reason
 a-place-is-good-twice: forgets-on-drop

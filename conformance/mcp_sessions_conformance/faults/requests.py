@@ -202,6 +202,11 @@ def _asks_anyone(case: Case) -> list[Json | Late] | None:
     return [{"jsonrpc": "2.0", "id": "question", **question}]
 
 
+def _continued(case: Case) -> Json:
+    asks = "requestState" in params_of(as_object(case.asked))
+    return answer(case.message, said("accept: red")) if asks else case.message
+
+
 def _is_failed(message: Json) -> bool:
     return bool(as_object(message.get("result")).get("isError"))
 
@@ -320,6 +325,11 @@ FAULTS = (
     Fault("asks-once", "does not ask an open question again", to_client=_asks_once),
     Fault("last-answer-counts", "takes the last answer to a question", to_server=_last_answer),
     Fault("asks-anyone", "asks clients that cannot be asked", to_client=_asks_anyone),
+    Fault(
+        "continues-for-anyone",
+        "continues a call that asks with any request",
+        to_client=instead_of_error(-31012, _continued),
+    ),
     Fault(
         "no-capability", "does not declare sessions", to_client=in_results(DESCRIBE, _no_capability)
     ),
