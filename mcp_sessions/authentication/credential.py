@@ -30,6 +30,10 @@ class CannotVerify(Exception):
         self.retry_after = retry_after
 
 
+class NotAllowed(Exception):
+    """The credential is good, and its owner may not use the server."""
+
+
 class Verifier(Protocol):
     """Verifies the tokens of one kind."""
 

@@ -20,6 +20,7 @@ from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from mcp_sessions.authentication.allowing import Allowed
     from mcp_sessions.authentication.api_keys import ApiKeys
     from mcp_sessions.authentication.credential import Verifier
     from mcp_sessions.authentication.introspection import IntrospectionEndpoint
@@ -46,6 +47,17 @@ def add_options(group: Options) -> None:
         "--api-keys",
         metavar="FILE",
         help="each client needs a key of FILE, or a token",
+    )
+    group.add_argument(
+        "--auth",
+        metavar="PROVIDER",
+        help="users sign in at github, google, azure, oidc ...",
+    )
+    group.add_argument(
+        "--allow",
+        metavar="WHO",
+        action="append",
+        help="'*@example.com', login:NAME or group:NAME *",
     )
     group.add_argument(
         "--auth-issuer",
@@ -76,15 +88,17 @@ def check_options(options: argparse.Namespace) -> None:
     Raises:
         ConfigurationError: Two options do not go together, or a URL is not safe.
     """
-    for name in ("api_keys", "auth_issuer", "auth_audience", "auth_introspect"):
+    for name in ("api_keys", "auth_issuer", "auth_audience", "auth_introspect", "auth"):
         if getattr(options, name) == "":
             # Often an unset variable of a shell. Without this, the server would have no lock.
             raise ConfigurationError(f"--{name.replace('_', '-')} is empty")
-    asks = "--api-keys" if options.api_keys else "--auth-issuer" if options.auth_issuer else None
+    ways = ("--api-keys", "--auth-issuer", "--auth")
+    asks = next((way for way in ways if getattr(options, way[2:].replace("-", "_"))), None)
     if asks is not None and options.no_auth:
         raise ConfigurationError(f"--no-auth: {asks} asks for a credential; leave out one of them")
     if options.auth_scope and asks is None:
-        raise ConfigurationError("--auth-scope goes with --api-keys or --auth-issuer")
+        raise ConfigurationError("--auth-scope goes with --api-keys, --auth-issuer or --auth")
+    _check_provider(options)
     if bool(options.auth_issuer) != bool(options.auth_audience):
         raise ConfigurationError(
             "--auth-issuer and --auth-audience go together: a token for another server must not be "
@@ -103,14 +117,35 @@ def check_options(options: argparse.Namespace) -> None:
         checked_url("--auth-audience", options.auth_audience.replace(SERVER, "server"))
 
 
+def _check_provider(options: argparse.Namespace) -> None:
+    if not options.auth:
+        if options.allow:
+            raise ConfigurationError("--allow goes with --auth PROVIDER")
+        return
+    for name, given in (("--auth-issuer", options.auth_issuer), ("--config", options.config)):
+        if given:
+            raise ConfigurationError(f"--auth {options.auth} cannot be used with {name}")
+    _allowed(options)
+
+
+def _allowed(options: argparse.Namespace) -> Allowed:
+    from mcp_sessions.authentication.allowing import Allowed
+    from mcp_sessions.cli.providers import VERIFY_MAIL
+
+    return Allowed(options.allow or (), verifies_mail=options.auth in VERIFY_MAIL)
+
+
 def authenticating(options: argparse.Namespace) -> Callable[[str], Authentication | None]:
     """Return what makes the authentication of a server. It takes the server's name.
 
     Raises:
-        ConfigurationError: The file of keys cannot be read.
+        ConfigurationError: The file of keys cannot be read, or the provider cannot be made.
     """
     keys = _keys_of(options.api_keys)
     tokens = _tokens_of(options)
+
+    if options.auth:
+        return _signing_in(options, keys)
 
     def of(name: str) -> Authentication | None:
         if keys is None and tokens is None:
@@ -124,6 +159,24 @@ def authenticating(options: argparse.Namespace) -> Callable[[str], Authenticatio
         audience: str = options.auth_audience.replace(SERVER, name)
         verifier = authentication.SdkVerifier([*verifiers, tokens(audience)])
         return authentication.resource_server(verifier, options.auth_issuer, audience, scopes)
+
+    return of
+
+
+def _signing_in(
+    options: argparse.Namespace, keys: ApiKeys | None
+) -> Callable[[str], Authentication | None]:
+    from mcp_sessions.cli.providers import provider_of
+
+    provider = provider_of(options.auth)
+
+    def of(name: str) -> Authentication | None:
+        del name
+        from mcp_sessions.server.upstream.sdk.provided import provided
+
+        allowed = _allowed(options)
+        made = provided(provider, options.auth, options.path, allowed, time.time, keys)
+        return made.requiring(options.auth_scope or [])
 
     return of
 
@@ -201,10 +254,11 @@ def access_of(options: argparse.Namespace, *, authenticates: bool) -> str:
     """
     if options.stdio and options.port is None:
         return "the program at standard input and output"
-    if options.api_keys or options.auth_issuer:
+    if options.api_keys or options.auth_issuer or options.auth:
         keys = f"a key of {options.api_keys}" if options.api_keys else ""
         token = f"a token of {options.auth_issuer}" if options.auth_issuer else ""
-        return f"clients with {' or '.join(filter(None, (keys, token)))}"
+        user = f"a user of {options.auth} ({' '.join(options.allow)})" if options.auth else ""
+        return f"clients with {' or '.join(filter(None, (keys, token, user)))}"
     if authenticates:
         return "clients with a credential"
     if is_loopback(options.host):
@@ -213,6 +267,7 @@ def access_of(options: argparse.Namespace, *, authenticates: bool) -> str:
         return "every client that reaches the address (--no-auth)"
     raise ConfigurationError(
         f"--host {options.host} lets every client on the network call this server, which has no "
-        "authentication: give --api-keys FILE, or --auth-issuer URL and --auth-audience URL, serve "
-        "on 127.0.0.1 behind a proxy that authenticates, or write --no-auth"
+        "authentication: give --api-keys FILE, --auth-issuer URL and --auth-audience URL, or "
+        "--auth PROVIDER and --allow WHO, serve on 127.0.0.1 behind a proxy that authenticates, or "
+        "write --no-auth"
     )

@@ -292,6 +292,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         "--hide": options.hide,
         "--readable-state": options.readable_state or None,
         "--api-keys": options.api_keys,
+        "--auth": options.auth,
         "--auth-issuer": options.auth_issuer,
     }
     if options.store is not None and SERVER in options.store:
@@ -301,6 +302,8 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
     loaded = external_server(options)
     if loaded is None:
         loaded = load_target(options.target, kinds=(_is_layer, _is_server))
+    # FastMCP's providers change logging as well.
+    authentication = None if _is_layer(loaded) else authenticating(options)("")
     logs.take_over()
 
     from mcp_sessions.layer import SessionLayer
@@ -321,7 +324,7 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         conversations=_conversations(options),
         hidden=options.hide or (),
         security=SessionSecurity.default(sign_only=True) if options.readable_state else None,
-        auth=authenticating(options)(""),
+        auth=authentication,
     )
     return layer, redacted(options.store or DEFAULT_STORE)
 

@@ -162,6 +162,7 @@ def _check(options: argparse.Namespace) -> None:
             "--access-log": options.access_log,
             "--forwarded-allow-ips": options.forwarded_allow_ips,
             "--api-keys": options.api_keys,
+            "--auth": options.auth,
             "--auth-issuer": options.auth_issuer,
             "--ssl-certfile": options.ssl_certfile,
         }

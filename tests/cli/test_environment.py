@@ -41,6 +41,8 @@ OTHER: Mapping[str, tuple[str, Any]] = {
     "--auth-scope": ("use", ["use"]),
     "--auth-issuer": ("https://login.example", "https://login.example"),
     "--auth-audience": ("https://mcp.example/mcp", "https://mcp.example/mcp"),
+    "--auth": ("github", "github"),
+    "--allow": ("*@example.com", ["*@example.com"]),
     "--auth-introspect": ("https://login.example/ask", "https://login.example/ask"),
     "--ssl-certfile": ("cert.pem", "cert.pem"),
     "--ssl-keyfile": ("key.pem", "key.pem"),
@@ -71,6 +73,10 @@ def settings_of(option: str, text: str, *arguments: str) -> Any:
         more = ["--api-keys", "keys.json"]
     if option == "--auth-issuer":
         more = ["--auth-audience", "https://mcp.example/mcp"]
+    if option == "--auth":
+        more = ["--allow", "*"]
+    if option == "--allow":
+        more = ["--auth", "github"]
     if option == "--auth-introspect":
         more = ["--auth-issuer", "https://login.example"]
         more += ["--auth-audience", "https://mcp.example/mcp"]

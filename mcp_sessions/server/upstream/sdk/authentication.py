@@ -8,7 +8,7 @@ query string, and 503 if the token cannot be verified for now.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions import metrics
-from mcp_sessions.authentication.credential import CannotVerify, Verifier
+from mcp_sessions.authentication.credential import CannotVerify, NotAllowed, Verifier
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.sdk.http import Recheck, principal_of
@@ -58,6 +58,8 @@ class Authentication:
         issuers: Authorization servers that the metadata names.
         checks_resource: Whether a token must be issued for ``resource``; see the SDK's
             ``AuthSettings.validate_token_resource``.
+        routes: Those of an authorization server that is a part of this server, with the metadata.
+            None: there is no such part.
     """
 
     def __init__(
@@ -68,12 +70,14 @@ class Authentication:
         resource: AnyHttpUrl | None = None,
         issuers: Sequence[AnyHttpUrl] = (),
         checks_resource: bool = False,
+        routes: Sequence[Route] | None = None,
     ) -> None:
         self._verifier = verifier
         self._scopes = list(scopes)
         self._resource = resource
         self._issuers = list(issuers)
         self._checks_resource = checks_resource
+        self._routes = routes
         self._backend = _Backend(
             verifier, resource_server_url=resource if checks_resource else None
         )
@@ -88,6 +92,7 @@ class Authentication:
             resource=self._resource,
             issuers=self._issuers,
             checks_resource=self._checks_resource,
+            routes=self._routes,
         )
 
     def around(self, endpoint: ASGIApp, denied: Denied) -> ASGIApp:
@@ -103,7 +108,9 @@ class Authentication:
         return AuthenticationMiddleware(inner, self._backend, partial(_refused, denied))
 
     def routes(self) -> list[Route]:
-        """Return the routes of the metadata, which need no credential."""
+        """Return the routes that need no credential: the metadata, and where to get a token."""
+        if self._routes is not None:
+            return list(self._routes)
         if self._resource is None:
             return []
         return create_protected_resource_routes(self._resource, self._issuers, self._scopes or None)
@@ -154,10 +161,15 @@ def resource_server(
 
 
 class SdkVerifier:
-    """The SDK's ``TokenVerifier`` over verifiers of ours, each for tokens of its kind."""
+    """The SDK's ``TokenVerifier`` over verifiers of ours, each for tokens of its kind.
 
-    def __init__(self, verifiers: Sequence[Verifier]) -> None:
+    Args:
+        then: Is asked about a token that none of them accepts.
+    """
+
+    def __init__(self, verifiers: Sequence[Verifier], then: TokenVerifier | None = None) -> None:
         self._verifiers = tuple(verifiers)
+        self._then = then
 
     async def verify_token(self, token: str) -> AccessToken | None:
         """Return what the first verifier that accepts the token says.
@@ -177,7 +189,7 @@ class SdkVerifier:
                     subject=found.subject,
                     claims={"iss": found.issuer},
                 )
-        return None
+        return None if self._then is None else await self._then.verify_token(token)
 
 
 class _TokenInQuery(AuthenticationError):
@@ -190,6 +202,10 @@ class _Unknown(AuthenticationError):
         self.retry_after = retry_after
 
 
+class _Forbidden(AuthenticationError):
+    """The owner of the credential may not use the server."""
+
+
 class _Backend(BearerAuthBackend):
     """The SDK's, with our bounds."""
 
@@ -197,7 +213,8 @@ class _Backend(BearerAuthBackend):
         """Return the user of a request. None: there is no good token.
 
         Raises:
-            AuthenticationError: The token is in the query string, or cannot be verified for now.
+            AuthenticationError: The token is in the query string, or cannot be verified for now, or
+                its owner may not use the server.
         """
         if _IN_QUERY in conn.query_params:
             raise _TokenInQuery
@@ -207,6 +224,8 @@ class _Backend(BearerAuthBackend):
             return await super().authenticate(conn)
         except CannotVerify as unknown:
             raise _Unknown(unknown.retry_after) from unknown
+        except NotAllowed as refused:
+            raise _Forbidden from refused
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -234,9 +253,18 @@ def _note(denied: Denied, reason: str, scope: Scope, principal: Principal) -> No
     denied(reason, client[0] if client else None, principal)
 
 
+_REASONS: Final[Mapping[type, str]] = {
+    _Unknown: "unavailable",
+    _Forbidden: "not_allowed",
+    _TokenInQuery: "token_in_query",
+}
+
+
 def _refused(denied: Denied, conn: HTTPConnection, failed: AuthenticationError) -> Response:
-    reason = "unavailable" if isinstance(failed, _Unknown) else "token_in_query"
-    _note(denied, reason, conn.scope, ANONYMOUS)
+    _note(denied, _REASONS[type(failed)], conn.scope, ANONYMOUS)
+    if isinstance(failed, _Forbidden):
+        said = "This user may not use the server"
+        return JSONResponse({"error": "access_denied", "error_description": said}, 403)
     if isinstance(failed, _Unknown):
         body = {"error": "temporarily_unavailable", "error_description": str(failed)}
         return JSONResponse(body, 503, {"Retry-After": str(math.ceil(failed.retry_after))})

@@ -1,0 +1,122 @@
+"""Put an identity provider of FastMCP before an endpoint.
+
+The provider is FastMCP's ``AuthProvider``. It has the routes of the authorization server, and
+verifies the tokens that it issued.
+
+Rules, owned by ``tests/server/upstream/sdk/test_provided.py``:
+
+1. A user that is not allowed is answered 403. To sign in again would not help.
+2. If the provider cannot be reached, it is unknown for now whether a token is good.
+3. An answer counts for :data:`FRESH` seconds, with a bound: providers ask their service about each
+   token. Only good tokens are kept, by a hash.
+4. A token without a subject is refused: its users would own the same sessions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from mcp.server.auth.provider import AccessToken, TokenVerifier
+
+from mcp_sessions.authentication.allowing import Allowed
+from mcp_sessions.authentication.credential import CannotVerify, NotAllowed, Verifier
+from mcp_sessions.server.upstream.sdk.authentication import Authentication, SdkVerifier
+
+logger = logging.getLogger(__name__)
+
+FRESH: Final = 60.0
+"""Seconds for which a user counts as signed in and allowed."""
+
+REMEMBERED: Final = 10_000
+"""Good tokens that are kept, at most."""
+
+_RETRY: Final = 5.0
+
+
+def provided(
+    provider: Any,
+    name: str,
+    path: str,
+    allowed: Allowed,
+    clock: Callable[[], float],
+    keys: Verifier | None = None,
+) -> Authentication:
+    """Return what stands before the endpoint.
+
+    Args:
+        provider: FastMCP's ``AuthProvider``.
+        name: Its name, in principals.
+        path: Of the endpoint.
+        keys: Verifies credentials that are not the provider's.
+    """
+    # It computes what its tokens are for.
+    routes = provider.get_routes(mcp_path=path)
+    verifier: TokenVerifier = ProvidedVerifier(provider, name, allowed, clock)
+    return Authentication(
+        SdkVerifier([keys], verifier) if keys is not None else verifier,
+        provider.required_scopes,
+        resource=provider._get_resource_url(path),
+        routes=routes,
+    )
+
+
+class ProvidedVerifier:
+    """Verifies the tokens of a provider, and whose they are."""
+
+    def __init__(
+        self, provider: Any, name: str, allowed: Allowed, clock: Callable[[], float]
+    ) -> None:
+        self._provider = provider
+        self._issuer = f"urn:mcp-sessions:auth:{name}"
+        self._allowed = allowed
+        self._clock = clock
+        self._known: OrderedDict[bytes, tuple[float, AccessToken]] = OrderedDict()
+        self._is_away = False
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        """Return whose token it is. None: it is not good.
+
+        Raises:
+            CannotVerify: The provider cannot be reached.
+            NotAllowed: The user may not use the server.
+        """
+        now, name = self._clock(), hashlib.sha256(token.encode()).digest()
+        known = self._known.get(name)
+        if known is not None:
+            if 0 <= now - known[0] < FRESH:
+                return known[1]
+            del self._known[name]
+        found = await self._verified(token)
+        if found is None:
+            return None
+        claims: dict[str, Any] = found.claims or {}
+        subject = found.subject or claims.get("sub")
+        if not isinstance(subject, str) or not subject:
+            logger.warning("a token of the provider names no user, and is refused")
+            return None
+        if not self._allowed.has(claims):
+            raise NotAllowed
+        issuer = claims.get("iss") or self._issuer
+        found = found.model_copy(update={"subject": subject, "claims": {**claims, "iss": issuer}})
+        self._known[name] = (now, found)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return found
+
+    async def _verified(self, token: str) -> AccessToken | None:
+        try:
+            found = await self._provider.verify_token(token)
+        except Exception as failed:
+            # The boundary to the provider. Whatever is wrong there, it says nothing of the token.
+            if not self._is_away:
+                logger.error("the identity provider does not answer: %s", type(failed).__name__)
+            self._is_away = True
+            raise CannotVerify(_RETRY) from failed
+        if self._is_away:
+            logger.info("the identity provider answers again")
+        self._is_away = False
+        return found

@@ -1,0 +1,342 @@
+"""``serve --auth PROVIDER``: users sign in at a provider, by way of FastMCP's OAuth proxy."""
+
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
+from pydantic import AnyUrl
+
+from mcp_sessions.cli import logs
+from mcp_sessions.cli.main import main
+from mcp_sessions.cli.providers import PROVIDERS, provider_of
+from mcp_sessions.errors import ConfigurationError
+from tests.support.children import CHILD
+from tests.support.issuers import Login, jwk
+from tests.support.serving import read_lines, serving
+from tests.support.world import Clock
+
+COMMAND = ("--lazy", "--", sys.executable, "-S", CHILD)
+PREFIX = "FASTMCP_SERVER_AUTH_"
+_FIELD = re.compile(r'name="(txn_id|csrf_token)" value="([^"]+)"')
+CALLBACK = "http://127.0.0.1:1/callback"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Real sockets and processes."""
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of the environment, and a folder of its own for what the proxy keeps."""
+
+    def nothing(**_: object) -> None:
+        """The command configures the logs of its process; this process is pytest's."""
+
+    monkeypatch.setattr(logs, "configure", nothing)
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setenv("FASTMCP_HOME", str(tmp_path / "fastmcp"))
+    monkeypatch.chdir(tmp_path)
+
+
+class SignIn:
+    """A provider where one user is signed in already, and consents to everything."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.user: dict[str, Any] = {"sub": "1", "email": "alice@example.com"}
+        self.signed_in = 0
+
+    def answer(self, path: str, query: dict[str, list[str]]) -> dict[str, Any] | str | None:
+        """A document, or where to go. None: there is no such page."""
+        match path:
+            case "/.well-known/openid-configuration":
+                return {
+                    "issuer": self.url,
+                    "authorization_endpoint": f"{self.url}/authorize",
+                    "token_endpoint": f"{self.url}/token",
+                    "jwks_uri": f"{self.url}/keys",
+                    "response_types_supported": ["code"],
+                    "subject_types_supported": ["public"],
+                    "id_token_signing_alg_values_supported": ["ES256"],
+                }
+            case "/keys":
+                return {"keys": [jwk("P-256", "one")]}
+            case "/authorize":
+                self.signed_in += 1
+                back = {"code": "code", "state": query["state"][0]}
+                return f"{query['redirect_uri'][0]}?{urlencode(back)}"
+            case "/token":
+                login = Login(Clock(time.time()))
+                claims: dict[str, Any] = {
+                    "iss": self.url,
+                    "aud": "app",
+                    "email_verified": True,
+                    **self.user,
+                }
+                return {
+                    "access_token": "opaque",
+                    "id_token": login.token("P-256", **claims),
+                    "token_type": "Bearer",
+                    "expires_in": 300,
+                    "scope": "openid",
+                }
+            case _:
+                return None
+
+
+@contextmanager
+def signing_in() -> Generator[SignIn]:
+    """A provider, in a thread, until the block ends."""
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            """Answer a page, or the form of a token."""
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            parts = urlsplit(self.path)
+            said = provider.answer(parts.path, parse_qs(parts.query))
+            body = json.dumps(said).encode()
+            self.send_response(302 if isinstance(said, str) else 200 if said else 404)
+            if isinstance(said, str):
+                self.send_header("Location", said)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            del format, args
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        provider = SignIn(f"http://127.0.0.1:{server.server_address[1]}")
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield provider
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Browser:
+    """A user's browser, and what the client keeps."""
+
+    def __init__(self) -> None:
+        self.tokens: OAuthToken | None = None
+        self.client: OAuthClientInformationFull | None = None
+        self.consents = 0
+        self._back = ""
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return self.tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self.tokens = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self.client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self.client = client_info
+
+    async def show(self, url: str) -> None:
+        """Open the page to sign in, consent, and go wherever that leads."""
+        async with httpx2.AsyncClient(timeout=20, trust_env=False) as http:
+            answer = await http.get(url)
+            for _ in range(10):
+                if answer.status_code == 200:
+                    fields = dict(
+                        re.findall(r'name="(txn_id|csrf_token)" value="([^"]+)"', answer.text)
+                    )
+                    self.consents += 1
+                    answer = await http.post(
+                        str(answer.url), data={**fields, "submit": "true", "action": "approve"}
+                    )
+                    continue
+                assert answer.is_redirect, answer.text
+                url = str(answer.url.join(answer.headers["location"]))
+                if url.startswith(CALLBACK):
+                    self._back = url
+                    return
+                answer = await http.get(url)
+        raise AssertionError("it leads nowhere")
+
+    async def came_back(self) -> AuthorizationCodeResult:
+        """What the client finds where the browser was sent to."""
+        query = {name: each for name, [each] in parse_qs(urlsplit(self._back).query).items()}
+        return AuthorizationCodeResult(**query)
+
+
+async def tools(url: str, browser: Browser) -> list[str]:
+    """The tools that the stock client of the SDK sees."""
+    auth = OAuthClientProvider(
+        url,
+        OAuthClientMetadata(client_name="stock", redirect_uris=[AnyUrl(CALLBACK)]),
+        browser,
+        browser.show,
+        browser.came_back,
+    )
+    async with httpx2.AsyncClient(auth=auth, timeout=20, trust_env=False) as http:
+        async with Client(streamable_http_client(url, http_client=http)) as client:
+            return [tool.name for tool in (await client.list_tools()).tools]
+
+
+def free_port() -> int:
+    """The address of the server is a part of its settings."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.mark.anyio
+async def test_a_stock_client_registers_and_its_user_signs_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O: one command before an unmodified server. The client's registration and its token outlive
+    the server.
+    """
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    with signing_in() as provider:
+        for name, value in {
+            "CONFIG_URL": f"{provider.url}/.well-known/openid-configuration",
+            "CLIENT_ID": "app",
+            "CLIENT_SECRET": "a secret of the app that is long enough",
+            "BASE_URL": base,
+            "ALGORITHM": "ES256",
+            "VERIFY_ID_TOKEN": "true",
+            "REQUIRED_SCOPES": "openid",
+        }.items():
+            monkeypatch.setenv(f"{PREFIX}OIDC_{name}", value)
+        lock = ("--auth", "oidc", "--allow", "*@example.com", "--port", str(port))
+        browser = Browser()
+        for _ in range(2):
+            with serving(tmp_path, *lock, *COMMAND) as process:
+                assert base in read_lines(process, 5)
+                assert await tools(f"{base}/mcp", browser) == ["echo"]
+                assert (provider.signed_in, browser.consents) == (1, 1)
+        with serving(tmp_path, *lock, *COMMAND) as process:
+            assert base in read_lines(process, 5)
+            provider.user = {"sub": "2", "email": "mallory@other.com"}
+            other = Browser()
+            with pytest.raises(ExceptionGroup):
+                await tools(f"{base}/mcp", other)
+            assert other.tokens is not None
+            answer = httpx2.post(
+                f"{base}/mcp",
+                json={},
+                headers={"Authorization": f"Bearer {other.tokens.access_token}"},
+                trust_env=False,
+            )
+            assert (answer.status_code, answer.json()["error"]) == (403, "access_denied")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--auth", "github"), "give --allow '*@example.com', --allow login:NAME"),
+        (("--auth", "github", "--allow", "example.com"), "--allow example.com: must be"),
+        (("--allow", "*"), "--allow goes with --auth PROVIDER"),
+        (("--auth", "", "--allow", "*"), "--auth is empty"),
+        (("--auth", "gitlab", "--allow", "*"), "--auth gitlab: must be one of auth0, "),
+        (
+            ("--auth", "github", "--allow", "*"),
+            "--auth github: set FASTMCP_SERVER_AUTH_GITHUB_CLIENT_ID, "
+            "FASTMCP_SERVER_AUTH_GITHUB_CLIENT_SECRET, FASTMCP_SERVER_AUTH_GITHUB_BASE_URL",
+        ),
+        (
+            ("--auth", "github", "--allow", "*", "--no-auth"),
+            "--auth asks for a credential; leave out one of them",
+        ),
+        (
+            (
+                *("--auth", "github", "--allow", "*", "--auth-issuer", "https://a"),
+                *("--auth-audience", "https://a"),
+            ),
+            "--auth github cannot be used with --auth-issuer",
+        ),
+        (("--stdio", "--auth", "github", "--allow", "*"), "--auth: for HTTP"),
+    ],
+)
+def test_a_start_with_weak_or_half_settings_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    """Every user of a public provider could else use the server."""
+    assert main(["serve", *arguments, *COMMAND]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_with_a_file_of_servers_it_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mcp.json").write_text("{}")
+    given = ("--auth", "github", "--allow", "*", "--config", "mcp.json")
+    assert main(["serve", *given]) == 2
+    assert "--auth github cannot be used with --config" in capsys.readouterr().err
+
+
+GITHUB = {
+    f"{PREFIX}GITHUB_CLIENT_ID": "id",
+    f"{PREFIX}GITHUB_CLIENT_SECRET": "a secret of the app that is long enough",
+    f"{PREFIX}GITHUB_BASE_URL": "https://mcp.example.com",
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"BASE_URL": "http://mcp.example.com"}, "GITHUB_BASE_URL: must be an https URL"),
+        ({"TIMEOUT_SECONDS": "soon"}, "GITHUB_TIMEOUT_SECONDS: invalid literal"),
+        ({"CLIENT_NAME": "x"}, "GITHUB_CLIENT_NAME sets nothing of this provider"),
+        (
+            {"REQUIRE_AUTHORIZATION_CONSENT": "false"},
+            "GITHUB_REQUIRE_AUTHORIZATION_CONSENT sets nothing of this provider",
+        ),
+    ],
+)
+def test_a_variable_that_is_wrong_is_named(more: dict[str, str], said: str) -> None:
+    given = {**GITHUB, **{f"{PREFIX}GITHUB_{name}": value for name, value in more.items()}}
+    with pytest.raises(ConfigurationError, match=said):
+        provider_of("github", given)
+
+
+def test_the_variables_of_a_provider_become_its_arguments() -> None:
+    more = {f"{PREFIX}GITHUB_REQUIRED_SCOPES": "user, repo", f"{PREFIX}GITHUB_TIMEOUT_SECONDS": "3"}
+    made = provider_of("github", {**GITHUB, **more})
+    assert made.required_scopes == ["user", "repo"]
+    assert str(made.base_url) == "https://mcp.example.com/"
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_each_provider_is_there_and_names_what_it_needs(name: str) -> None:
+    """With the FastMCP that is installed: a provider may have moved."""
+    with pytest.raises(ConfigurationError) as missing:
+        provider_of(name, {})
+    said = str(missing.value)
+    assert f"set {PREFIX}{name.upper()}_" in said or name in ("descope", "scalekit")
+    assert "pip install" not in said
+
+
+def test_without_fastmcp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastmcp.server.auth.providers.github", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'mcp-sessions\[fastmcp\]'"):
+        provider_of("github", GITHUB)

@@ -1,0 +1,156 @@
+"""An identity provider of FastMCP before an endpoint: whose token it is, and who is refused."""
+
+from typing import Any
+
+import pytest
+from mcp.server.auth.provider import AccessToken
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from mcp_sessions import SessionLayer
+from mcp_sessions.authentication.allowing import Allowed
+from mcp_sessions.authentication.credential import CannotVerify, NotAllowed
+from mcp_sessions.server.upstream.sdk.provided import (
+    FRESH,
+    REMEMBERED,
+    ProvidedVerifier,
+    provided,
+)
+from tests.support.children import child
+from tests.support.modern import BearerCarrier, ModernClient
+from tests.support.raw import in_process
+from tests.support.world import Clock
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Real time, since processes run."""
+    return "asyncio"
+
+
+class Provider:
+    """As FastMCP's ``AuthProvider``: it knows some tokens, and has a route."""
+
+    required_scopes = ("use",)
+
+    def __init__(self) -> None:
+        self.users: dict[str, dict[str, Any]] = {
+            "alice": {"sub": "1", "email": "alice@example.com"},
+            "bob": {"sub": "2", "email": "bob@other.com"},
+            "nobody": {"email": "nobody@example.com"},
+            "empty": {"sub": "", "email": "nobody@example.com"},
+        }
+        self.asked: list[str] = []
+        self.is_away = False
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        """Whose token it is."""
+        self.asked.append(token)
+        if self.is_away:
+            raise RuntimeError("the provider is away")
+        claims = self.users.get(token)
+        if claims is None:
+            return None
+        return AccessToken(token=token, client_id="app", scopes=["use"], claims=claims)
+
+    def get_routes(self, mcp_path: str) -> list[Route]:
+        """Where users sign in."""
+
+        def page(request: Request) -> PlainTextResponse:
+            return PlainTextResponse(f"{request.method} {mcp_path}")
+
+        return [Route("/authorize", page)]
+
+    def _get_resource_url(self, path: str) -> str:
+        return f"https://mcp.example{path}"
+
+
+class Place:
+    """A provider, and what asks it."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.provider = Provider()
+        self.allowed = Allowed(["*@example.com"], verifies_mail=True)
+        self.verifier = ProvidedVerifier(self.provider, "test", self.allowed, self.clock)
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+async def test_a_user_is_known_by_issuer_and_subject(place: Place) -> None:
+    """All users of one app would else own the same sessions."""
+    found = await place.verifier.verify_token("alice")
+    assert found is not None
+    assert (found.subject, (found.claims or {})["iss"]) == ("1", "urn:mcp-sessions:auth:test")
+    assert await place.verifier.verify_token("wrong") is None
+    for token in ("nobody", "empty"):
+        assert await place.verifier.verify_token(token) is None
+
+
+async def test_a_user_who_is_not_allowed_is_refused_each_time(place: Place) -> None:
+    for _ in range(2):
+        with pytest.raises(NotAllowed):
+            await place.verifier.verify_token("bob")
+
+
+async def test_an_answer_counts_for_a_minute(place: Place) -> None:
+    for _ in range(10):
+        assert await place.verifier.verify_token("alice")
+    assert place.provider.asked == ["alice"]
+    place.clock.now += FRESH
+    place.provider.users = {}
+    assert await place.verifier.verify_token("alice") is None
+
+
+async def test_a_provider_that_is_away_is_no_reason_to_refuse_a_token(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert await place.verifier.verify_token("alice")
+    place.provider.is_away = True
+    assert await place.verifier.verify_token("alice")
+    for _ in range(2):
+        with pytest.raises(CannotVerify):
+            await place.verifier.verify_token("bob")
+    assert caplog.text.count("the identity provider does not answer: RuntimeError") == 1
+    place.provider.is_away = False
+    assert await place.verifier.verify_token("wrong") is None
+    assert "the identity provider answers again" in caplog.text
+
+
+async def test_what_is_kept_has_a_bound(place: Place) -> None:
+    for number in range(REMEMBERED + 1):
+        token = f"t{number}"
+        place.provider.users[token] = {"sub": token, "email": "a@example.com"}
+        assert await place.verifier.verify_token(token)
+    assert await place.verifier.verify_token("t0")
+    assert place.provider.asked.count("t0") == 2
+
+
+async def test_before_an_endpoint_it_refuses_with_403_and_serves_its_routes(place: Place) -> None:
+    made = provided(place.provider, "test", "/mcp", place.allowed, place.clock)
+    layer = SessionLayer(child(scopes=["use"]), auth=made)
+    app = layer.asgi_app(host="0.0.0.0")
+    async with layer.lifespan(), in_process(app) as carrier:
+        host = [("Host", "mcp.example")]
+        page = await carrier.send("GET", "/authorize", host, b"").done()
+        assert (page.status, bytes(page.body)) == (200, b"GET /mcp")
+        refused = ModernClient(BearerCarrier(carrier, "bob")).send("tools/list")
+        assert (await refused.reply.done()).status == 403
+        assert refused.reply.json["error"] == "access_denied"
+        unknown = ModernClient(BearerCarrier(carrier, "wrong")).send("tools/list")
+        assert (await unknown.reply.done()).status == 401
+        said = unknown.reply.header("www-authenticate") or ""
+        assert "https://mcp.example/.well-known/oauth-protected-resource/mcp" in said
+        place.provider.is_away = True
+        away = ModernClient(BearerCarrier(carrier, "other")).send("tools/list")
+        assert (await away.reply.done()).status == 503
+        place.provider.is_away = False
+        listed = await ModernClient(BearerCarrier(carrier, "alice")).send("tools/list").result()
+        assert [each["name"] for each in listed["tools"]] == ["echo"]
