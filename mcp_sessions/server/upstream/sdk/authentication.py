@@ -7,6 +7,7 @@ query string, and 503 if the token cannot be verified for now.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +37,13 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.sdk.http import Recheck, principal_of
 
+logger = logging.getLogger(__name__)
+
 LONGEST: Final = 16_384
 """Characters of a token, at most. A longer one is refused before it is looked at."""
+
+_RETRY: Final = 5.0
+"""Seconds after which a client asks again if a verifier failed."""
 
 _IN_QUERY: Final = "access_token"
 """RFC 6750, 2.3: the parameter for a token, which MCP forbids."""
@@ -226,6 +232,10 @@ class _Backend(BearerAuthBackend):
             raise _Unknown(unknown.retry_after) from unknown
         except NotAllowed as refused:
             raise _Forbidden from refused
+        except Exception as failed:
+            # The boundary to the application's verifier. It has not said that the token is bad.
+            logger.error("a token verifier failed: %s", type(failed).__name__)
+            raise _Unknown(_RETRY) from failed
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

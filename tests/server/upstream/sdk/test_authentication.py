@@ -344,6 +344,20 @@ async def test_a_token_for_another_resource_is_refused_if_the_settings_say_so() 
         await RawClient(BearerCarrier(carrier, "here")).initialize()
 
 
+async def test_a_verifier_that_fails_has_not_said_that_a_token_is_bad(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As those of FastMCP do while their provider is away: the client keeps its token."""
+    known = verifier()
+    async with serving(child(), known) as (carrier, _):
+        known.broken = True
+        refused = await ask(carrier, token="alice")
+        assert (refused.status, header(refused, "retry-after")) == (503, "5")
+        assert "a token verifier failed: RuntimeError" in caplog.text
+        known.broken = False
+        await RawClient(BearerCarrier(carrier, "alice")).initialize()
+
+
 async def test_a_verifier_of_fastmcp_fits() -> None:
     tokens: dict[str, dict[str, Any]] = {"good": {"client_id": "client", "scopes": ["use"]}}
     async with serving(child(), StaticTokenVerifier(tokens)) as (carrier, _):

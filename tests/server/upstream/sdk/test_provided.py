@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from mcp_sessions import SessionLayer
 from mcp_sessions.authentication.allowing import Allowed
-from mcp_sessions.authentication.credential import CannotVerify, NotAllowed
+from mcp_sessions.authentication.credential import CannotVerify, Credential, NotAllowed
 from mcp_sessions.server.upstream.sdk.provided import (
     FRESH,
     REMEMBERED,
@@ -154,3 +154,20 @@ async def test_before_an_endpoint_it_refuses_with_403_and_serves_its_routes(plac
         place.provider.is_away = False
         listed = await ModernClient(BearerCarrier(carrier, "alice")).send("tools/list").result()
         assert [each["name"] for each in listed["tools"]] == ["echo"]
+
+
+async def test_a_key_is_good_beside_the_tokens_of_the_provider(place: Place) -> None:
+    """And the provider does not get to see it."""
+
+    class Keys:
+        async def verify(self, token: str) -> Credential | None:
+            """The owner of the one key."""
+            return Credential("ci", "urn:keys", None, ("use",), None) if token == "key" else None
+
+    made = provided(place.provider, "test", "/mcp", place.allowed, place.clock, Keys())
+    layer = SessionLayer(child(), auth=made)
+    app = layer.asgi_app(host="0.0.0.0")
+    async with layer.lifespan(), in_process(app) as carrier:
+        for token in ("key", "alice"):
+            await ModernClient(BearerCarrier(carrier, token)).send("tools/list").result()
+        assert place.provider.asked == ["alice"]
