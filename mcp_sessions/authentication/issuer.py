@@ -166,9 +166,10 @@ class Issuer:
             if document.get("issuer") != self.url:
                 raise FetchFailed(f"{url} is of another issuer than {self.url}")
             address = document.get("jwks_uri")
-            if not isinstance(address, str) or not is_safe(address):
-                raise FetchFailed(f"{url} names no https address of keys (jwks_uri)")
-            return address
+            if isinstance(address, str) and is_safe(address):
+                return address
+            # RFC 8414 makes it optional, and OpenID Connect does not.
+            said.append(f"{url} names no https address of keys (jwks_uri)")
         raise FetchFailed("; ".join(said))
 
     def _key_of(self, kid: str | None, algorithm: str) -> Any | None:

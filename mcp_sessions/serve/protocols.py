@@ -233,6 +233,21 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self.transport.pause_reading()
         self._take_turns()
 
+    async def run_asgi(self) -> None:
+        app = self.app
+
+        async def answered(*request: Any) -> None:
+            await app(*request)
+            if self.close_sent:
+                # By a response of HTTP. The library would log each of them as an error.
+                self.handshake_complete = True
+
+        self.app = answered
+        try:
+            await super().run_asgi()
+        finally:
+            self.app = app
+
     async def receive(self) -> ASGIReceiveEvent:
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():

@@ -31,6 +31,7 @@ class Site:
     def __init__(self) -> None:
         self.sent = 0
         self.asked: list[str] = []
+        self.goes_on = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -57,16 +58,29 @@ class Site:
                 await self._say(send, b"[]")
             case "/deep":
                 await self._say(send, b"[" * 100_000)
+            case "/large":
+                for _ in range(200):
+                    await self._say(send, b" " * 65_536)
+            case "/dripping":
+                await self._never_ends(receive, send, b" ", 0.01)
             case "/endless":
-                while True:
-                    await self._say(send, b" " * 65_536, more=True)
+                await self._never_ends(receive, send, b" " * 65_536, 0)
             case _:
                 pass
         await self._say(send, b"")
 
-    async def _say(self, send: Send, body: bytes, *, more: bool = True) -> None:
+    async def _never_ends(self, receive: Receive, send: Send, part: bytes, pause: float) -> None:
+        """Until the client leaves."""
+        await receive()
+        leaving = asyncio.ensure_future(receive())
+        while not leaving.done():
+            await self._say(send, part)
+            self.goes_on.set()
+            await asyncio.wait([leaving], timeout=pause)
+
+    async def _say(self, send: Send, body: bytes) -> None:
         self.sent += len(body)
-        await send({"type": "http.response.body", "body": body, "more_body": more and bool(body)})
+        await send({"type": "http.response.body", "body": body, "more_body": bool(body)})
 
 
 @pytest.fixture
@@ -88,13 +102,14 @@ async def test_an_object_is_returned(site: tuple[Site, str]) -> None:
         ("/html", "answers no JSON"),
         ("/list", "answers no JSON object"),
         ("/deep", "answers no JSON"),
+        ("/large", f"more than {LARGEST} bytes"),
         ("/endless", f"more than {LARGEST} bytes"),
     ],
 )
 async def test_another_answer_is_none(
     site: tuple[Site, str], path: str, said: str, posts: bool
 ) -> None:
-    """O: an issuer that redirects, answers HTML, or never ends."""
+    """O: an issuer that redirects, answers HTML or 10 MB, or never ends."""
     url = f"{site[1]}{path}"
     async with asyncio.timeout(20):
         with pytest.raises(FetchFailed, match=said):
@@ -109,6 +124,18 @@ async def test_a_form_is_sent_with_the_credential(site: tuple[Site, str]) -> Non
         "authorization": "Basic x",
         "type": "application/x-www-form-urlencoded",
     }
+
+
+async def test_an_answer_that_never_ends_takes_no_longer_than_the_caller_waits(
+    site: tuple[Site, str],
+) -> None:
+    """Some bytes at a time, so that no read of them takes long."""
+    fetching = asyncio.create_task(fetch_json(f"{site[1]}/dripping"))
+    async with asyncio.timeout(20):
+        await site[0].goes_on.wait()
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
 
 
 async def test_nobody_there_is_said() -> None:

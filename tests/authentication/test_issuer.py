@@ -45,6 +45,14 @@ async def test_a_document_of_openid_is_good_too(login: Login) -> None:
     assert await has(login)
 
 
+async def test_the_first_document_need_not_name_the_keys(login: Login) -> None:
+    """RFC 8414, 2: ``jwks_uri`` is optional there. In OpenID Connect it is not."""
+    document: Json = {"issuer": URL, "token_endpoint": f"{URL}/token"}
+    openid = {"issuer": URL, "jwks_uri": JWKS}
+    login.documents = {DOCUMENT: document, f"{URL}/.well-known/openid-configuration": openid}
+    assert await has(login)
+
+
 @pytest.mark.parametrize(
     "document",
     [

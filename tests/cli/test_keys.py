@@ -198,6 +198,9 @@ async def test_a_websocket_needs_a_key(here: Path, capsys: pytest.CaptureFixture
         with pytest.raises(Exception, match="401"):
             async with websocket(url):
                 pass
+        process.terminate()
+        assert process.stderr is not None
+        assert "ERROR" not in process.stderr.read(), "a refusal is no error of the server"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """``serve --auth-issuer``: tokens of an authorization server, asked over HTTP."""
 
 import base64
+import contextlib
 import http.client
 import json
 import re
+import socket
 import sys
 import threading
 import time
@@ -15,10 +17,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+from websockets.exceptions import InvalidMessage, InvalidStatus
 
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
 from tests.support.children import CHILD
+from tests.support.duplex import websocket
 from tests.support.issuers import Login, jwk
 from tests.support.serving import INITIALIZE, read_lines, serving
 from tests.support.world import Clock
@@ -53,6 +57,14 @@ class Place:
             return answer.status, headers, json.loads(answer.read() or b"null")
         finally:
             connection.close()
+
+    def status_of_raw(self, method: str, token: str) -> int:
+        """The status of an answer that may come before the whole request is sent."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
+            head = f"{method} /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(f"{head}Content-Length: 0\r\n\r\n".encode())
+            return int(connection.recv(64).split()[1])
 
     def initialize(self, token: str | None, path: str = "/mcp") -> int:
         """The status of an ``initialize``."""
@@ -207,6 +219,32 @@ def test_without_its_credential_it_does_not_start(
     assert main(["serve", *asked, "--auth-introspect", "https://a/ask", *COMMAND]) == 2
     said = capsys.readouterr().err
     assert "--auth-introspect: set MCP_SESSIONS_INTROSPECT_CLIENT_SECRET: " in said
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("length", [8_192, 17_000, 60_000, 1_000_000])
+async def test_a_long_token_is_refused_by_every_way_in_and_the_server_goes_on(
+    tmp_path: Path, length: int
+) -> None:
+    """O: a token of 1 MB. It is neither read nor kept."""
+    audience = "https://mcp.example/mcp"
+    long = f"{'a' * length}.b.c"
+    encoded = base64.urlsafe_b64encode(long.encode()).decode().rstrip("=")
+    with issuing() as issuer, served(tmp_path, issuer, audience, *COMMAND) as place:
+        url = f"ws://127.0.0.1:{place.port}/mcp"
+        for method in ("POST", "GET", "DELETE"):
+            status = place.status_of_raw(method, long)
+            assert status == (401 if length < 65_000 else 431)
+        for fields, offered in (
+            ({"Authorization": f"Bearer {long}"}, ()),
+            ({}, (f"mcp.bearer.{encoded}",)),
+        ):
+            with pytest.raises((InvalidStatus, OSError, InvalidMessage)) as refused:
+                async with websocket(url, headers=fields, subprotocols=("mcp", *offered)):
+                    pass
+            if isinstance(refused.value, InvalidStatus):
+                assert refused.value.response.status_code in (401, 431)
+        assert place.initialize(token(issuer, audience)) == 200
 
 
 def test_a_token_for_one_server_of_a_file_is_not_good_at_another(tmp_path: Path) -> None:
