@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,6 @@ from mcp_sessions.server.audit import Audit
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.child_host import ChildHost
 from mcp_sessions.server.cluster.children import ChildrenElsewhere
-from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.cluster.shared_bus import SharedBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
@@ -38,19 +36,26 @@ from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
-from mcp_sessions.server.dispatch.association import Associations
 from mcp_sessions.server.dispatch.capabilities import advertise
+from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from mcp_sessions.server.dispatch.conversations import BoundSessions
 from mcp_sessions.server.dispatch.history import History
-from mcp_sessions.server.dispatch.idempotency import Idempotency
 from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
+from mcp_sessions.server.dispatch.path import Stages
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
-from mcp_sessions.server.reached_limits import ReachedLimits
-from mcp_sessions.server.requests.handle import SessionHandles
+from mcp_sessions.server.dispatch.stages.association import Association
+from mcp_sessions.server.dispatch.stages.audited import Audited
+from mcp_sessions.server.dispatch.stages.conversation import Conversation
+from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, LearnedTools
+from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
+from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
+from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
+from mcp_sessions.server.environment import Environment
+from mcp_sessions.server.requests.outbound import Ways
 from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.silence import LongSilences
@@ -60,7 +65,6 @@ from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.modern_rules import ModernRules
-from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.sdk.authentication import Authentication
@@ -147,6 +151,7 @@ class Assembly:
         self.policy = policy
         self.store, self.remembers = store, store.remembers
         self.bus = bus = _bus(store)
+        environment = Environment(store, bus, policy, clock)
         upstream: Upstream = self.shell
         external = elsewhere = None
         if store.exchange is not None:
@@ -224,18 +229,14 @@ class Assembly:
         self.transport_sessions = TransportSessions(
             store, connections, attachments, clock, bus, runner.held, upstream.listed
         )
+        ways = Ways(store, connections, publisher, questions, hearing, runner.spawn)
         peers = UpstreamPeers(
+            environment,
             upstream,
-            store,
-            connections,
-            publisher,
             runner,
-            questions,
-            policy,
-            add_capabilities,
-            clock(),
-            hearing,
-            visibility,
+            ways=ways,
+            visibility=visibility,
+            advertise=add_capabilities,
         )
         self.conversations = bound = argument = None
         if conversations is not None:
@@ -253,34 +254,39 @@ class Assembly:
                 runner.held,
                 visibility,
             )
-        self.associations = associations = Associations(
-            store, connections, attachments, runner, sealed, clock, bound, visibility
-        )
-        idempotency = Idempotency(runner, associations, sealed, bus, policy.request_key_bytes)
+        association = Association(store, connections, attachments, runner, sealed, clock)
+        idempotency = Idempotency(runner, association, sealed, bus, policy.request_key_bytes)
         self.joint_admissions = None
         if store.exchange is not None:
             self.joint_admissions = JointAdmissions(connections, runner, idempotency)
-        self.router = Router(
-            store,
-            connections,
-            runner,
-            questions,
-            upstream,
-            peers,
-            associations,
-            bound,
-            idempotency,
+        stages = Stages(
+            Audited(audit),
             SessionMethods(store, attachments, runner.held, lifecycle, sealed, clock),
-            SessionHandles(
-                store, publisher, policy, clock, sealed.check_state, visibility, connections
+            association,
+            HandlerSession(
+                environment,
+                publisher,
+                connections,
+                attach=association.attach_if_free,
+                check_token=sealed.check_state,
+                visibility=visibility,
             ),
-            policy,
-            add_capabilities,
-            clock,
-            bus,
-            audit,
-            visibility,
-            ReachedLimits(time.monotonic),
+            peers,
+            idempotency if store.remembers else None,
+            Conversation(bound) if bound is not None else None,
+            (LearnedTools(argument, bound, peers), HandleTools(argument, bound))
+            if argument is not None and bound is not None
+            else None,
+        )
+        self.router = Router(
+            environment,
+            runner,
+            stages,
+            joining=idempotency.joining,
+            questions=questions,
+            peers=peers,
+            advertise=add_capabilities,
+            visibility=visibility,
         )
         self.listening = Listening(
             store, attachments, runner, peers, self.router, sealed, upstream, visibility
@@ -288,7 +294,7 @@ class Assembly:
         self.sessions = Sessions(store, clock, lifecycle.finish)
         children = None
         if elsewhere is not None and (external is not None or rounds is not None):
-            children = elsewhere, ChildHost(bus, store, elsewhere, external, rounds, peers)
+            children = elsewhere, ChildHost(bus, store, elsewhere, external, rounds, peers.way_to)
         handlers = ClusterHandlers(
             bus,
             store,

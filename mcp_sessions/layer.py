@@ -312,7 +312,7 @@ class SessionLayer:
             tools: Names of tools.
             methods: JSON-RPC methods, such as ``resources/read``.
         """
-        self._assembly.associations.gate(tools=tools, methods=methods)
+        self._assembly.router.gate(tools=tools, methods=methods)
 
     # --- changes ---------------------------------------------------------------------------
 

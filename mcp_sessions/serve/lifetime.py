@@ -15,8 +15,8 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
+from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.requests.silence import LongSilences
 from mcp_sessions.server.upstream.handle_argument import HandleArgument

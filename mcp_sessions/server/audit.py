@@ -17,7 +17,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from opentelemetry import propagate, trace
 
@@ -30,6 +30,7 @@ from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.server.loggable import KnownNames
+from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger("mcp_sessions.audit")
 
@@ -63,6 +64,7 @@ class Audit:
         client: str | None,
         version: str,
         modern: bool,
+        found: Found | None,
     ) -> AuditEntry | None:
         """A request came in; None: nothing is written down.
 
@@ -70,6 +72,7 @@ class Audit:
             transport: ``http``, ``websocket``, ``stdio`` or ``memory``.
             client: The address that it came from; None: it has none.
             version: Of the protocol.
+            found: What the stages of its path find; None: it takes no path.
         """
         if not logger.isEnabledFor(logging.INFO):
             return None
@@ -86,6 +89,7 @@ class Audit:
         method, params = message.method, message.params or {}
         name = params.get("name")
         entry = AuditEntry(self, members, method, name if isinstance(name, str) else None)
+        entry.follow(found)
         named: Any = params.get("sessionId") if method.startswith("session/") else None
         named = named if isinstance(named, str) else message.session
         if not isinstance(named, NotNamed):
@@ -157,10 +161,41 @@ def _rounded(seconds: float | None) -> float | None:
     return round(seconds, 3) if seconds is not None else None
 
 
+class _Origin(Protocol):
+    @property
+    def conversation(self) -> ConversationKey | None: ...
+
+
+class Found(Protocol):
+    """What the stages of a request's path find: a ``Call``."""
+
+    @property
+    def inbound(self) -> _Origin:
+        """Its origin, with the key of its conversation."""
+        ...
+
+    @property
+    def handle(self) -> Any:
+        """The session as its handler has it."""
+        ...
+
+    @property
+    def record(self) -> SessionRecord | None:
+        """Its protocol-mode session."""
+        ...
+
+    @property
+    def was_seen(self) -> bool:
+        """Its request key was, so that its handler did not run for it."""
+        ...
+
+
 class AuditEntry:
     """Collects the facts of one request."""
 
-    __slots__ = ("_audit", "_begun", "_error", "_is_written", "_members", "_method", "_name")
+    __slots__ = (
+        "_audit", "_begun", "_error", "_found", "_is_written", "_members", "_method", "_name",
+    )  # fmt: skip
 
     def __init__(
         self, audit: Audit, members: dict[str, Any], method: str, name: str | None
@@ -171,7 +206,12 @@ class AuditEntry:
         self._members = members
         self._begun = time.perf_counter()
         self._error: dict[str, str] = {}
+        self._found: Found | None = None
         self._is_written = False
+
+    def follow(self, found: Found | None) -> None:
+        """Write what the stages of its path find."""
+        self._found = found
 
     def serve_in(
         self, session: str, source: str, conversation: ConversationKey | None = None
@@ -200,10 +240,6 @@ class AuditEntry:
         self._members["mcp.protocol.version"] = version
         if session is not None:
             self.serve_in(digest(session), "connection")
-
-    def seen_before(self) -> None:
-        """Its request key was, so that its handler did not run for it."""
-        self._members["mcp_sessions.request_key.seen"] = True
 
     def trace(self, span: trace.Span) -> None:
         context = span.get_span_context()
@@ -239,6 +275,9 @@ class AuditEntry:
         if self._is_written:
             return
         self._is_written = True
+        # Each knows the other: both would wait for the collector.
+        found, self._found = self._found, None
+        self._look(found)
         outcome = _outcome(self._error, is_heard=is_heard)
         seconds = time.perf_counter() - self._begun
         members = {
@@ -250,6 +289,16 @@ class AuditEntry:
         }
         method = members["mcp.method.name"]
         logger.info("%s %s %.0f ms", method, outcome, seconds * 1000, extra=members)
+
+    def _look(self, found: Found | None) -> None:
+        if found is None:
+            return
+        if found.handle is not None:
+            self.serve_in(found.handle.digest, found.handle.source, found.inbound.conversation)
+        elif found.record is not None:
+            self.serve_in(digest(found.record.session_id), "session")
+        if found.was_seen:
+            self._members["mcp_sessions.request_key.seen"] = True
 
     def _what(self) -> dict[str, Any]:
         """Method and name, or the digest of what the server does not have."""

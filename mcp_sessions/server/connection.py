@@ -309,6 +309,11 @@ class Inbound:
         return self.peer if self.connection is not None or self.is_answerable else None
 
     @property
+    def is_alone(self) -> bool:
+        """Whether its sender is another client with each message, as far as the server knows."""
+        return self.connection is None or self.modern
+
+    @property
     def scope(self) -> Mapping[str, Any] | None:
         """The ASGI scope of the HTTP request, or WebSocket, that it came by; None: a pipe."""
         if self.context is not None:

@@ -16,7 +16,7 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionId, digest
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.cluster.handlers import ClusterHandlers
+from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from mcp_sessions.stores.record_changes import SetCurrent
 from mcp_sessions.stores.records import CurrentSession, Peer, SessionRecord
 from mcp_sessions.stores.sqlite import operator as sqlite_beside

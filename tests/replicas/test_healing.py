@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.cluster.handlers import ClusterHandlers
 from mcp_sessions.server.cluster.shared_bus import ROUND, SharedBus
+from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from tests.support.raw import at_most, uris
 from tests.support.replicas import cluster, events_are_lost
 from tests.support.virtual_time import cycles

@@ -17,15 +17,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import NotNamed, RequestId
-from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached
+from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.calls.shares import Shares
 from mcp_sessions.server.connection import Inbound
+from mcp_sessions.stores.records import Admitted, SessionRecord
 
 
 class Work(Protocol):
@@ -45,9 +46,51 @@ class Work(Protocol):
         ...
 
 
+class Outcome(NamedTuple):
+    """A result or, if that is None, an error."""
+
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+    away: StoreUnavailable | None = None
+    """The store's failure of which the error tells: nothing ran."""
+
+
+ANSWERED: Final = Outcome(None, None)
+"""Somebody else answers the call, or did."""
+
+
+class Stage:
+    """One feature on the path of a request. It changes nothing by itself.
+
+    Every stage is in one list (``mcp_sessions/server/dispatch/path.py``). What it finds is in the
+    :class:`Call`: a stage belongs to its server, and not to one call.
+    """
+
+    __slots__ = ()
+
+    async def before(self, call: Call) -> Outcome | None:
+        """Find or change something before the call runs.
+
+        Returns:
+            The answer: no later stage gets the call. None: the next stage gets it.
+
+        Raises:
+            WireError, UpstreamError: The call is refused.
+        """
+        return None
+
+    def after(self, call: Call, outcome: Outcome) -> Outcome:
+        """Change the outcome, before the client gets it and before it is kept for a request key.
+
+        It is called for a call that has the stage in :attr:`Call.stages`, from the last stage to
+        the first.
+        """
+        return outcome
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Call:
-    """One sending of a request: where its answer is heard.
+    """One sending of a request: where its answer is heard, and what the stages of its path found.
 
     Until it runs it can be cancelled. With it ends the newest call of the same id that still runs
     and that nobody listens to: as a rule that is the same request, which was sent again.
@@ -62,15 +105,58 @@ class Call:
     """None: it does not run yet. Its session is looked up, say."""
 
     error: dict[str, Any] | None = field(init=False, default=None)
-    """It was cancelled before it ran: as soon as it runs it ends."""
+    """It was cancelled or refused before it ran: as soon as it runs it ends."""
 
     whose: Hashable = field(init=False, default=None)
     """The principal whose share it is; see :class:`Shares`. None: no limit counts it."""
 
-    is_over: bool = field(init=False, default=False)
-    """It is answered, or was refused."""
+    is_open: bool = field(init=False, default=False)
+    """It is in the table: it is neither answered nor refused."""
 
     _before: Call | None = field(init=False, default=None)
+
+    lock: asyncio.Lock | None = field(init=False, default=None)
+    """That of its request key, held until it runs or is refused."""
+
+    key: RequestKey | None = field(init=False, default=None)
+    """The request key that is recorded with its admission."""
+
+    instead_of: str = field(init=False, default="")
+    """A run of its key that never began; see :class:`~mcp_sessions.core.request_keys.KeyUse`."""
+
+    known_in: SessionId | None = field(init=False, default=None)
+    """That run belongs to this session."""
+
+    was_seen: bool = field(init=False, default=False)
+    """Its key was, so that its handler does not run for it."""
+
+    admitted: Admitted | None = field(init=False, default=None)
+    """How it was admitted to its protocol-mode session."""
+
+    record: SessionRecord | None = field(init=False, default=None)
+    """Its protocol-mode session."""
+
+    bound: SessionRecord | None = field(init=False, default=None)
+    """The session of its conversation."""
+
+    started: str | None = field(init=False, default=None)
+    """The handle of that session, if the call started it."""
+
+    is_gated: bool = field(init=False, default=False)
+    """It calls a tool that is served in a session only. If the tool is hidden from it, it is
+    answered like a call of a tool that does not exist."""
+
+    handle: Any = field(init=False, default=None)
+    """The session as its handler has it: a ``SessionHandle``."""
+
+    handler_record: SessionRecord | None = field(init=False, default=None)
+    """The record of that one."""
+
+    instead: Mapping[str, str] = field(init=False, default_factory=dict[str, str])
+    """What stands for a hidden name in the request → the name."""
+
+    stages: Sequence[Stage] = field(init=False, default=())
+    """The stages that see its outcome, in the order of its path."""
 
     @property
     def named(self) -> bool:
@@ -89,33 +175,38 @@ class Call:
         """Whether its sender still listens for its answer."""
         return self.work is None or self.work.is_awaited_by(self)
 
-    def counts_for(self, whose: Hashable) -> None:
-        """It is a part of what a principal uses."""
-        self.whose = whose
-
     def begins(self, work: Work | None) -> None:
         """It runs, or joins what runs; None: it waits once more to begin."""
         self.work = work
-
-    def ends(self) -> None:
-        """It is over. It forgets its work, which knows its calls: both would wait for the
-        collector.
-        """
-        self.is_over = True
-        self.work = self._before = None
 
     def follows(self, before: Call) -> None:
         """A call with its id still runs, and nobody listens to it."""
         self._before = before
 
-    async def abort(self, error: dict[str, Any]) -> None:
-        """End it. A call that is refused, or answered at once, never runs."""
+    def ends(self) -> None:
+        """It is over. It forgets its work, which knows its calls: both would wait for the
+        collector.
+        """
+        self.is_open = False
+        self.work = self._before = None
+
+    def stop(self, error: dict[str, Any]) -> Work | None:
+        """End it. A call that is refused, or answered at once, never runs.
+
+        Returns:
+            What has to be aborted for that; None: nothing runs yet.
+        """
         if self.work is not None:
-            await self.work.abort(error)
-            return
+            return self.work
         self.error = error
-        if self._before is not None:
-            await self._before.abort(error)
+        return self._before.stop(error) if self._before is not None else None
+
+
+async def abort(call: Call, error: dict[str, Any]) -> None:
+    """End a call, and what runs for it."""
+    work = call.stop(error)
+    if work is not None:
+        await work.abort(error)
 
 
 def load_of(session_id: SessionId | None, principal: Principal) -> Hashable:
@@ -186,7 +277,7 @@ class Calls(Generic[R]):
 
     # --- from its arrival to its answer ------------------------------------------------------
 
-    def open(self, request: Message, inbound: Inbound, *, is_ours: bool = False) -> Call:
+    def open(self, call: Call, *, is_ours: bool = False) -> None:
         """A request comes in. If it is refused nothing of it is recorded.
 
         Args:
@@ -197,15 +288,8 @@ class Calls(Generic[R]):
             InvalidParams: It names a session in metadata that is malformed.
             LimitReached: Its sender has too many, or its principal.
         """
-        connection, whose = inbound.connection, None
-        if not is_ours:
-            named = request.session
-            whose = (
-                connection.id
-                if connection is not None
-                else load_of(None if isinstance(named, NotNamed) else named, inbound.principal)
-            )
-        call = Call(request, inbound, whose)
+        request, inbound = call.request, call.inbound
+        connection = inbound.connection
         by_id = self._by_id.get(connection.id) if connection is not None else None
         same = by_id.get(request.id) if by_id is not None else None
         if same is not None and connection is not None:
@@ -218,20 +302,27 @@ class Calls(Generic[R]):
         if not is_ours:
             if request.is_misnamed:
                 request.named()
-            if self.is_full(whose):
+            if connection is not None:
+                whose: Hashable = connection.id
+            else:
+                named = request.session
+                whose = load_of(None if isinstance(named, NotNamed) else named, inbound.principal)
+            if whose is not None and self._load.get(whose, 0) >= self._most:
                 raise LimitReached("max_running_requests", self._most)
+            call.load = whose
         if self._shares is not None:
-            call.counts_for(self._shares.opened(inbound.principal, inbound.scope))
-        self.count(call)
+            call.whose = self._shares.opened(inbound.principal, inbound.scope)
+        if call.load is not None:
+            self._load[call.load] = self._load.get(call.load, 0) + 1
+        call.is_open = True
         if connection is None:
-            return call
+            return
         if same is not None:
             same.append(call)
         elif by_id is not None:
             by_id[request.id] = [call]
         else:
             self._by_id[connection.id] = {request.id: [call]}
-        return call
 
     def take(self, inbound: Inbound) -> None:
         """A request comes in that is no call of this table, such as a handshake.
@@ -246,7 +337,7 @@ class Calls(Generic[R]):
         """A call that was opened, or counted, is answered or was refused. To close it again
         changes nothing.
         """
-        if call.is_over:
+        if not call.is_open:
             return
         call.ends()
         if call.load is not None:
@@ -275,6 +366,7 @@ class Calls(Generic[R]):
 
     def count(self, call: Call) -> None:
         """It is its sender's load. A call of another process, which is joined here, is no more."""
+        call.is_open = True
         if call.load is not None:
             self._load[call.load] = self._load.get(call.load, 0) + 1
 
@@ -288,7 +380,7 @@ class Calls(Generic[R]):
         if run.session_id is not None and run.key is not None:
             self._by_key[run.session_id, run.key] = run
         for call in run.waiters:
-            call.begins(run)
+            call.work = run
 
     def handled(self, run: R) -> None:
         """Its handler is done: it holds no session any more."""

@@ -33,10 +33,10 @@ from mcp_sessions.server.cluster.messages import (
 )
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Moved
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream
-from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import (
     NOTHING_WANTED,
     OnProgress,
+    Outbound,
     PeerError,
     PeerRequest,
     UpstreamError,
@@ -46,6 +46,7 @@ from mcp_sessions.server.upstream.request_state import waiting_call
 from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import LIVENESS
+from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ class ChildHost:
     _rounds: Rounds | None
     """The calls of such a server that wait for answers."""
 
-    _peers: UpstreamPeers
+    _way_to: Callable[[SessionRecord], Outbound | None]
 
     def __post_init__(self) -> None:
         self._is_leaving = False
@@ -337,7 +338,7 @@ class ChildHost:
             raise UpstreamError(wire_error(SessionNotFound(session_id)))
         peer = upstream.hosted(
             message.client,
-            self._peers.way_to(record),
+            self._way_to(record),
             session_id,
             message.asks,
             wanted=wanted_by(record),

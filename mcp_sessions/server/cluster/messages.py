@@ -6,7 +6,7 @@
    because the release before does not send it.
 
 :mod:`mcp_sessions.server.cluster.codec` writes and reads them, and
-:mod:`mcp_sessions.server.cluster.handlers` handles them.
+:mod:`mcp_sessions.server.dispatch.cluster_handlers` handles them.
 """
 
 from __future__ import annotations

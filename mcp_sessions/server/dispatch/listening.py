@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from mcp_sessions.core.listening import LISTEN, Filter
@@ -19,8 +18,8 @@ from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
+from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.upstream.peers import UpstreamPeers
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.record_changes import SetFilter
@@ -76,9 +75,9 @@ class Listening:
     async def _tell_server(
         self, request: Message, inbound: Inbound, record: SessionRecord, heard: Filter
     ) -> None:
-        waiter = Call(request, inbound)
-        call = self._runner.call(waiter, record, partial(self._peers.standalone, inbound, record))
-        peer = self._peers.of(inbound, record)
+        known = Call(request, inbound)
+        known.record = record
+        peer, call = self._peers.beside(known)
         try:
             await self._upstream.listen(peer, call, heard.uris)
         finally:

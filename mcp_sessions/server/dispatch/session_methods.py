@@ -30,6 +30,7 @@ from mcp_sessions.errors import (
     SessionNotFound,
 )
 from mcp_sessions.ids import SessionEventId, SessionId, digest, parse_position
+from mcp_sessions.server.calls.table import Call, Outcome, Stage
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
@@ -47,8 +48,8 @@ SESSION_METHODS = frozenset(
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class SessionMethods:
-    """The methods that make, resume and end sessions."""
+class SessionMethods(Stage):
+    """Answers the methods that make, resume and end sessions."""
 
     _store: SessionStore
     _attachments: Attachments
@@ -56,6 +57,12 @@ class SessionMethods:
     _lifecycle: Lifecycle
     _sealed: SealedState
     _clock: Callable[[], float]
+
+    async def before(self, call: Call) -> Outcome | None:
+        result = await self.serve(call.request, call.inbound)
+        if call.inbound.modern:
+            result["resultType"] = "complete"
+        return Outcome(result, None)
 
     async def serve(self, request: Message, inbound: Inbound) -> dict[str, Any]:
         """The result of a ``session/*`` request.

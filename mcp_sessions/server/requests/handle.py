@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import (
     Callable,
     Collection,
     Mapping,
 )
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, overload
 
-from mcp_sessions.core.messages import encode
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import (
     ConfigurationError,
-    SessionNotFound,
     SessionRequired,
     StoreUnavailable,
 )
 from mcp_sessions.ids import SessionId, digest, name_for_handlers
 from mcp_sessions.locks import Locks
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.connection import ClientConnection, Inbound
+from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.requests.memory import SessionData, SessionState
 from mcp_sessions.server.requests.visibility import Notify, SessionVisibility
 from mcp_sessions.server.upstream.port import told_handler
 from mcp_sessions.stores.contract import SessionStore, StateConflict
-from mcp_sessions.stores.limits import check_state, text_size
-from mcp_sessions.stores.memory.store import MemoryStore
-from mcp_sessions.stores.records import Mode, SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 
@@ -45,38 +37,52 @@ Check = Callable[[SessionRecord, Mapping[str, Any]], None]
 Source = Literal["session", "conversation", "connection"]
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class HandleKind:
+    """What the handles of one source share.
+
+    Args:
+        visibility: What is hidden outside of a session.
+        check_state: Raises if a state could not be kept.
+    """
+
+    visibility: Visibility
+    connections: ConnectionRegistry
+    source: Source
+    store: SessionStore
+    check_state: Check
+    locks: Locks[SessionId] = field(init=False, default_factory=Locks[SessionId])
+    """Held while a session's data is edited."""
+
+    state_locks: Locks[SessionId] = field(init=False, default_factory=Locks[SessionId])
+    """Held while what a request changed is stored, never longer."""
+
+
 @dataclass(eq=False, repr=False)
 class SessionHandle:
     """A session, from inside the server.
 
     Args:
-        source: See :attr:`source`.
         notify: Sends the session's client a notification.
-        locks: Held while a session's data is edited.
-        state_locks: Held while what a request changed is stored, never longer.
-        check_state: Raises if that state could not be kept.
-        visibility: What is hidden outside of a session.
         pipe: Whose own session it is, which no store knows; None: nobody's.
     """
 
+    _kind: HandleKind
     _record: SessionRecord
-    source: Source
-    """How the request came to it. ``session``: its client started it, and named it or made it
-    the current one of its connection. ``conversation``: its host says which conversation it
-    is of (``SessionLayer(conversations=…)``). ``connection``: none of that; it is what the
-    server keeps for the client's connection, and ends with it."""
-
-    _store: SessionStore
     _notify: Notify
-    _locks: Locks[SessionId]
-    _state_locks: Locks[SessionId]
-    _check_state: Check
-    _visibility: Visibility
-    _connections: ConnectionRegistry
     _pipe: ClientConnection | None = None
     _state: SessionState | None = None
     has_state: bool = False
     """Whether its state was asked for, and may have been changed."""
+
+    @property
+    def source(self) -> Source:
+        """How the request came to it. ``session``: its client started it, and named it or made it
+        the current one of its connection. ``conversation``: its host says which conversation it
+        is of (``SessionLayer(conversations=…)``). ``connection``: none of that; it is what the
+        server keeps for the client's connection, and ends with it.
+        """
+        return self._kind.source
 
     @property
     def id(self) -> str:
@@ -122,10 +128,10 @@ class SessionHandle:
         Raises:
             ConfigurationError: The layer has no store.
         """
-        if not self._store.remembers:
+        if not self._kind.store.remembers:
             raise ConfigurationError("session.data needs a store; this layer has none")
         session_id = self._record.session_id
-        return SessionData(session_id, self._store, self._locks.of(session_id))
+        return SessionData(session_id, self._kind.store, self._kind.locks.of(session_id))
 
     @property
     def state(self) -> SessionState:
@@ -134,14 +140,11 @@ class SessionHandle:
         """
         if self._state is None:
             record = self._record
-            self._state = SessionState(record.state, lambda state: self._check_state(record, state))
+            self._state = SessionState(
+                record.state, lambda state: self._kind.check_state(record, state)
+            )
             self.has_state = True
         return self._state
-
-    @property
-    def visibility(self) -> Visibility:
-        """The visibility of its request, as it was when the request began."""
-        return self._visibility.of(self._record.state)
 
     async def hide(
         self,
@@ -189,9 +192,14 @@ class SessionHandle:
 
     async def _change(self, wanted: Mapping[str, Collection[str]], *, hides: bool) -> None:
         session_id = self._record.session_id
-        lock = self._state_locks.of(session_id)
+        lock = self._kind.state_locks.of(session_id)
         sight = SessionVisibility(
-            self._store, session_id, self._visibility, lock, self._notify, self._unsubscribe
+            self._kind.store,
+            session_id,
+            self._kind.visibility,
+            lock,
+            self._notify,
+            self._unsubscribe,
         )
         try:
             await sight.change(wanted, hides=hides)
@@ -202,10 +210,12 @@ class SessionHandle:
     async def _unsubscribe(self, record: SessionRecord, is_hidden: Callable[[str], bool]) -> None:
         if self._pipe is None:
             for uri in filter(is_hidden, record.subscriptions):
-                await self._store.unsubscribe(record.session_id, uri)
+                await self._kind.store.unsubscribe(record.session_id, uri)
             return
-        for uri in list(filter(is_hidden, self._connections.sessionless_subscriptions(self._pipe))):
-            self._connections.subscribe_sessionless(self._pipe, uri, on=False)
+        for uri in list(
+            filter(is_hidden, self._kind.connections.sessionless_subscriptions(self._pipe))
+        ):
+            self._kind.connections.subscribe_sessionless(self._pipe, uri, on=False)
 
     async def store_state(self) -> SessionRecord | None:
         """Apply what the request changed; the session as it is then, None if unchanged.
@@ -224,10 +234,10 @@ class SessionHandle:
         changed, removed = self._state.close()
         if not changed and not removed:
             return None
-        if self._store.remembers:
+        if self._kind.store.remembers:
             # Of this process's requests one after the other: else each that is stored sends all
             # the others round again.
-            async with self._state_locks.of(self._record.session_id):
+            async with self._kind.state_locks.of(self._record.session_id):
                 return await self._merge(changed, removed)
         self._record.state = dict(self._state)
         self._record.state_version += 1
@@ -245,9 +255,9 @@ class SessionHandle:
             version = newest.state_version
             if changed:
                 kept = {key: value for key, value in newest.state.items() if key not in removed}
-                self._check_state(newest, {**kept, **changed})
+                self._kind.check_state(newest, {**kept, **changed})
             try:
-                return await self._store.change_state(
+                return await self._kind.store.change_state(
                     newest.session_id, changed, removed, expected_version=version
                 )
             except StateConflict as conflict:
@@ -276,116 +286,6 @@ class SessionHandle:
         except StoreUnavailable as failed:
             told_handler(failed)
             raise
-
-
-@dataclass(eq=False, repr=False)
-class SessionHandles:
-    """Makes the handles of one server, which share their locks: those of the sessions of a store,
-    and of connections.
-
-    Args:
-        check_token: Raises if a state could not be sent to the client that keeps it.
-        visibility: What is hidden outside of a session.
-    """
-
-    _store: SessionStore
-    _publisher: Publisher
-    _policy: SessionPolicy
-    _clock: Callable[[], float]
-    _check_token: Check
-    _visibility: Visibility
-    _connections: ConnectionRegistry
-
-    def __post_init__(self) -> None:
-        self._locks = Locks[SessionId]()
-        self._state_locks = Locks[SessionId]()
-        self._on_pipes: weakref.WeakKeyDictionary[
-            ClientConnection, tuple[MemoryStore, SessionRecord]
-        ] = weakref.WeakKeyDictionary()
-
-    def of(self, record: SessionRecord) -> SessionHandle:
-        """A session that its client started, for the handler of one request."""
-        notify = partial(self._publish, record.session_id)
-        return self._handle(record, "session", self._store, notify, self._check_token)
-
-    def of_conversation(self, record: SessionRecord, inbound: Inbound) -> SessionHandle:
-        """Return the handle of a conversation, for the handler of one request.
-
-        The client gets the messages that its connection gets.
-        """
-        notify: Notify = _not_told
-        if inbound.connection is not None and not inbound.modern:
-            notify = partial(self._publisher.send_sessionless, inbound.connection, wait=True)
-        return self._handle(record, "conversation", self._store, notify, self._check_size)
-
-    async def of_connection(
-        self, connection: ClientConnection, record: SessionRecord | None
-    ) -> SessionHandle:
-        """The session that a handshake-era connection is to the handlers of its requests that
-        belong to no other.
-
-        Over HTTP it is the transport-mode session. A pipe or a WebSocket cannot outlive this
-        process, so neither does what is remembered of it, and no store is asked.
-
-        Args:
-            record: The transport-mode session; None: a pipe or a WebSocket.
-        """
-        store, pipe = self._store, connection if record is None else None
-        if record is None:
-            known = self._on_pipes.get(connection)
-            if known is None:
-                own = MemoryStore()
-                # Neither suspends, so no other request of the connection does this meanwhile. A
-                # session of this mode has no deadline: it ends with the connection.
-                await own.open(self._policy)
-                known = (
-                    own,
-                    await own.create(
-                        Mode.CONVERSATION, connection.principal, peer=None, now=self._clock()
-                    ),
-                )
-                self._on_pipes[connection] = known
-            store, record = known
-        notify = partial(self._publisher.send_sessionless, connection, wait=True)
-        return self._handle(record, "connection", store, notify, self._check_size, pipe)
-
-    def _handle(
-        self,
-        record: SessionRecord,
-        source: Source,
-        store: SessionStore,
-        notify: Notify,
-        check: Check,
-        pipe: ClientConnection | None = None,
-    ) -> SessionHandle:
-        return SessionHandle(
-            record,
-            source,
-            store,
-            notify,
-            self._locks,
-            self._state_locks,
-            check,
-            self._visibility,
-            self._connections,
-            pipe,
-        )
-
-    def _check_size(self, record: SessionRecord, state: Mapping[str, Any]) -> None:
-        sizes = (text_size(key) + len(encode(value)) for key, value in state.items())
-        check_state(sum(sizes), self._policy)
-
-    async def _publish(
-        self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
-    ) -> None:
-        if not self._store.remembers:
-            raise ConfigurationError("session events need a store; this layer has none")
-        if not await self._publisher.publish(session_id, method, params, wait=True):
-            raise SessionNotFound(session_id)
-
-
-async def _not_told(method: str, params: Mapping[str, Any] | None) -> None:
-    logger.debug("dropped %s: no standalone channel", method)
 
 
 CURRENT: ContextVar[SessionHandle | None] = ContextVar("mcp_sessions_current", default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.hearing import Hearing
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions, check_may_ask
-from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import Outbound, PeerError, PeerRequest
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
@@ -23,17 +22,28 @@ from mcp_sessions.stores.records import SessionRecord
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Ways:
+    """What all ways to clients share.
+
+    Args:
+        spawn: Does something beside what a request does. A drain waits for it.
+    """
+
+    store: SessionStore
+    connections: ConnectionRegistry
+    publisher: Publisher
+    questions: PendingQuestions
+    hearing: Hearing
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class SessionOutbound:
     """To the client of a protocol-mode session, wherever it is attached: session events."""
 
-    _connections: ConnectionRegistry
-    _publisher: Publisher
-    _runner: RequestRunner
-    _questions: PendingQuestions
-    _store: SessionStore
+    _ways: Ways
     _record: SessionRecord
-    _hearing: Hearing
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Send a notification to the session. After the session's end it only makes a line in the
@@ -42,62 +52,61 @@ class SessionOutbound:
         The client gets no update of a resource that is hidden from it.
         """
         session_id = self._record.session_id
-        if await self._hearing.is_hidden_from(session_id, method, params):
+        if await self._ways.hearing.is_hidden_from(session_id, method, params):
             return
-        if not await self._publisher.publish(session_id, method, params, wait=True):
+        if not await self._ways.publisher.publish(session_id, method, params, wait=True):
             logger.debug("dropped %s: session %s is over", method, digest(session_id))
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """Send a request to the client. If no connection is attached, it waits until one is."""
         session_id = self._record.session_id
         # Its handler is at work, so it lives, whatever its idle deadline says.
-        record = await self._store.load(session_id, now=0)
+        record = await self._ways.store.load(session_id, now=0)
         if record is None:
             raise PeerError(INVALID_REQUEST, "the session is over")
         attachment = record.attachment
-        connection = await self._connections.find(attachment.connection_id) if attachment else None
+        connection = (
+            await self._ways.connections.find(attachment.connection_id) if attachment else None
+        )
         if connection is not None:
             check_may_ask(connection.peer, asked.method)
-        elif attachment is None or not await self._connections.is_there(attachment.connection_id):
+        elif attachment is None or not await self._ways.connections.is_there(
+            attachment.connection_id
+        ):
             check_may_ask(record.peer, asked.method)
         # Else whoever has the connection says whether its client can be asked.
-        question = self._questions.new(record.principal, session_id, asked)
+        questions = self._ways.questions
+        question = questions.new(record.principal, session_id, asked)
 
         async def send(message: bytes) -> None:
-            await self._publisher.push(session_id, message, question)
+            await self._ways.publisher.push(session_id, message, question)
 
-        return await self._questions.ask(
-            question, send, lambda message: self._runner.spawn(send(message))
-        )
+        return await questions.ask(question, send, lambda message: self._ways.spawn(send(message)))
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ConnectionOutbound:
     """To a connection's own client, outside of any session."""
 
-    _publisher: Publisher
-    _runner: RequestRunner
-    _questions: PendingQuestions
+    _ways: Ways
     _connection: ClientConnection
-    _hearing: Hearing
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Send a notification. The client gets no update of a resource that is hidden from it."""
-        if await self._hearing.is_hidden_from_connection(self._connection, method, params):
+        if await self._ways.hearing.is_hidden_from_connection(self._connection, method, params):
             return
-        await self._publisher.send_sessionless(self._connection, method, params, wait=True)
+        await self._ways.publisher.send_sessionless(self._connection, method, params, wait=True)
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         connection = self._connection
         check_may_ask(connection.peer, asked.method)
-        question = self._questions.new(connection.principal, None, asked)
+        questions = self._ways.questions
+        question = questions.new(connection.principal, None, asked)
 
         async def send(message: bytes) -> None:
             await connection.send(Draft(message, None, question.log_key))
 
-        return await self._questions.ask(
-            question, send, lambda message: self._runner.spawn(send(message))
-        )
+        return await questions.ask(question, send, lambda message: self._ways.spawn(send(message)))
 
 
 class LateOutbound:

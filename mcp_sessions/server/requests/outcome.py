@@ -1,4 +1,4 @@
-"""Represent the outcome of a running request, keep it, and write it for each waiter."""
+"""Keep the outcome of a running request, and write it for each waiter."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from mcp_sessions.core.messages import error_body, error_outcome, result_outcome
 from mcp_sessions.errors import INTERNAL_ERROR, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.calls.table import Call
+from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
@@ -27,29 +27,6 @@ MOST_OWED: Final = 16_777_216
 
 Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
 """Adds a session's ``_meta`` to a result."""
-
-
-class Outcome(NamedTuple):
-    """A result or, if that is None, an error."""
-
-    result: dict[str, Any] | None
-    error: dict[str, Any] | None
-    away: StoreUnavailable | None = None
-    """The store's failure of which the error tells: nothing ran."""
-
-    def encoded(self, method: str) -> bytes | None:
-        """Encode the outcome for the store; None: JSON cannot represent it.
-
-        Args:
-            method: The method of its request, for the log.
-        """
-        try:
-            if self.result is not None:
-                return result_outcome(self.result)
-            return error_outcome(self.error or {})
-        except NOT_JSON:
-            logger.exception("the outcome of %s cannot be kept", method)
-            return None
 
 
 @dataclass(eq=False, repr=False)
@@ -75,7 +52,7 @@ class Outcomes:
         Raises:
             StoreUnavailable: It is owed to the store.
         """
-        kept = outcome.encoded(method)
+        kept = _encoded(outcome, method)
         size = len(kept) if kept is not None else 0
         if size and self._owed.size + size > MOST_OWED:
             kept, size = None, 0
@@ -133,6 +110,21 @@ class Outcomes:
             logger.exception("the error of %s cannot be sent", request.method)
             internal = error_body(INTERNAL_ERROR, "Internal error")
             return inbound.error(request.id, internal), INTERNAL_ERROR
+
+
+def _encoded(outcome: Outcome, method: str) -> bytes | None:
+    """Encode an outcome for the store; None: JSON cannot represent it.
+
+    Args:
+        method: The method of its request, for the log.
+    """
+    try:
+        if outcome.result is not None:
+            return result_outcome(outcome.result)
+        return error_outcome(outcome.error or {})
+    except NOT_JSON:
+        logger.exception("the outcome of %s cannot be kept", method)
+        return None
 
 
 def store_error(failed: StoreUnavailable) -> dict[str, Any]:

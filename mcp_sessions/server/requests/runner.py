@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any
 
 from mcp_sessions.background import Background
@@ -57,9 +56,7 @@ class RequestRunner:
         self._questions = questions
         self._background = Background()
         self._detached = Detached(policy, self._background)
-        shared = Shared(self.calls, self._detached, self._background, outcomes, questions)
-        self.call = partial(RunningRequest, shared)
-        """A message as its handler sees it; see :class:`RunningRequest`."""
+        self.shared = Shared(self.calls, self._detached, self._background, outcomes, questions)
 
     @property
     def running(self) -> int:

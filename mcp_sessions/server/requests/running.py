@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from opentelemetry.trace import Span
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import PROGRESS, RequestId, error_body, wire_error
 from mcp_sessions.core.progress import Progress
+from mcp_sessions.core.visibility import restored
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
     REQUEST_CANCELLED,
@@ -22,16 +22,15 @@ from mcp_sessions.errors import (
     SessionsError,
     StoreUnavailable,
 )
-from mcp_sessions.ids import RequestKey, SessionId
+from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.calls.detached import BESIDE
-from mcp_sessions.server.calls.stages.stage import Stage
-from mcp_sessions.server.calls.table import Call
+from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.questions import PendingQuestion, check_may_ask, may_ask
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
-from mcp_sessions.server.requests.outcome import Outcome, store_error
+from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.requests.shared import Shared
 from mcp_sessions.server.upstream import port
@@ -44,48 +43,43 @@ from mcp_sessions.stores.records import SessionRecord
 logger = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, repr=False)
 class RunningRequest:
     """One request, or notification, at work: the
     :class:`~mcp_sessions.server.upstream.port.Call` its handler has.
 
     Args:
         shared: What it shares with the others.
+        call: Its first sending.
         standalone: Makes the way to its client that is left when it was answered.
-        stages: What features change before the handler, and of its answer.
-        bound_session: That of its conversation, of which its client knows nothing.
-        restored: Puts the names that its client uses into what its handler sends it; None:
-            those are the handler's.
     """
 
-    _shared: Shared
-    waiter: InitVar[Call]
-    record: SessionRecord | None
-    _standalone: Callable[[], Outbound]
-    key: RequestKey | None = None
-    handle: SessionHandle | None = None
-    stages: Sequence[Stage] = ()
-    bound_session: SessionId | None = None
-    is_notification: InitVar[bool] = False
-    restored: Callable[[Any], Any] | None = None
-    done: bool = False
-    task: asyncio.Task[None] | None = None
-
-    def __post_init__(self, waiter: Call, is_notification: bool) -> None:
-        self.request = waiter.request
-        self.request_id: RequestId | None = None if is_notification else waiter.request.id
-        self.session_id = self.record.session_id if self.record is not None else None
+    def __init__(self, shared: Shared, call: Call, standalone: Callable[[], Outbound]) -> None:
+        self._shared = shared
+        self._call = call
+        self._standalone = standalone
+        self.done = False
+        self.task: asyncio.Task[None] | None = None
+        request, record, bound = call.request, call.record, call.bound
+        self.request, self.key, self.record = request, call.key, record
+        self.handle: SessionHandle | None = call.handle
+        self.request_id: RequestId | None = None if request.is_notification else request.id
+        self.session_id = record.session_id if record is not None else None
         """The protocol-mode session it belongs to."""
 
-        connection = waiter.inbound.connection
+        self.bound_session = bound.session_id if bound is not None else None
+        """The session of its conversation, of which its client knows nothing."""
+
+        connection = call.inbound.connection
         in_transport = connection.transport_session if connection is not None else None
-        sessions = (self.session_id, in_transport, self.bound_session)
-        self.sessions = [each for each in sessions if each is not None]
+        self.sessions: list[SessionId] = []
         """The sessions, of any mode, that must not expire while it runs."""
 
-        self.waiters = [waiter]
-        self.started_at = self._shared.outcomes.clock()
-        self.context: Any = waiter.inbound.context
+        for session_id in (self.session_id, in_transport, self.bound_session):
+            if session_id is not None:
+                self.sessions.append(session_id)
+        self.waiters = [call]
+        self.started_at = shared.outcomes.clock()
+        self.context: Any = call.inbound.context
         self._has_begun = False
         self.store_failure: StoreUnavailable | None = None
         self._asked: list[PendingQuestion] = []
@@ -174,9 +168,7 @@ class RunningRequest:
                 return
             # A handler is not told the credential by which its client names the session.
             method, params = request.method, request.forwarded
-            for stage in self.stages:
-                params = stage.before(method, params)
-            rounds = self._shared.questions.rounds if self.waiters[0].inbound.modern else None
+            rounds = self._shared.questions.rounds if self._call.inbound.modern else None
             if rounds is not None and params is not None and "requestState" in params:
                 work = partial(peer.request, method=method, params=put_back(params))
                 answered = await rounds.serve(self, self._whose, {}, method, params, work)
@@ -184,15 +176,13 @@ class RunningRequest:
                 answered = await peer.request(self, method, params)
                 if rounds is not None and method in NAMED and "requestState" in answered:
                     answered = set_apart(answered)
-            if not self.done:
-                for stage in reversed(self.stages):
-                    answered = stage.after(method, answered)
             result = answered
+            if self._call.stages and not self.done:
+                result, error, _ = self._after(Outcome(answered, None))
         except UpstreamError as failed:
             error = failed.error
-            if not self.done:
-                for stage in reversed(self.stages):
-                    error = stage.failed(error)
+            if self._call.stages and not self.done:
+                result, error, _ = self._after(Outcome(None, error))
             if isinstance(failed, port.StoreFailedHandler):
                 logger.error("the session store failed %s: %s", request.method, failed.failed)
                 error = error if self.key is None else wire_error(OutcomeUnknown())
@@ -279,6 +269,11 @@ class RunningRequest:
             await asyncio.wait(self._withdrawals, timeout=outcomes.policy.slow_timeout)
         await outcomes.send(self.waiters, outcome, self.record)
 
+    def _after(self, outcome: Outcome) -> Outcome:
+        for stage in reversed(self._call.stages):
+            outcome = stage.after(self._call, outcome)
+        return outcome
+
     async def _ask_in_rounds(self, asked: PeerRequest, inbound: Inbound) -> dict[str, Any]:
         if self._held is None:
             rounds = self._shared.questions.rounds
@@ -290,13 +285,12 @@ class RunningRequest:
         return await self._held.ask(asked)
 
     async def _asks(self, result: dict[str, Any]) -> None:
-        for stage in reversed(self.stages):
-            result = stage.after(self.request.method, result)
+        outcome = self._after(Outcome(result, None))
         held, task = self._held, self.task
         if held is not None and task is not None:
             # It may be cancelled anywhere. The client of the next round waits for an outcome.
             task.add_done_callback(lambda _: held.ends(None, None))
-        await self._finish(Outcome(result, None), goes_on=True)
+        await self._finish(outcome, goes_on=True)
 
     def _stop(self) -> object:
         return self.task and self.task.cancel()
@@ -378,8 +372,8 @@ class RunningRequest:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Send a notification on the request's own way back; no session event."""
-        if self.restored is not None:
-            params = self.restored(params)
+        if self._call.instead:
+            params = restored(params, self._call.instead)
         if self._held is not None and (newest := self._newest) is not None:
             await newest.notify(method, params)
         elif not self.done:

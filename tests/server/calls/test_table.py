@@ -12,7 +12,7 @@ from mcp_sessions.core.messages import SESSION_META, Request
 from mcp_sessions.errors import InvalidParams, InvalidRequest, LimitReached
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.calls.table import Call, Calls
+from mcp_sessions.server.calls.table import Call, Calls, abort
 
 HERE = ConnectionId("here")
 
@@ -52,7 +52,9 @@ def opened(
     """It came on a connection whose answers go out on one wire, or on one over HTTP."""
     connection = SimpleNamespace(id=whose, is_one_wire=wire)
     inbound: Any = SimpleNamespace(principal=ANONYMOUS, connection=connection)
-    return calls.open(message(request_id, meta), inbound, is_ours=is_ours)
+    call = Call(message(request_id, meta), inbound)
+    calls.open(call, is_ours=is_ours)
+    return call
 
 
 def test_an_id_is_free_again_when_its_call_is_closed() -> None:
@@ -100,7 +102,7 @@ async def test_a_call_that_does_not_run_yet_is_cancelled_with_the_one_that_it_fo
     assert again.task is running.task
     error = {"code": 1}
 
-    await again.abort(error)
+    await abort(again, error)
 
     assert again.error is error
     assert running.aborted == [error]
@@ -131,7 +133,7 @@ def test_a_closed_call_knows_nothing_of_what_ran() -> None:
 
     calls.close(first)
 
-    assert first.is_over and first.work is first.task is None
+    assert not first.is_open and first.work is first.task is None
     assert not calls.has(HERE) and calls.tasks(HERE) == []
     assert len(calls.load) == 0
 
@@ -143,12 +145,18 @@ def test_without_a_connection_it_is_the_load_of_its_session_or_its_principal() -
     named = message(meta={SESSION_META: {"sessionId": "s"}})
 
     calls = Calls[Any](1)
-    assert calls.open(named, nobody).load == "s"
-    assert calls.open(message(), lone).load == principal
-    assert calls.open(message(), lone, is_ours=True).load is None
+
+    def load(request: Message, inbound: Any, *, is_ours: bool = False) -> Any:
+        call = Call(request, inbound)
+        calls.open(call, is_ours=is_ours)
+        return call.load
+
+    assert load(named, nobody) == "s"
+    assert load(message(), lone) == principal
+    assert load(message(), lone, is_ours=True) is None
     # Nobody has no bound.
     for _ in range(3):
-        assert calls.open(message(), nobody).load is None
+        assert load(message(), nobody) is None
     assert {*calls.load} == {"s", principal}
 
 
@@ -195,4 +203,4 @@ def test_what_runs_holds_its_sessions_until_it_is_handled_and_its_key_until_it_i
 
     calls.kept(second)
     assert calls.by_key(second.session_id, second.key) is None
-    assert not calls.has(HERE, 2) and second.waiters[0].is_over
+    assert not calls.has(HERE, 2) and not second.waiters[0].is_open

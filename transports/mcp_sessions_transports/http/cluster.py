@@ -24,7 +24,7 @@ from mcp_sessions_transports.http.channel import PostChannel, http_transport
 
 @dataclass(slots=True, eq=False, repr=False)
 class ClusterStreams:
-    """The :class:`~mcp_sessions.server.cluster.handlers.HttpStreams` of a layer."""
+    """The :class:`~mcp_sessions.server.dispatch.cluster_handlers.HttpStreams` of a layer."""
 
     _connections: ConnectionRegistry
     _bus: ClusterBus

@@ -15,6 +15,7 @@ from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import Answer, error_body
 from mcp_sessions.errors import INVALID_REQUEST, REQUEST_CANCELLED
 from mcp_sessions.ids import ConnectionId, SessionId
+from mcp_sessions.server.calls.table import abort
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.child_host import ChildHost
 from mcp_sessions.server.cluster.children import ChildrenElsewhere
@@ -213,7 +214,7 @@ class ClusterHandlers:
 
     async def _cancel(self, message: CancelRequest) -> None:
         for call in self._runner.calls.meant(message.connection_id, message.id):
-            await call.abort(_CANCELLED)
+            await abort(call, _CANCELLED)
 
     async def _cancel_keyed(self, message: CancelKeyed) -> None:
         running = await self._joining.at_work(message.session_id, message.key)

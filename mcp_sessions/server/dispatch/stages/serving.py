@@ -1,4 +1,4 @@
-"""Present clients to the wrapped server.
+"""Run a request: present its client to the wrapped server, which serves it.
 
 A connection is one peer for itself, and one for each session that is used there. A modern-era
 request, and one that came on no connection, is a peer of its own.
@@ -7,22 +7,25 @@ request, and one that came on no connection, is a peer of its own.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict
 
 from mcp_sessions.core.listening import SET_LEVEL
-from mcp_sessions.core.message import Message
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.ids import SessionId
-from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.calls.table import Call, Outcome, Stage
 from mcp_sessions.server.connection import ClientConnection, Inbound
-from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.hearing import Hearing
-from mcp_sessions.server.delivery.publisher import Publisher
-from mcp_sessions.server.delivery.questions import PendingQuestions
-from mcp_sessions.server.requests.outbound import ConnectionOutbound, LateOutbound, SessionOutbound
+from mcp_sessions.server.dispatch.stages.acceptance import stopping
+from mcp_sessions.server.environment import Environment
+from mcp_sessions.server.requests.outbound import (
+    ConnectionOutbound,
+    LateOutbound,
+    SessionOutbound,
+    Ways,
+)
 from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.server.upstream.port import (
     NewPeer,
     Outbound,
@@ -38,7 +41,6 @@ from mcp_sessions.server.upstream.subscriptions import (
     LogLevel,
     Subscriptions,
 )
-from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.limits import check_subscriptions
 from mcp_sessions.stores.record_changes import SetLogLevel
 from mcp_sessions.stores.records import SessionRecord
@@ -51,26 +53,31 @@ class _Past(TypedDict, total=False):
     was_served: bool
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class UpstreamPeers:
-    """Make the peers, with their ways back to the client.
+class UpstreamPeers(Stage):
+    """Make the peers, with their ways back to the client. The last stage of a path gives them the
+    request, in a task of its own.
 
     Args:
         advertise: Adds our capabilities to the result of a ``server/discover``, in place.
-        began_at: Start of this process. Sessions made before were served by another process.
     """
 
-    _upstream: Upstream
-    _store: SessionStore
-    _connections: ConnectionRegistry
-    _publisher: Publisher
-    _runner: RequestRunner
-    _questions: PendingQuestions
-    _policy: SessionPolicy
-    _advertise: Callable[[dict[str, Any]], None]
-    _began_at: float
-    _hearing: Hearing
-    _visibility: Visibility
+    def __init__(
+        self,
+        environment: Environment,
+        upstream: Upstream,
+        runner: RequestRunner,
+        *,
+        ways: Ways,
+        visibility: Visibility,
+        advertise: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.upstream = upstream
+        self._store, self._policy = environment.store, environment.policy
+        self._ways, self._connections = ways, ways.connections
+        self._runner, self._shared = runner, runner.shared
+        self._visibility, self._advertise = visibility, advertise
+        self._began_at = environment.clock()
+        """Sessions made before that were served by another process."""
 
     def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: ClientConnection) -> None:
         """Give a client its connection after the handshake."""
@@ -78,27 +85,46 @@ class UpstreamPeers:
         if connection.transport_session is not None:
             peer.belongs_to(connection.transport_session)
         connection.upstream_peers[None] = peer
+        self._connections.add(connection)
 
-    def serving(
-        self, request: Message, inbound: Inbound, record: SessionRecord | None
-    ) -> UpstreamPeer:
-        """Return the peer that serves a request: :meth:`of`, with the layer's additions."""
-        peer = self.of(inbound, record)
+    def running(self, call: Call) -> RunningRequest:
+        """Return a message as its handler sees it."""
+        return RunningRequest(
+            self._shared, call, partial(self.standalone, call.inbound, call.record)
+        )
+
+    def beside(self, call: Call) -> tuple[UpstreamPeer, RunningRequest]:
+        """A message that the wrapped server gets beside all requests, and its sender's peer."""
+        return self.of(call.inbound, call.record), self.running(call)
+
+    async def before(self, call: Call) -> Outcome | None:
+        """Run it, with the layer's additions."""
+        if self._runner.is_over:
+            # Since it was accepted. A key that it recorded is one of a run that never began.
+            return stopping()
+        request, inbound, record = call.request, call.inbound, call.record
+        method, peer = request.method, self.of(inbound, record)
         if inbound.modern:
-            if request.method == DISCOVER:
-                return Discovery(peer, self._advertise)
-        elif request.method in SUBSCRIPTION_METHODS and self._store.remembers:
+            if method == DISCOVER:
+                peer = Discovery(peer, self._advertise)
+        elif method in SUBSCRIPTION_METHODS and self._store.remembers:
             remember = self._remember_subscription(inbound, record)
-            return Subscriptions(peer, self._upstream, remember)
-        elif request.method == SET_LEVEL and self._upstream.is_outside:
+            peer = Subscriptions(peer, self.upstream, remember)
+        elif method == SET_LEVEL and self.upstream.is_outside:
             session_id = _session_of(inbound, record)
             if session_id is not None:
 
                 async def remember_level(level: str) -> None:
                     await self._store.change(session_id, SetLogLevel(level))
 
-                return LogLevel(peer, remember_level)
-        return peer
+                peer = LogLevel(peer, remember_level)
+        way = partial(self.standalone, inbound, record)
+        running = RunningRequest(self._shared, call, way)
+        admitted = call.admitted
+        if admitted is not None and admitted.run is not None and call.key is not None:
+            self._runner.runs.settle(admitted.run)
+        running.start(peer, close_peer=inbound.connection is None or inbound.modern)
+        return None
 
     def of(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:
         """Return the peer of a message's sender, in the session of the message."""
@@ -110,9 +136,9 @@ class UpstreamPeers:
             session_id = record.session_id if record is not None else None
             past = self._past(record)
             if inbound.modern:
-                return self._upstream.modern_peer(inbound.route, outbound, session_id, **past)
+                return self.upstream.modern_peer(inbound.route, outbound, session_id, **past)
             way = outbound or LateOutbound()
-            return self._upstream.peer(inbound.peer, way, session_id, is_alone=True, **past)
+            return self.upstream.peer(inbound.peer, way, session_id, is_alone=True, **past)
         session_id = record.session_id if record is not None else None
         known = connection.upstream_peers.get(session_id)
         if known is not None:
@@ -122,7 +148,7 @@ class UpstreamPeers:
             self._connections.used(record.session_id, connection)
             past = self._past(record)
             beside = connection.upstream_peers.get(None)
-            peer = self._upstream.peer(
+            peer = self.upstream.peer(
                 inbound.peer, outbound, record.session_id, beside=beside, **past
             )
         else:
@@ -131,7 +157,7 @@ class UpstreamPeers:
             # On a pipe a client may speak before its handshake. The server decides how to answer.
             ready = inbound.peer.initialize_params is not None
             past = self._past(inbound.record)
-            peer = self._upstream.peer(inbound.peer, outbound, session_id, ready=ready, **past)
+            peer = self.upstream.peer(inbound.peer, outbound, session_id, ready=ready, **past)
             if not ready:
                 return peer
             session_id = None
@@ -170,20 +196,10 @@ class UpstreamPeers:
         return {"wanted": wanted, "was_served": was_served}
 
     def _of_session(self, record: SessionRecord) -> SessionOutbound:
-        return SessionOutbound(
-            self._connections,
-            self._publisher,
-            self._runner,
-            self._questions,
-            self._store,
-            record,
-            self._hearing,
-        )
+        return SessionOutbound(self._ways, record)
 
     def _of_connection(self, connection: ClientConnection) -> ConnectionOutbound:
-        return ConnectionOutbound(
-            self._publisher, self._runner, self._questions, connection, self._hearing
-        )
+        return ConnectionOutbound(self._ways, connection)
 
     def _remember_subscription(
         self, inbound: Inbound, record: SessionRecord | None

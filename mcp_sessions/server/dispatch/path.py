@@ -1,0 +1,113 @@
+"""The path of a request: the list of its stages, in their order.
+
+The order stands here and nowhere else. It decides which error a client gets if there are several.
+The lists are made at the start. A feature that is off is in none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mcp_sessions.core.visibility import Visibility
+from mcp_sessions.server.calls.table import Stage
+from mcp_sessions.server.dispatch.session_methods import SessionMethods
+from mcp_sessions.server.dispatch.stages.acceptance import Acceptance
+from mcp_sessions.server.dispatch.stages.association import Association
+from mcp_sessions.server.dispatch.stages.audited import Audited
+from mcp_sessions.server.dispatch.stages.concealing import Concealing
+from mcp_sessions.server.dispatch.stages.conversation import Conversation
+from mcp_sessions.server.dispatch.stages.gates import Gates
+from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, LearnedTools
+from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
+from mcp_sessions.server.dispatch.stages.idempotency import Idempotency, KeyLock, KnownKey
+from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
+from mcp_sessions.server.requests.joining import BeginAnew
+from mcp_sessions.server.requests.runner import RequestRunner
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Stages:
+    """The stages of a server that were made beside others. None: the feature is off."""
+
+    audited: Audited
+    methods: SessionMethods
+    association: Association
+    session: HandlerSession
+    serving: UpstreamPeers
+    idempotency: Idempotency | None
+    conversation: Conversation | None
+    handles: tuple[LearnedTools, HandleTools] | None
+
+
+class Path:
+    """The lists of one server.
+
+    Args:
+        visibility: What is hidden outside of a session.
+        begin_anew: Serves a request whose run in another process never began, and never will.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        runner: RequestRunner,
+        visibility: Visibility,
+        *,
+        begin_anew: BeginAnew,
+    ) -> None:
+        self._stages = stages
+        self._gates, self._concealing = Gates(visibility), Concealing(visibility)
+        self.acceptance = Acceptance(runner)
+        keys = stages.idempotency
+        self._keys = (KeyLock(keys), KnownKey(keys, begin_anew)) if keys is not None else None
+        self.ours: tuple[Stage, ...] = (Acceptance(runner, is_ours=True), stages.methods)
+        """Of ``session/*`` and ``sessions/*``, which the layer answers itself."""
+
+        self.of_listens: tuple[Stage, ...] = (stages.association,)
+        """Of a listen, whose stream its binding owns, and of a notification."""
+
+        self._make()
+
+    def gate(self, *, tools: Iterable[str], methods: Iterable[str]) -> None:
+        """Serve these in a session only from now on."""
+        self._gates.add(tools=tools, methods=methods)
+        self._make()
+
+    def _make(self) -> None:
+        self.keyless = tuple(self._listed(None))
+        """Of a request without a request key."""
+
+        self.keyed = tuple(self._listed(self._keys))
+        """Of a request with one."""
+
+    def _listed(self, keys: tuple[KeyLock, KnownKey] | None) -> Iterable[Stage]:
+        stages = self._stages
+        # While the audit is on, which may change at any time, the router puts it before all.
+        # Limits come first: what is refused here costs nothing.
+        yield self.acceptance
+        if keys is not None:
+            # Before the key is recorded: the same request may come twice at once.
+            yield keys[0]
+        if stages.handles is not None:
+            # Before the session is looked up: whether a call has a handle decides which it is.
+            yield stages.handles[0]
+        # The store admits the request and records its key in one step.
+        yield stages.association
+        if keys is not None:
+            # A request that ran needs nothing of what follows.
+            yield keys[1]
+        if stages.conversation is not None:
+            # Only a request without another session has that of its conversation.
+            yield stages.conversation
+        if self._gates.is_on:
+            # After every way to a session.
+            yield self._gates
+        yield stages.session
+        # The rules of that session count. Then a gated tool is refused if it is not hidden.
+        yield self._concealing
+        if stages.handles is not None:
+            # A hidden tool takes no handle. On the way up, a list is extended before names are
+            # taken from it.
+            yield stages.handles[1]
+        yield stages.serving

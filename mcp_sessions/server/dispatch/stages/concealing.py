@@ -1,0 +1,70 @@
+"""Hide names: leave them out of lists and answers, and replace them in requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.core.messages import wire_error
+from mcp_sessions.core.visibility import STATE_KEY, Visibility, restored
+from mcp_sessions.errors import InvalidParams, SessionRequiredByServer
+from mcp_sessions.server.calls.table import Call, Outcome, Stage
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Concealing(Stage):
+    """Hides them as the operator and the handlers of a session say.
+
+    Args:
+        visibility: What is hidden outside of a session.
+    """
+
+    _visibility: Visibility
+
+    async def before(self, call: Call) -> Outcome | None:
+        """Put something that nothing is called for each hidden name."""
+        sees, session = self._visibility, call.handler_record
+        if session is not None and STATE_KEY in session.state:
+            sees = sees.of(session.state)
+        elif not (sees.outside or sees.needed):
+            return None
+        if sees.needed:
+            sees = sees.with_scopes(call.inbound.principal.checked_scopes)
+        if not sees.is_plain:
+            request = call.request
+            call.stages = (*call.stages, _Concealed(sees, request.forwarded))
+            try:
+                seen, call.instead = sees.concealed(request.method, request.forwarded)
+            except InvalidParams as refused:
+                # It names something by a name or URI that servers read differently. Sent again
+                # with its key it gets the same answer, so this is its outcome.
+                call.error = call.error or wire_error(refused)
+            else:
+                call.request = request._replace(forwarded=seen)
+        if call.is_gated and not call.instead:
+            raise SessionRequiredByServer
+        return None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Concealed(Stage):
+    """What one call sees.
+
+    Args:
+        params: As its client sent them.
+    """
+
+    _visibility: Visibility
+    _params: dict[str, Any] | None
+
+    def after(self, call: Call, outcome: Outcome) -> Outcome:
+        """Leave out what is hidden. An error names what the client asked for."""
+        if call.instead:
+            outcome = outcome._replace(
+                result=restored(outcome.result, call.instead),
+                error=restored(outcome.error, call.instead),
+            )
+        if outcome.result is None:
+            return outcome
+        shown = self._visibility.shown(call.request.method, outcome.result, self._params)
+        return outcome._replace(result=shown)

@@ -1,0 +1,54 @@
+"""Serve some methods and tools in a session only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mcp_sessions.core.readings import folded, is_one_of
+from mcp_sessions.core.visibility import TOOLS, Visibility, calls_one
+from mcp_sessions.errors import SessionRequiredByServer
+from mcp_sessions.server.calls.table import Call, Outcome, Stage
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Gates(Stage):
+    """Refuses them outside of a session."""
+
+    _visibility: Visibility
+    _methods: set[str] = field(default_factory=set[str])
+    _tools: set[str] = field(default_factory=set[str])
+    """Folded: a server may take another spelling for the same tool."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is any."""
+        return bool(self._methods or self._tools)
+
+    def add(self, *, tools: Iterable[str], methods: Iterable[str]) -> None:
+        """Serve these in a session only from now on, like those that are gated already."""
+        self._tools.update(map(folded, tools))
+        self._methods.update(methods)
+
+    async def before(self, call: Call) -> Outcome | None:
+        if call.record is not None or call.bound is not None:
+            return None
+        request = call.request
+        if request.method in self._methods:
+            raise SessionRequiredByServer
+        if not self._tools or request.method != "tools/call":
+            return None
+        params = request.params or {}
+        name = params.get("name")
+        tool = name if isinstance(name, str) else None
+        # If it is not sure which tool the server reads, it may be one of these.
+        if calls_one(params) and (tool is None or not is_one_of(tool, self._tools)):
+            return None
+        sees = self._visibility
+        if sees.needed:
+            sees = sees.with_scopes(call.inbound.principal.checked_scopes)
+        if not sees.is_hidden(TOOLS, str(tool)):
+            raise SessionRequiredByServer
+        # A rule of its connection may show the tool: see Concealing.
+        call.is_gated = True
+        return None

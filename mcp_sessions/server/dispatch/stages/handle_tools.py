@@ -1,0 +1,79 @@
+"""Some tools take a handle, of which the wrapped server knows nothing."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from mcp_sessions.core.handles import without_handle
+from mcp_sessions.server.calls.table import Call, Outcome, Stage
+from mcp_sessions.server.dispatch.conversations import BoundSessions
+from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
+from mcp_sessions.server.upstream.handle_argument import CALL, LIST, HandleArgument
+from mcp_sessions.server.upstream.port import UpstreamError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class LearnedTools(Stage):
+    """Looks up a tool that is to take a handle, if no list named it so far.
+
+    This is done before the session is looked up. Whether a call has a handle decides that.
+    """
+
+    _argument: HandleArgument
+    _conversations: BoundSessions
+    _peers: UpstreamPeers
+
+    async def before(self, call: Call) -> Outcome | None:
+        request, inbound, argument = call.request, call.inbound, self._argument
+        if not argument.is_unknown(argument.tool_of(request)):
+            return None
+        if self._conversations.argument_for(inbound) is None:
+            return None
+        peer, beside = self._peers.beside(Call(request, inbound))
+        try:
+            await argument.learn(peer, beside, request)
+        except UpstreamError:
+            logger.warning(
+                "a client called a tool that should take a handle, but the server did not list it"
+            )
+        finally:
+            beside.end()
+            if inbound.is_alone:
+                await peer.close()
+        return None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class HandleTools(Stage):
+    """Takes the handle out of a call, and says in lists and in the first answer what to pass."""
+
+    _argument: HandleArgument
+    _conversations: BoundSessions
+
+    async def before(self, call: Call) -> Outcome | None:
+        """The tool never sees it."""
+        request, argument = call.request, self._argument
+        takes = argument.takes(argument.tool_of(request)) and not call.instead
+        if not takes and request.method != LIST:
+            return None
+        if self._conversations.argument_for(call.inbound) is None:
+            return None
+        call.stages = (*call.stages, self)
+        if takes:
+            seen = without_handle(request.forwarded, argument.name)
+            call.request = request._replace(forwarded=seen)
+        return None
+
+    def after(self, call: Call, outcome: Outcome) -> Outcome:
+        result, request, argument = outcome.result, call.request, self._argument
+        if result is None:
+            return outcome
+        if request.method == LIST:
+            return outcome._replace(result=argument.listed(result))
+        tool = argument.tool_of(request)
+        if request.method != CALL or tool is None or call.started is None:
+            return outcome
+        return outcome._replace(result=argument.told(tool, result, call.started))

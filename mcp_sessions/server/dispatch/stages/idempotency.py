@@ -1,0 +1,174 @@
+"""Requests with a key, which run at most once in their session.
+
+One that comes again gets what the first has: the answer that was kept; if it still runs, the
+same answer when it is there, here or in the process where it runs. Whatever happens, the
+handler does not run again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mcp_sessions.core.messages import decode_kept
+from mcp_sessions.core.request_keys import Begun
+from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, OutcomeUnknown
+from mcp_sessions.ids import RequestKey, SessionId
+from mcp_sessions.locks import Locks
+from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.dispatch.sealed_state import SealedState
+from mcp_sessions.server.dispatch.stages.association import Association
+from mcp_sessions.server.requests.joining import BeginAnew, Joining
+from mcp_sessions.server.requests.runner import RequestRunner
+from mcp_sessions.stores.records import Admitted
+
+
+@dataclass(eq=False, repr=False)
+class Idempotency:
+    """Both of the stages of a request key, and what they share."""
+
+    _runner: RequestRunner
+    _association: Association
+    _sealed: SealedState
+    _bus: ClusterBus
+    _most_key_bytes: int
+
+    def __post_init__(self) -> None:
+        self.begin_of = Locks[tuple[SessionId, RequestKey]]().of
+        """A lock that is held until a request runs or is refused. The same key again, in the same
+        session, waits that long: recorded in the store, but at work nowhere yet, the first would
+        look lost.
+        """
+
+        self.joining = Joining(
+            self._bus, self._runner, self._admit_again, self._answer_kept, self.begin_of
+        )
+        """Those that run in other processes."""
+
+    async def lock(self, call: Call) -> None:
+        """Take the lock of a key, if the call is in a session.
+
+        Raises:
+            InvalidParams: What names the session is malformed.
+            OutcomeUnknown: It was begun in another session.
+        """
+        inbound, session_id = call.inbound, None
+        # If it is let in with its connection, the lock is held.
+        is_let_in = inbound.joint is not None and inbound.joint.is_let_in
+        if not is_let_in:
+            session_id = await self._association.session_of(call.request, inbound)
+        if call.known_in is not None and session_id != call.known_in:
+            # Its connection went on to another session.
+            raise OutcomeUnknown
+        call.key = key = call.request.key
+        if session_id is not None and key is not None:
+            lock = self.begin_of((session_id, key))
+            await lock.acquire()
+            call.lock = lock
+
+    async def again(self, call: Call, begin_anew: BeginAnew) -> Outcome | None:
+        """Serve a request whose key is known. None: it is not.
+
+        Args:
+            begin_anew: Serves it in place of a run that never began.
+
+        Raises:
+            InvalidRequest: ``KEY_REUSED``: the key was used with other content.
+            LimitReached: The session keeps no more keys.
+            OutcomeUnknown: It was begun, and nobody can know how it ended.
+        """
+        admitted = call.admitted
+        if admitted is not None and self._never_began(admitted):
+            call.instead_of = admitted.run or ""
+            await self._association.before(call)
+            admitted = call.admitted
+        if admitted is None or admitted.key is None or admitted.key is Begun.FIRST:
+            return None
+        call.was_seen = True
+        record, key = admitted.record, call.key
+        match admitted.key:
+            case Begun.OTHER_CONTENT:
+                raise InvalidRequest(
+                    InvalidReason.KEY_REUSED, "this request key was used with other content"
+                )
+            case Begun.FULL:
+                raise LimitReached("request_key_bytes", self._most_key_bytes)
+            case Begun.ANSWERED:
+                await self._answer_kept(call, admitted)
+                return ANSWERED
+            case Begun.RUNNING if key is not None:
+                if call.named:
+                    # First: it asks the store, and meanwhile the request may end.
+                    await self._association.attach_if_free(record, call.inbound)
+                running, runner = self._runner.calls.by_key(record.session_id, key), admitted.runner
+                if running is not None:
+                    await running.join(call)
+                    return ANSWERED
+                if self._bus.is_elsewhere(runner):
+                    self.joining.begin(
+                        call, record.session_id, key, runner, admitted.run, begin_anew
+                    )
+                    return ANSWERED
+                # It does not run here; but it did when the store was asked, perhaps.
+                admitted = await self._admit_again(call, record.session_id, key)
+                if admitted.key is Begun.ANSWERED:
+                    await self._answer_kept(call, admitted)
+                    return ANSWERED
+            case _:
+                # Dropped, or begun with scopes that this credential lacks: for its sender
+                # nobody can know how it ended.
+                pass
+        raise OutcomeUnknown
+
+    def _never_began(self, admitted: Admitted) -> bool:
+        """Whether a key is recorded for a run of this process that never began: the reply to
+        its admission was lost, or something failed before its handler started. Asked by who
+        holds :attr:`begin_of`.
+        """
+        is_ours = admitted.key is Begun.RUNNING and admitted.runner == self._runner.process
+        return is_ours and self._runner.runs.never_began(admitted.run)
+
+    async def _answer_kept(self, call: Call, admitted: Admitted) -> None:
+        inbound, request_id = call.inbound, call.request.id
+        kept = decode_kept(admitted.outcome or b"")
+        if "error" in kept:
+            error = kept["error"]
+            await inbound.answer(inbound.error(request_id, error), code=error["code"])
+            return
+        result = kept["result"]
+        if call.named:
+            result = self._sealed.stamp(result, admitted.record)
+        await inbound.answer(inbound.result(request_id, inbound.of_its_era(result)))
+
+    async def _admit_again(self, call: Call, session_id: SessionId, key: RequestKey) -> Admitted:
+        admitted = await self._association.admit(session_id, call.inbound, call.request, key)
+        if admitted.key is Begun.FIRST and admitted.run is not None:
+            # Known before and forgotten since: what that run did, nobody knows.
+            self._runner.runs.settle(admitted.run)
+        return admitted
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class KeyLock(Stage):
+    """Only one of the requests with a key is between its admission and its start."""
+
+    _idempotency: Idempotency
+
+    async def before(self, call: Call) -> Outcome | None:
+        await self._idempotency.lock(call)
+        return None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class KnownKey(Stage):
+    """A request whose key is known does not run again.
+
+    Args:
+        begin_anew: Serves one whose run in another process never began, and never will.
+    """
+
+    _idempotency: Idempotency
+    _begin_anew: BeginAnew
+
+    async def before(self, call: Call) -> Outcome | None:
+        return await self._idempotency.again(call, self._begin_anew)

@@ -1,0 +1,29 @@
+"""What every part of a server is given: it travels together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.stores.contract import SessionStore
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Environment:
+    """The surroundings of one server in one process.
+
+    Args:
+        clock: Seconds since 1970.
+    """
+
+    store: SessionStore
+    bus: ClusterBus
+    policy: SessionPolicy
+    clock: Callable[[], float]
+
+    @property
+    def process(self) -> str:
+        """The name of this process."""
+        return self.bus.process

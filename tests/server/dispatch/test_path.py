@@ -1,0 +1,62 @@
+"""The path of a request: one flat list, in one order, of the features that are on."""
+
+import pytest
+
+from mcp_sessions import Conversations, SessionPolicy
+from mcp_sessions.assembly import Assembly
+from mcp_sessions.server.dispatch.path import Path
+from mcp_sessions.stores.memory.store import MemoryStore
+from tests.support.apps import make_mcpserver
+
+pytestmark = pytest.mark.anyio
+
+
+def path(*, remembers: bool = True, conversations: Conversations | None = None) -> Path:
+    """That of a server with these features."""
+    assembly = Assembly(
+        make_mcpserver().server,
+        store=MemoryStore() if remembers else None,
+        policy=SessionPolicy(),
+        security=None,
+        clock=lambda: 0.0,
+        conversations=conversations,
+    )
+    return assembly.router.path
+
+
+def names(stages: tuple[object, ...]) -> list[str]:
+    """Their classes, in their order."""
+    return [type(stage).__name__ for stage in stages]
+
+
+def test_a_feature_that_is_off_is_not_in_the_list() -> None:
+    plain = ["Acceptance", "Association", "HandlerSession", "Concealing", "UpstreamPeers"]
+
+    assert names(path().keyless) == plain
+    assert names(path(remembers=False).keyed) == plain
+
+
+def test_every_feature_has_its_place() -> None:
+    full = path(conversations=Conversations(handle=["echo"]))
+    full.gate(tools=["echo"], methods=[])
+
+    assert names(full.keyed) == [
+        "Acceptance",
+        "KeyLock",
+        "LearnedTools",
+        "Association",
+        "KnownKey",
+        "Conversation",
+        "Gates",
+        "HandlerSession",
+        "Concealing",
+        "HandleTools",
+        "UpstreamPeers",
+    ]
+    assert names(full.keyless) == [
+        each for each in names(full.keyed) if each not in ("KeyLock", "KnownKey")
+    ]
+
+
+def test_the_layers_own_methods_take_a_path_of_their_own() -> None:
+    assert names(path().ours) == ["Acceptance", "SessionMethods"]
