@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 
 from starlette.types import ASGIApp
@@ -12,28 +12,23 @@ from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.external_server import ExternalServer
-from mcp_sessions.http_server import HTTPServer
-from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
-from mcp_sessions.security import SessionSecurity, mint_process
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.rooms import (
+    Outside,
+    admitting,
+    delivery_of,
+    environment_of,
+    visibility_of,
+    wrapped,
+)
+from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.endpoint import Endpoint
 from mcp_sessions.serve.health import Health
 from mcp_sessions.serve.lifetime import Lifetime
 from mcp_sessions.server.audit import Audit
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.child_host import ChildHost
-from mcp_sessions.server.cluster.children import ChildrenElsewhere
-from mcp_sessions.server.cluster.shared_bus import SharedBus
-from mcp_sessions.server.delivery.attachments import Attachments
-from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
-from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.hearing import Hearing
-from mcp_sessions.server.delivery.owed import Owed
-from mcp_sessions.server.delivery.publisher import Publisher
-from mcp_sessions.server.delivery.questions import PendingQuestions
-from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions.server.delivery.streams import StreamLog
+from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.capabilities import advertise
@@ -55,31 +50,16 @@ from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
 from mcp_sessions.server.environment import Environment
+from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.outbound import Ways
 from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.silence import LongSilences
-from mcp_sessions.server.requests.visibility import check_patterns
-from mcp_sessions.server.upstream.external.beginning import Starter
-from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
-from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
-from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.port import Upstream
-from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.sdk.authentication import Authentication
-from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
-from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
-from mcp_sessions.server.upstream.stdio.child import StdioChildren
-from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.records import Peer, SessionRecord
-from mcp_sessions.stores.stateless import Stateless
-from mcp_sessions.stores.urls import open_store
-from mcp_sessions_transports.http.channel import ResponseStreams
 from mcp_sessions_transports.http.cluster import ClusterStreams
-from mcp_sessions_transports.http.sse import HttpTransport
-from mcp_sessions_transports.http.upstream.children import HttpChildren
 from mcp_sessions_transports.origin import SecuritySettings
 
 DRAIN_DELAY = 3.0
@@ -113,232 +93,224 @@ class Assembly:
         authentication: Authentication | None = None,
     ) -> None:
         self.clock = clock
-        remembers, declared = store is not None, DeclaredHeaders()
-        if isinstance(server, ExternalServer):
-            self.shell = shell_of(server, remembers=remembers)
-            self.rules: ModernRules = SdkModernRules(self.shell, declared.of)
-        else:
-            self.shell = SdkUpstream(server, adds_subscriptions=remembers)
-            self.rules = SdkModernRules(self.shell)
-        if authentication is not None and self.shell.authenticates:
-            raise ConfigurationError(
-                "the server has authentication of its own: it needs no second one"
-            )
-        needed: Mapping[str, Collection[str]] = {}
-        if isinstance(server, ExternalServer) and server.asks_for_scopes:
-            if authentication is None:
-                raise ConfigurationError("scopes need authentication, such as --api-keys FILE")
-            needed = server.tool_scopes
-            authentication = authentication.requiring(server.scopes)
-        self.authentication = authentication
-        security = (security or SessionSecurity.default()).bound_to(self.shell.name)
-        self.security = security
-        try:
-            check_patterns("hidden", hidden)
-        except TypeError as wrong:
-            raise ConfigurationError(str(wrong)) from None
-        pseudonym = partial(security.pseudonym, "hidden")
-        visibility = Visibility(pseudonym, tuple(hidden), needed=needed)
-        if store is None:
-            store = Stateless(security)
-        elif isinstance(store, str):
-            store = open_store(store)
+        # Each room is made of those before it.
+        self.shell, self.rules, declared = wrapped(server, remembers=store is not None)
+        self.authentication, needed = admitting(server, authentication, self.shell)
+        self.security = security = (security or SessionSecurity.default()).bound_to(self.shell.name)
+        visibility = visibility_of(hidden, security, needed=needed)
+        environment = environment_of(store, policy, security, clock=clock)
+        self.store, self.bus, self.policy = environment.store, environment.bus, environment.policy
+        self.remembers = self.store.remembers
         if conversations is not None:
-            _check_conversations(store, security)
-        if policy.forget_after is None and store.remembers and store.survives_process:
-            # What sleeps there costs little, and whoever comes back finds it.
-            policy = replace(policy, forget_after=FORGET_AFTER)
-        self.policy = policy
-        self.store, self.remembers = store, store.remembers
-        self.bus = bus = _bus(store)
-        environment = Environment(store, bus, policy, clock)
-        upstream: Upstream = self.shell
-        external = elsewhere = None
-        if store.exchange is not None:
-            elsewhere = ChildrenElsewhere(bus, store, store.exchange)
-        if isinstance(server, ExternalServer):
-            lasting = store.remembers and store.survives_process
-            starter = _starter(server, policy.max_answer, lasting=lasting)
-            upstream = external = ExternalUpstream(
-                server,
-                starter,
-                self.shell,
-                elsewhere,
-                policy,
-                declared,
-                remembers=remembers,
-            )
-        self.upstream = upstream
+            _check_conversations(self.store, security)
+
+        outside = Outside.of(server, environment, self.shell, declared=declared)
+        self.external = outside.external
+        """The wrapped server if it is outside of this process."""
+
+        self.upstream: Upstream = self.shell if outside.external is None else outside.external
         """The wrapped server."""
 
-        self.external = external
-        """The same if it is outside of this process."""
-
-        add_capabilities = partial(advertise, policy=policy, remembers=store.remembers)
-
-        owed = Owed()
-        self.sealed = sealed = SealedState(store, security, clock)
-        process = bus.process if bus.is_shared else None
-        rounds = None
-        if external is None and policy.question_timeout:
-            rounds = Rounds(policy, None, process, elsewhere)
-        self.questions = questions = PendingQuestions(process, rounds)
-        streams = partial(StreamLog, store, clock)
-
-        def new_connection(record: SessionRecord, peer: Peer) -> StoredConnection:
-            primes = primes_streams(peer.protocol_version)
-            responses = ResponseStreams(record.session_id, streams, policy, primes)
-            transport = HttpTransport(responses, policy, bus.is_shared)
-            return StoredConnection(record, peer, transport, store=store, clock=clock, bus=bus)
-
-        self.connections = connections = ConnectionRegistry(store, clock, bus, new_connection)
-        self.attachments = attachments = Attachments(
-            store, connections, questions, bus, owed, clock
-        )
-        self.publisher = publisher = Publisher(
-            store, connections, attachments, policy, clock, bus, questions
-        )
-        hearing = Hearing(store, connections, visibility)
-        self.broadcaster = broadcaster = ChangeBroadcaster(
-            store,
-            connections,
-            attachments,
-            publisher,
-            policy,
-            clock,
-            bus,
-            hearing if hidden else None,
-        )
-        outcomes = Outcomes(store, policy, clock, owed, sealed.stamp)
-        self.runner = runner = RequestRunner(outcomes, questions, policy, process=bus.process)
-        self._audit = audit = Audit(security, bus.process)
-        self.lifecycle = lifecycle = Lifecycle(
-            store,
-            connections,
-            attachments,
-            runner,
-            sealed,
-            bus,
-            owed,
-            History(store, audit, policy, clock),
-            policy,
-            clock,
-            upstream.session_over,
-            conversations is not None,
+        delivery = delivery_of(environment, visibility, rounds=outside.rounds)
+        self.connections, self.attachments = delivery.connections, delivery.attachments
+        self.publisher, self.broadcaster = delivery.publisher, delivery.broadcaster
+        self.questions = delivery.questions
+        self.sealed = sealed = SealedState(self.store, security, clock)
+        outcomes = Outcomes(environment, delivery.owed, stamp=sealed.stamp)
+        self.runner = runner = RequestRunner(
+            outcomes, delivery.questions, self.policy, process=environment.process
         )
         self.transport_sessions = TransportSessions(
-            store, connections, attachments, clock, bus, runner.held, upstream.listed
+            environment,
+            delivery.connections,
+            delivery.attachments,
+            held=runner.held,
+            listed=self.upstream.listed,
         )
-        ways = Ways(store, connections, publisher, questions, hearing, runner.spawn)
+        self._audit = audit = Audit(security, environment.process)
+        self.lifecycle = Lifecycle(
+            environment,
+            delivery,
+            runner,
+            sealed=sealed,
+            history=History(environment, audit),
+            session_over=self.upstream.session_over,
+            binds=conversations is not None,
+        )
+        self.sessions = Sessions(self.store, clock, self.lifecycle.finish)
+        self.conversations = self._bound(conversations, environment, visibility)
+        dispatch = self._dispatch(environment, delivery, visibility, audit=audit)
+        self.router, self.listening = dispatch.router, dispatch.listening
+        self.joint_admissions = dispatch.joint_admissions
+        self._serve(environment, delivery, dispatch, outside)
+
+    def _bound(
+        self, conversations: Conversations | None, environment: Environment, visibility: Visibility
+    ) -> BoundSessions | None:
+        """The sessions of conversations."""
+        if conversations is None:
+            return None
+        argument = None
+        if conversations.handle:
+            argument = HandleArgument(sorted(set(conversations.handle)), conversations.handle_name)
+        return BoundSessions(
+            conversations,
+            environment,
+            self.lifecycle,
+            security=self.security,
+            argument=argument,
+            held=self.runner.held,
+            visibility=visibility,
+        )
+
+    def _dispatch(
+        self, environment: Environment, delivery: Delivery, visibility: Visibility, *, audit: Audit
+    ) -> _Dispatch:
+        """What finds out who serves a message."""
+        runner, sealed = self.runner, self.sealed
+        add_capabilities = partial(advertise, policy=self.policy, remembers=self.remembers)
         peers = UpstreamPeers(
             environment,
-            upstream,
+            self.upstream,
             runner,
-            ways=ways,
+            ways=Ways(self.store, delivery, runner.spawn),
             visibility=visibility,
             advertise=add_capabilities,
         )
-        self.conversations = bound = argument = None
-        if conversations is not None:
-            if conversations.handle:
-                argument = HandleArgument(
-                    sorted(set(conversations.handle)), conversations.handle_name
-                )
-            self.conversations = bound = BoundSessions(
-                conversations,
-                store,
-                lifecycle,
-                security,
-                argument,
-                clock,
-                runner.held,
-                visibility,
-            )
-        association = Association(store, connections, attachments, runner, sealed, clock)
-        idempotency = Idempotency(runner, association, sealed, bus, policy.request_key_bytes)
-        self.joint_admissions = None
-        if store.exchange is not None:
-            self.joint_admissions = JointAdmissions(connections, runner, idempotency)
-        stages = Stages(
-            Audited(audit),
-            SessionMethods(store, attachments, runner.held, lifecycle, sealed, clock),
-            association,
-            HandlerSession(
-                environment,
-                publisher,
-                connections,
-                attach=association.attach_if_free,
-                check_token=sealed.check_state,
-                visibility=visibility,
-            ),
-            peers,
-            idempotency if store.remembers else None,
-            Conversation(bound) if bound is not None else None,
-            (LearnedTools(argument, bound, peers), HandleTools(argument, bound))
-            if argument is not None and bound is not None
-            else None,
+        association = Association(environment, delivery, runner, sealed=sealed)
+        keys = Idempotency(environment, runner, association, sealed=sealed)
+        stages = self._stages(
+            environment, delivery, peers, keys=keys, audit=audit, visibility=visibility
         )
-        self.router = Router(
+        router = Router(
             environment,
             runner,
             stages,
-            joining=idempotency.joining,
-            questions=questions,
+            joining=keys.joining,
+            questions=delivery.questions,
             peers=peers,
             advertise=add_capabilities,
             visibility=visibility,
         )
-        self.listening = Listening(
-            store, attachments, runner, peers, self.router, sealed, upstream, visibility
+        listening = Listening(
+            environment,
+            router,
+            peers,
+            attachments=delivery.attachments,
+            runner=runner,
+            sealed=sealed,
+            visibility=visibility,
         )
-        self.sessions = Sessions(store, clock, lifecycle.finish)
+        joint = None
+        if self.store.exchange is not None:
+            joint = JointAdmissions(delivery.connections, runner, keys)
+        return _Dispatch(
+            router=router,
+            listening=listening,
+            peers=peers,
+            joining=keys.joining,
+            joint_admissions=joint,
+        )
+
+    def _stages(
+        self,
+        environment: Environment,
+        delivery: Delivery,
+        peers: UpstreamPeers,
+        *,
+        keys: Idempotency,
+        audit: Audit,
+        visibility: Visibility,
+    ) -> Stages:
+        """The features on the path of a request."""
+        association, bound, sealed = keys.association, self.conversations, self.sealed
+        methods = SessionMethods(
+            environment, self.attachments, self.lifecycle, held=self.runner.held, sealed=sealed
+        )
+        session = HandlerSession(
+            environment,
+            delivery,
+            attach=association.attach_if_free,
+            check_token=sealed.check_state,
+            visibility=visibility,
+        )
+        argument = bound.argument if bound is not None else None
+        handles = None
+        if bound is not None and argument is not None:
+            handles = LearnedTools(argument, bound, peers), HandleTools(argument, bound)
+        return Stages(
+            audited=Audited(audit),
+            methods=methods,
+            association=association,
+            session=session,
+            serving=peers,
+            idempotency=keys if self.remembers else None,
+            conversation=Conversation(bound) if bound is not None else None,
+            handles=handles,
+        )
+
+    def _serve(
+        self,
+        environment: Environment,
+        delivery: Delivery,
+        dispatch: _Dispatch,
+        outside: Outside,
+    ) -> None:
+        """What runs beside the requests, from start to end."""
+        bus, runner, policy, elsewhere = self.bus, self.runner, self.policy, outside.elsewhere
         children = None
-        if elsewhere is not None and (external is not None or rounds is not None):
-            children = elsewhere, ChildHost(bus, store, elsewhere, external, rounds, peers.way_to)
+        if elsewhere is not None and (self.external is not None or outside.rounds is not None):
+            host = ChildHost(
+                bus,
+                self.store,
+                elsewhere,
+                upstream=self.external,
+                rounds=outside.rounds,
+                way_to=dispatch.peers.way_to,
+            )
+            children = elsewhere, host
+        streams = ClusterStreams(
+            environment, self.connections, self.transport_sessions, calls=runner.calls
+        )
         handlers = ClusterHandlers(
-            bus,
-            store,
-            connections,
-            attachments,
-            publisher,
-            broadcaster,
-            questions,
+            environment,
+            delivery,
             runner,
-            idempotency.joining,
-            ClusterStreams(connections, bus, self.transport_sessions, runner.calls, policy, clock),
-            lifecycle.forget_here,
-            upstream.echo,
-            children,
+            joining=dispatch.joining,
+            streams=streams,
+            forget=self.lifecycle.forget_here,
+            publish=self.upstream.echo,
+            children=children,
         )
         self.endpoints: list[Endpoint] = []
         self.availability = availability = Availability()
-        self.health = Health(store, clock, availability)
+        self.health = Health(self.store, self.clock, availability)
         self.draining = draining = Draining(
             self.endpoints,
-            store,
-            connections,
-            attachments,
+            self.store,
+            self.connections,
+            self.attachments,
             runner,
-            owed,
+            delivery.owed,
             policy,
             bus,
             availability,
-            upstream,
+            self.upstream,
             children[1] if children is not None else None,
         )
         self.lifetime = Lifetime(
-            store,
+            self.store,
             policy,
-            security,
-            upstream,
+            self.security,
+            self.upstream,
             bus,
             handlers,
-            lifecycle,
-            LongSilences(runner, policy.progress_every, clock),
-            broadcaster,
+            self.lifecycle,
+            LongSilences(runner, policy.progress_every, self.clock),
+            self.broadcaster,
             draining,
             availability,
-            argument,
+            self.conversations.argument if self.conversations is not None else None,
         )
 
     @property
@@ -384,14 +356,12 @@ def _check_conversations(store: SessionStore, security: SessionSecurity) -> None
         )
 
 
-def _starter(server: ExternalServer, longest: int, *, lasting: bool) -> Starter:
-    if isinstance(server, HTTPServer):
-        return HttpChildren(server, longest)
-    if isinstance(server, StdioServer):
-        return StdioChildren(server, longest, lasting=lasting)
-    raise ConfigurationError(f"cannot wrap {type(server).__name__}")
+@dataclass(frozen=True, slots=True)
+class _Dispatch:
+    """What finds out who serves a message."""
 
-
-def _bus(store: SessionStore) -> ClusterBus:
-    process, exchange = mint_process(), store.exchange
-    return ClusterBus(process) if exchange is None else SharedBus(store, exchange, process)
+    router: Router
+    listening: Listening
+    peers: UpstreamPeers
+    joining: Joining
+    joint_admissions: JointAdmissions | None

@@ -88,7 +88,7 @@ class Audit:
         members |= self._whose(principal)
         method, params = message.method, message.params or {}
         name = params.get("name")
-        entry = AuditEntry(self, members, method, name if isinstance(name, str) else None)
+        entry = AuditEntry(self, members, method, name=name if isinstance(name, str) else None)
         entry.follow(found)
         named: Any = params.get("sessionId") if method.startswith("session/") else None
         named = named if isinstance(named, str) else message.session
@@ -198,7 +198,7 @@ class AuditEntry:
     )  # fmt: skip
 
     def __init__(
-        self, audit: Audit, members: dict[str, Any], method: str, name: str | None
+        self, audit: Audit, members: dict[str, Any], method: str, *, name: str | None
     ) -> None:
         self._audit = audit
         self._method = method

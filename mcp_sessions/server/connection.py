@@ -86,16 +86,18 @@ class ClientConnection:
     transport: Transport
     transport_session: SessionId | None = None
     scope: Mapping[str, Any] | None = None
-    attached: dict[SessionId, FencingEpoch] = field(default_factory=dict[SessionId, FencingEpoch])
+    attached: dict[SessionId, FencingEpoch] = field(
+        init=False, default_factory=dict[SessionId, FencingEpoch]
+    )
     """The protocol-mode sessions whose events go here. Over HTTP they are in the store
     (:attr:`SessionRecord.carried`), and this stays empty."""
 
     upstream_peers: dict[SessionId | None, UpstreamPeer] = field(
-        default_factory=dict[SessionId | None, UpstreamPeer]
+        init=False, default_factory=dict[SessionId | None, UpstreamPeer]
     )
     """How the wrapped server sees it: once for itself and once per session used here."""
 
-    _current: CurrentSession | None = None
+    _current: CurrentSession | None = field(init=False, default=None)
 
     @property
     def is_one_wire(self) -> bool:

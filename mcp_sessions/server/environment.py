@@ -10,7 +10,7 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.stores.contract import SessionStore
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Environment:
     """The surroundings of one server in one process.
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from mcp_sessions import SessionPolicy, StdioServer
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.external.child import Child
@@ -137,6 +138,8 @@ class Puppets:
         self.all.append(puppet)
         return puppet.child
 
+    def use(self, server: ExternalServer) -> None: ...
+
     def session_over(self, session_id: SessionId) -> None:
         """See `Starter`: nothing is kept here."""
 
@@ -260,9 +263,9 @@ async def puppet_world(
         server,
         puppets,
         shell_of(server, remembers=False),
-        None,
-        SessionPolicy(),
-        DeclaredHeaders(),
+        elsewhere=None,
+        policy=SessionPolicy(),
+        declared=DeclaredHeaders(),
         remembers=False,
     )
     async with upstream.lifespan():

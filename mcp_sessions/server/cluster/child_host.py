@@ -153,22 +153,27 @@ class RemoteCall:
                 )
 
 
-@dataclass(eq=False, repr=False)
 class ChildHost:
-    """Serves requests of other processes to the children of this one."""
+    """Serves requests of other processes to the children of this one.
 
-    _bus: ClusterBus
-    _store: SessionStore
-    _children: ChildrenElsewhere
-    _upstream: ExternalUpstream | None
-    """None: the wrapped server is in this process, and has no children."""
+    Args:
+        upstream: None: the wrapped server is in this process, and has no children.
+        rounds: The calls of such a server that wait for answers.
+        way_to: Finds the client of a session.
+    """
 
-    _rounds: Rounds | None
-    """The calls of such a server that wait for answers."""
-
-    _way_to: Callable[[SessionRecord], Outbound | None]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        bus: ClusterBus,
+        store: SessionStore,
+        children: ChildrenElsewhere,
+        *,
+        upstream: ExternalUpstream | None,
+        rounds: Rounds | None,
+        way_to: Callable[[SessionRecord], Outbound | None],
+    ) -> None:
+        self._bus, self._store, self._children = bus, store, children
+        self._upstream, self._rounds, self._way_to = upstream, rounds, way_to
         self._is_leaving = False
         self._asked: dict[str, tuple[RemoteCall, asyncio.Task[None]]] = {}
         self._answered: dict[str, tuple[ChildAnswered, int]] = {}

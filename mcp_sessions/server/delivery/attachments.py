@@ -7,9 +7,9 @@ that to the connections of this process.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from mcp_sessions import metrics
@@ -24,34 +24,35 @@ from mcp_sessions.ids import (
     process_of,
 )
 from mcp_sessions.locks import Locks
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import Displaced, SessionAttached, Withdrawn
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.owed import Owed
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
-from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.records import Attached, Attachment
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, repr=False)
 class Attachments:
-    """Attaches sessions to connections, and parts them."""
+    """Attaches sessions to connections, and parts them.
 
-    _store: SessionStore
-    _connections: ConnectionRegistry
-    _questions: PendingQuestions
-    """Asked again where their session is attached."""
+    Args:
+        questions: Asked again where their session is attached.
+        owed: Takes what the store must know of an end, also when it is away.
+    """
 
-    _bus: ClusterBus
-    _owed: Owed
-    """Takes what the store must know of an end, also when it is away."""
-
-    _clock: Callable[[], float]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        connections: ConnectionRegistry,
+        *,
+        questions: PendingQuestions,
+        owed: Owed,
+    ) -> None:
+        self._store, self._bus, self._clock = environment.store, environment.bus, environment.clock
+        self._connections, self._questions, self._owed = connections, questions, owed
         self._session_locks = Locks[SessionId]()
         self.session_lock = self._session_locks.of
         """Held for one step of a session's story: an event that was stored must be handed

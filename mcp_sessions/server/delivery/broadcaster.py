@@ -18,9 +18,8 @@ import asyncio
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.background import give_way, stopped, watched
@@ -30,8 +29,6 @@ from mcp_sessions.core.messages import notification_message, plain_draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import ServerChanged
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
@@ -44,7 +41,8 @@ from mcp_sessions.server.delivery.waiting_changes import (
     WaitingChanges,
     note,
 )
-from mcp_sessions.stores.contract import TOLD_AT_ONCE, SessionStore
+from mcp_sessions.server.environment import Environment
+from mcp_sessions.stores.contract import TOLD_AT_ONCE
 from mcp_sessions.stores.record_changes import RenewEvents
 from mcp_sessions.stores.records import Told
 
@@ -61,19 +59,26 @@ _HEARD = 1_000
 """Changes of other processes that are known if they are told again."""
 
 
-@dataclass(eq=False, repr=False)
 class ChangeBroadcaster:
-    _store: SessionStore
-    _connections: ConnectionRegistry
-    _attachments: Attachments
-    _publisher: Publisher
-    _policy: SessionPolicy
-    _clock: Callable[[], float]
-    _bus: ClusterBus
-    _hearing: Hearing | None
-    """None: nothing is hidden where no session's rule says so."""
+    """Sends each change of the server to every session that is entitled to it.
 
-    def __post_init__(self) -> None:
+    Args:
+        hearing: None: nothing is hidden where no session's rule says so.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        publisher: Publisher,
+        *,
+        connections: ConnectionRegistry,
+        attachments: Attachments,
+        hearing: Hearing | None,
+    ) -> None:
+        self._store, self._bus = environment.store, environment.bus
+        self._policy, self._clock = environment.policy, environment.clock
+        self._connections, self._attachments = connections, attachments
+        self._publisher, self._hearing = publisher, hearing
         self._waiting = WaitingChanges(self._policy, self._clock)
         self._renewed: set[SessionId] = set()
         """The sessions that know of the changes that were lost."""

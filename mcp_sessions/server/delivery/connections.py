@@ -7,32 +7,26 @@ it, made anew when it is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from mcp_sessions.background import report
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import ConnectionId, SessionId, process_of
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.connection import DEFAULT_VERSION, ClientConnection
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.upstream.port import UpstreamPeer
-from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Peer, SessionRecord
 
 NewConnection = Callable[[SessionRecord, Peer], StoredConnection]
 """Makes the connection of a transport-mode session that has none in this process."""
 
 
-@dataclass(eq=False, repr=False)
 class ConnectionRegistry:
     """Finds connections, and makes those anew that are in the store."""
 
-    _store: SessionStore
-    _clock: Callable[[], float]
-    _bus: ClusterBus
-    new_connection: NewConnection
-
-    def __post_init__(self) -> None:
+    def __init__(self, environment: Environment, new_connection: NewConnection) -> None:
+        self._store, self._bus = environment.store, environment.bus
+        self._clock, self.new_connection = environment.clock, new_connection
         self._connections: dict[ConnectionId, ClientConnection] = {}
         self._in_use_at: dict[ConnectionId, float] = {}
         self._sessionless: dict[str, dict[ClientConnection, None]] = {}

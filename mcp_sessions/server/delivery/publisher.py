@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mcp_sessions import metrics
@@ -19,31 +18,33 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import GET_STREAM, ConnectionId, SessionId, process_of
-from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import PushQuestion
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
 from mcp_sessions.server.delivery.stored_connection import Relay
-from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.records import Attachment, Told
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Publisher:
     """Hands over to whichever connection a message is for, wherever that lives."""
 
-    _store: SessionStore
-    _connections: ConnectionRegistry
-    _attachments: Attachments
-    _policy: SessionPolicy
-    _clock: Callable[[], float]
-    _bus: ClusterBus
-    _questions: PendingQuestions
+    def __init__(
+        self,
+        environment: Environment,
+        connections: ConnectionRegistry,
+        attachments: Attachments,
+        *,
+        questions: PendingQuestions,
+    ) -> None:
+        self._store, self._bus = environment.store, environment.bus
+        self._policy, self._clock = environment.policy, environment.clock
+        self._connections, self._attachments = connections, attachments
+        self._questions = questions
 
     async def publish(
         self,

@@ -8,7 +8,6 @@ for the first time, and can be made anew at any time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 from mcp_sessions.core.messages import notification_message
 from mcp_sessions.errors import (
@@ -21,27 +20,34 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import GET_STREAM, Position, SessionId, parse_position, parse_session_id
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection, position_of
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.joint_admission import JointAdmission
-from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Mode, SessionRecord
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class TransportSessions:
-    _store: SessionStore
-    _connections: ConnectionRegistry
-    _attachments: Attachments
-    _clock: Callable[[], float]
-    _bus: ClusterBus
-    _held: Collection[SessionId]
-    """The sessions that are at work in this process, as they are now."""
+    """Makes transport-mode sessions, and admits requests to them.
 
-    _listed: Callable[[], frozenset[str]]
-    """The server's lists, out of ``tools``, ``prompts`` and ``resources``."""
+    Args:
+        held: The sessions that are at work in this process, as they are now.
+        listed: The server's lists, out of ``tools``, ``prompts`` and ``resources``.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        connections: ConnectionRegistry,
+        attachments: Attachments,
+        *,
+        held: Collection[SessionId],
+        listed: Callable[[], frozenset[str]],
+    ) -> None:
+        self._store, self._bus, self._clock = environment.store, environment.bus, environment.clock
+        self._connections, self._attachments = connections, attachments
+        self._held, self._listed = held, listed
 
     async def admit(
         self, session_header: str, principal: Principal, joint: JointAdmission | None = None

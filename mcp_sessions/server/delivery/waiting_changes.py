@@ -114,22 +114,22 @@ class WaitingChange:
     params: Mapping[str, Any] | None
     change: ServerChange
     told: asyncio.Future[Outcome]
-    is_told_sessionless: bool = False
-    is_told_elsewhere: bool = False
-    failures: int = 0
+    is_told_sessionless: bool = field(init=False, default=False)
+    is_told_elsewhere: bool = field(init=False, default=False)
+    failures: int = field(init=False, default=0)
     """How often the store failed to tell, though it served something else just before."""
 
-    is_served: bool = False
-    done: set[SessionId] = field(default_factory=set[SessionId])
+    is_served: bool = field(init=False, default=False)
+    done: set[SessionId] = field(init=False, default_factory=set[SessionId])
     """The sessions that have it, or are not entitled."""
 
-    unsure: set[SessionId] = field(default_factory=set[SessionId])
+    unsure: set[SessionId] = field(init=False, default_factory=set[SessionId])
     """Those that may have it: the store failed in between."""
 
-    busy: list[SessionId] = field(default_factory=list[SessionId])
+    busy: list[SessionId] = field(init=False, default_factory=list[SessionId])
     """Those that were in the middle of something when it was their turn."""
 
-    undelivered: list[Told] = field(default_factory=list[Told])
+    undelivered: list[Told] = field(init=False, default_factory=list[Told])
     """Those that have it, and whose connections may not."""
 
     def settle(self, outcome: Outcome) -> None:

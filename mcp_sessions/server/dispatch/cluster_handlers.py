@@ -7,7 +7,6 @@ message says; see :mod:`mcp_sessions.server.cluster.messages`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, assert_never
 
@@ -16,7 +15,6 @@ from mcp_sessions.core.messages import Answer, error_body
 from mcp_sessions.errors import INVALID_REQUEST, REQUEST_CANCELLED
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import abort
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.child_host import ChildHost
 from mcp_sessions.server.cluster.children import ChildrenElsewhere
 from mcp_sessions.server.cluster.messages import (
@@ -45,15 +43,12 @@ from mcp_sessions.server.cluster.messages import (
     StreamRead,
     Withdrawn,
 )
-from mcp_sessions.server.delivery.attachments import Attachments
-from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
-from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.publisher import Publisher
-from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
+from mcp_sessions.server.delivery.delivery import Delivery
+from mcp_sessions.server.delivery.questions import may_ask
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.stores.contract import SessionStore
 
 _ATTACHED_EVERY = 4
 """Rounds between two looks at who has what is attached here. The next event would show it."""
@@ -80,7 +75,6 @@ class HttpStreams(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class ClusterHandlers:
     """The :class:`~mcp_sessions.server.cluster.bus.Handlers` of a layer.
 
@@ -92,20 +86,24 @@ class ClusterHandlers:
             None: sessions have none.
     """
 
-    _bus: ClusterBus
-    _store: SessionStore
-    _connections: ConnectionRegistry
-    _attachments: Attachments
-    _publisher: Publisher
-    _broadcaster: ChangeBroadcaster
-    _questions: PendingQuestions
-    _runner: RequestRunner
-    _joining: Joining
-    _streams: HttpStreams
-    _forget: Callable[[SessionId, ConnectionId | None], Awaitable[None]]
-    _publish: Publish
-    _children: tuple[ChildrenElsewhere, ChildHost] | None
-    _rounds: int = 0
+    def __init__(
+        self,
+        environment: Environment,
+        delivery: Delivery,
+        runner: RequestRunner,
+        *,
+        joining: Joining,
+        streams: HttpStreams,
+        forget: Callable[[SessionId, ConnectionId | None], Awaitable[None]],
+        publish: Publish,
+        children: tuple[ChildrenElsewhere, ChildHost] | None,
+    ) -> None:
+        self._store, self._bus, self._runner = environment.store, environment.bus, runner
+        self._connections, self._attachments = delivery.connections, delivery.attachments
+        self._publisher, self._broadcaster = delivery.publisher, delivery.broadcaster
+        self._questions, self._joining, self._streams = delivery.questions, joining, streams
+        self._forget, self._publish, self._children = forget, publish, children
+        self._rounds = 0
 
     def handle(self, sender: str, message: Message) -> Work | None:
         match message:

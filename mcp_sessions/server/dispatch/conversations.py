@@ -7,15 +7,14 @@ on every replica without anything that says where. No message names it by that.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.conversations import (
     PLATFORM,
     ConversationKey,
-    Rule,
     checked_key,
     conversation_key,
 )
@@ -30,8 +29,8 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity, is_minted, mint_handle
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
-from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
@@ -53,7 +52,6 @@ class Bound:
     """The handle of a session that this request started."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class BoundSessions:
     """Those of one server's conversations.
 
@@ -62,22 +60,25 @@ class BoundSessions:
         held: The sessions that are at work in this process, as they are now.
     """
 
-    _settings: Conversations
-    _store: SessionStore
-    _lifecycle: Lifecycle
-    _security: SessionSecurity
-    _argument: HandleArgument | None
-    _clock: Callable[[], float]
-    _held: Collection[SessionId]
-    _visibility: Visibility
-    _rules: Sequence[Rule] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        settings: Conversations,
+        environment: Environment,
+        lifecycle: Lifecycle,
+        *,
+        security: SessionSecurity,
+        argument: HandleArgument | None,
+        held: Collection[SessionId],
+        visibility: Visibility,
+    ) -> None:
+        self._settings, self._lifecycle, self._security = settings, lifecycle, security
+        self._store, self._clock = environment.store, environment.clock
+        self._held, self._visibility, self.argument = held, visibility, argument
         self._rules = self._settings.rules
 
     def argument_for(self, inbound: Inbound) -> HandleArgument | None:
         """The argument of the tools that take a handle, if a message's sender may use it."""
-        argument = self._argument
+        argument = self.argument
         if argument is None or not self._may_send_keys(inbound.principal, inbound.scope):
             return None
         return argument
@@ -92,7 +93,7 @@ class BoundSessions:
         """
         if request.method in _OF_NONE or not self._may_send_keys(inbound.principal, inbound.scope):
             return None
-        argument, handle = self._argument, None
+        argument, handle = self.argument, None
         takes_handle = argument is not None and argument.takes(argument.tool_of(request))
         if argument is not None and takes_handle:
             given, carried = argument.given_in(request), carried_in(request.params)

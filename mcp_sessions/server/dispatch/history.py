@@ -11,31 +11,25 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from mcp_sessions import metrics
 from mcp_sessions.core.ends import MOST_ENDS, EndReason, SessionEnd, StoreMade, times_of
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, digest
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.audit import Audit
-from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, repr=False)
 class History:
     """Logs the starts and ends of sessions in one process."""
 
-    _store: SessionStore
-    _audit: Audit
-    _policy: SessionPolicy
-    _clock: Callable[[], float]
-
-    def __post_init__(self) -> None:
+    def __init__(self, environment: Environment, audit: Audit) -> None:
+        self._store, self._audit = environment.store, audit
+        self._policy, self._clock = environment.policy, environment.clock
         self._waiting = deque[SessionEnd](maxlen=MOST_ENDS)
         """Ends that the store does not have yet."""
 

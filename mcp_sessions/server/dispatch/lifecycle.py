@@ -11,7 +11,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -21,20 +21,16 @@ from mcp_sessions.core.ends import EndReason, StoreMade
 from mcp_sessions.core.lifetime import asleep_by, idle_time
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import SessionEnded
 from mcp_sessions.server.connection import ClientConnection
-from mcp_sessions.server.delivery.attachments import Attachments
-from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.history import History
 from mcp_sessions.server.dispatch.presence import Presence
 from mcp_sessions.server.dispatch.sealed_state import SealedState
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.limits import most_of_one
 from mcp_sessions.stores.records import Mode, Peer, SessionRecord
 
@@ -59,27 +55,31 @@ class SessionOver(Protocol):
     def __call__(self, session_id: SessionId, *, sleeps: bool = False) -> Awaitable[None]: ...
 
 
-@dataclass(eq=False, repr=False)
 class Lifecycle:
     """Makes sessions, keeps the deadlines of those in use ahead, and ends them."""
 
-    _store: SessionStore
-    _connections: ConnectionRegistry
-    _attachments: Attachments
-    _runner: RequestRunner
-    _sealed: SealedState
-    _bus: ClusterBus
-    _owed: Owed
-    _history: History
-    _policy: SessionPolicy
-    _clock: Callable[[], float]
-    _session_over: SessionOver
-    """Tells the wrapped server."""
+    def __init__(
+        self,
+        environment: Environment,
+        delivery: Delivery,
+        runner: RequestRunner,
+        *,
+        sealed: SealedState,
+        history: History,
+        session_over: SessionOver,
+        binds: bool,
+    ) -> None:
+        """Make the lifecycle of one server's sessions.
 
-    _binds: bool
-    """Whether there are sessions of conversations."""
-
-    def __post_init__(self) -> None:
+        Args:
+            session_over: Tells the wrapped server.
+            binds: Whether there are sessions of conversations.
+        """
+        self._store, self._bus = environment.store, environment.bus
+        self._policy, self._clock = environment.policy, environment.clock
+        self._connections, self._attachments = delivery.connections, delivery.attachments
+        self._owed, self._runner, self._sealed = delivery.owed, runner, sealed
+        self._history, self._session_over, self._binds = history, session_over, binds
         # The store hands each record out once.
         self._over: deque[SessionRecord] = deque()
         self._made_at = self._clock()

@@ -6,7 +6,6 @@ The binding owns the stream of the listen.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.listening import LISTEN, Filter
@@ -19,9 +18,8 @@ from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.server.upstream.port import Upstream
-from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.record_changes import SetFilter
 from mcp_sessions.stores.records import SessionRecord
 
@@ -29,18 +27,23 @@ _TELLING = 1.0
 """Seconds that a listen waits for a server outside to be told what it is about."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Listening:
     """Lets listens into their sessions."""
 
-    _store: SessionStore
-    _attachments: Attachments
-    _runner: RequestRunner
-    _peers: UpstreamPeers
-    _router: Router
-    _sealed: SealedState
-    _upstream: Upstream
-    _visibility: Visibility
+    def __init__(
+        self,
+        environment: Environment,
+        router: Router,
+        peers: UpstreamPeers,
+        *,
+        attachments: Attachments,
+        runner: RequestRunner,
+        sealed: SealedState,
+        visibility: Visibility,
+    ) -> None:
+        self._store, self._attachments, self._runner = environment.store, attachments, runner
+        self._router, self._peers, self._upstream = router, peers, peers.upstream
+        self._sealed, self._visibility = sealed, visibility
 
     async def admit(self, request: Message, inbound: Inbound) -> tuple[SessionRecord, Filter]:
         """The session that a listen names, with the listen's filter set.

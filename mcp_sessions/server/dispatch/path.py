@@ -26,7 +26,7 @@ from mcp_sessions.server.requests.joining import BeginAnew
 from mcp_sessions.server.requests.runner import RequestRunner
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Stages:
     """The stages of a server that were made beside others. None: the feature is off."""
 

@@ -14,7 +14,13 @@ from typing import Any
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import Answer, NotNamed, error_body, result_message, wire_error
 from mcp_sessions.core.visibility import Visibility
-from mcp_sessions.errors import REQUEST_CANCELLED, InvalidParams, LimitReached, OutcomeUnknown, WireError
+from mcp_sessions.errors import (
+    REQUEST_CANCELLED,
+    InvalidParams,
+    LimitReached,
+    OutcomeUnknown,
+    WireError,
+)
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage, abort
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress

@@ -7,8 +7,7 @@ and ``sessions/delete`` (STA, RES, END, CRE, DEL). One kind of session, one id n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Any, cast
 
 from mcp_sessions.core.ends import EndReason
@@ -35,8 +34,8 @@ from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.sealed_state import SealedState
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.record_changes import SetWaitsFrom
 from mcp_sessions.stores.records import Attached, CurrentSession, SessionRecord
 
@@ -47,16 +46,25 @@ SESSION_METHODS = frozenset(
 )
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class SessionMethods(Stage):
-    """Answers the methods that make, resume and end sessions."""
+    """Answers the methods that make, resume and end sessions.
 
-    _store: SessionStore
-    _attachments: Attachments
-    _held: Collection[SessionId]
-    _lifecycle: Lifecycle
-    _sealed: SealedState
-    _clock: Callable[[], float]
+    Args:
+        held: The sessions that are at work in this process, as they are now.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        attachments: Attachments,
+        lifecycle: Lifecycle,
+        *,
+        held: Collection[SessionId],
+        sealed: SealedState,
+    ) -> None:
+        self._store, self._clock = environment.store, environment.clock
+        self._attachments, self._lifecycle = attachments, lifecycle
+        self._held, self._sealed = held, sealed
 
     async def before(self, call: Call) -> Outcome | None:
         result = await self.serve(call.request, call.inbound)

@@ -11,10 +11,8 @@ from mcp_sessions.core.log import Draft
 from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import digest
 from mcp_sessions.server.connection import ClientConnection
-from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.hearing import Hearing
-from mcp_sessions.server.delivery.publisher import Publisher
-from mcp_sessions.server.delivery.questions import PendingQuestions, check_may_ask
+from mcp_sessions.server.delivery.delivery import Delivery
+from mcp_sessions.server.delivery.questions import check_may_ask
 from mcp_sessions.server.upstream.port import Outbound, PeerError, PeerRequest
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
@@ -31,10 +29,7 @@ class Ways:
     """
 
     store: SessionStore
-    connections: ConnectionRegistry
-    publisher: Publisher
-    questions: PendingQuestions
-    hearing: Hearing
+    delivery: Delivery
     spawn: Callable[[Coroutine[Any, Any, None]], object]
 
 
@@ -52,9 +47,9 @@ class SessionOutbound:
         The client gets no update of a resource that is hidden from it.
         """
         session_id = self._record.session_id
-        if await self._ways.hearing.is_hidden_from(session_id, method, params):
+        if await self._ways.delivery.hearing.is_hidden_from(session_id, method, params):
             return
-        if not await self._ways.publisher.publish(session_id, method, params, wait=True):
+        if not await self._ways.delivery.publisher.publish(session_id, method, params, wait=True):
             logger.debug("dropped %s: session %s is over", method, digest(session_id))
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
@@ -65,21 +60,18 @@ class SessionOutbound:
         if record is None:
             raise PeerError(INVALID_REQUEST, "the session is over")
         attachment = record.attachment
-        connection = (
-            await self._ways.connections.find(attachment.connection_id) if attachment else None
-        )
+        connections = self._ways.delivery.connections
+        connection = await connections.find(attachment.connection_id) if attachment else None
         if connection is not None:
             check_may_ask(connection.peer, asked.method)
-        elif attachment is None or not await self._ways.connections.is_there(
-            attachment.connection_id
-        ):
+        elif attachment is None or not await connections.is_there(attachment.connection_id):
             check_may_ask(record.peer, asked.method)
         # Else whoever has the connection says whether its client can be asked.
-        questions = self._ways.questions
+        questions = self._ways.delivery.questions
         question = questions.new(record.principal, session_id, asked)
 
         async def send(message: bytes) -> None:
-            await self._ways.publisher.push(session_id, message, question)
+            await self._ways.delivery.publisher.push(session_id, message, question)
 
         return await questions.ask(question, send, lambda message: self._ways.spawn(send(message)))
 
@@ -93,14 +85,18 @@ class ConnectionOutbound:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Send a notification. The client gets no update of a resource that is hidden from it."""
-        if await self._ways.hearing.is_hidden_from_connection(self._connection, method, params):
+        if await self._ways.delivery.hearing.is_hidden_from_connection(
+            self._connection, method, params
+        ):
             return
-        await self._ways.publisher.send_sessionless(self._connection, method, params, wait=True)
+        await self._ways.delivery.publisher.send_sessionless(
+            self._connection, method, params, wait=True
+        )
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         connection = self._connection
         check_may_ask(connection.peer, asked.method)
-        questions = self._ways.questions
+        questions = self._ways.delivery.questions
         question = questions.new(connection.principal, None, asked)
 
         async def send(message: bytes) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from mcp_sessions.core.messages import error_body, error_outcome, result_outcome
 from mcp_sessions.errors import INTERNAL_ERROR, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.delivery.owed import Owed
-from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
@@ -29,7 +27,6 @@ Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
 """Adds a session's ``_meta`` to a result."""
 
 
-@dataclass(eq=False, repr=False)
 class Outcomes:
     """Keeps them, and writes them.
 
@@ -38,11 +35,13 @@ class Outcomes:
         stamp: Adds the session's ``_meta`` to a result.
     """
 
-    _store: SessionStore
-    policy: SessionPolicy
-    clock: Callable[[], float]
-    _owed: Owed
-    _stamp: Stamp
+    def __init__(self, environment: Environment, owed: Owed, *, stamp: Stamp) -> None:
+        self._store, self.policy, self.clock = (
+            environment.store,
+            environment.policy,
+            environment.clock,
+        )
+        self._owed, self._stamp = owed, stamp
 
     async def keep(
         self, session_id: SessionId, key: RequestKey, outcome: Outcome, method: str

@@ -98,6 +98,7 @@ class Rounds:
         policy: SessionPolicy,
         room: int | None,
         process: str | None,
+        *,
         elsewhere: Elsewhere | None = None,
     ) -> None:
         self._elsewhere = elsewhere

@@ -6,32 +6,37 @@ Any process may serve the next request of a transport-mode session. Its messages
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass
+from collections.abc import Collection, Coroutine
 from typing import Any
 
 from mcp_sessions.ids import ConnectionId, SessionId
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.calls.table import Calls
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.messages import StreamRead
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions_transports.http.channel import PostChannel, http_transport
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class ClusterStreams:
     """The :class:`~mcp_sessions.server.dispatch.cluster_handlers.HttpStreams` of a layer."""
 
-    _connections: ConnectionRegistry
-    _bus: ClusterBus
-    _sessions: TransportSessions
-    _calls: Calls[RunningRequest]
-    _policy: SessionPolicy
-    _clock: Callable[[], float]
+    def __init__(
+        self,
+        environment: Environment,
+        connections: ConnectionRegistry,
+        sessions: TransportSessions,
+        *,
+        calls: Calls[RunningRequest],
+    ) -> None:
+        self._bus, self._policy, self._clock = (
+            environment.bus,
+            environment.policy,
+            environment.clock,
+        )
+        self._connections, self._sessions, self._calls = connections, sessions, calls
 
     def stream_read(self, sender: str, message: StreamRead) -> Coroutine[Any, Any, None] | None:
         connection = self._connections.local(ConnectionId(message.session_id))

@@ -11,9 +11,6 @@ session that its handlers see, and its client does not (``conversation.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import NotNamed
 from mcp_sessions.core.request_keys import Begun, KeyUse, content_digest
@@ -22,15 +19,13 @@ from mcp_sessions.errors import InvalidReason, InvalidRequest, SessionDetached, 
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
 from mcp_sessions.server.connection import Inbound, NotChanged
-from mcp_sessions.server.delivery.attachments import Attachments
-from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.dispatch.sealed_state import SealedState
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Admitted, CurrentSession, SessionRecord
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Association(Stage):
     """Finds the session of a message, and admits the message to it.
 
@@ -40,12 +35,17 @@ class Association(Stage):
     (:mod:`mcp_sessions.server.joint_admission`), and is taken from there.
     """
 
-    _store: SessionStore
-    _connections: ConnectionRegistry
-    _attachments: Attachments
-    _runner: RequestRunner
-    _sealed: SealedState
-    _clock: Callable[[], float]
+    def __init__(
+        self,
+        environment: Environment,
+        delivery: Delivery,
+        runner: RequestRunner,
+        *,
+        sealed: SealedState,
+    ) -> None:
+        self._store, self._clock = environment.store, environment.clock
+        self._connections, self._attachments = delivery.connections, delivery.attachments
+        self._runner, self._sealed = runner, sealed
 
     async def before(self, call: Call) -> Outcome | None:
         """Rules 1 and 2.

@@ -16,8 +16,7 @@ from mcp_sessions.errors import ConfigurationError, SessionNotFound
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
 from mcp_sessions.server.connection import ClientConnection, Inbound
-from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.handle import Check, HandleKind, SessionHandle
 from mcp_sessions.server.requests.visibility import Notify
@@ -42,16 +41,15 @@ class HandlerSession(Stage):
     def __init__(
         self,
         environment: Environment,
-        publisher: Publisher,
-        connections: ConnectionRegistry,
+        delivery: Delivery,
         *,
         attach: Callable[[SessionRecord, Inbound], Awaitable[None]],
         check_token: Check,
         visibility: Visibility,
     ) -> None:
         self._store, self._clock = environment.store, environment.clock
-        self._policy, self._publisher, self._attach = environment.policy, publisher, attach
-        kinds = partial(HandleKind, visibility, connections)
+        self._policy, self._publisher, self._attach = environment.policy, delivery.publisher, attach
+        kinds = partial(HandleKind, visibility, delivery.connections)
         self._by_client = kinds("session", self._store, check_token)
         self._by_host = kinds("conversation", self._store, self._check_size)
         self._by_wire = kinds("connection", self._store, self._check_size)

@@ -15,25 +15,28 @@ from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, Out
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.locks import Locks
 from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.stages.association import Association
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.joining import BeginAnew, Joining
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.records import Admitted
 
 
-@dataclass(eq=False, repr=False)
 class Idempotency:
     """Both of the stages of a request key, and what they share."""
 
-    _runner: RequestRunner
-    _association: Association
-    _sealed: SealedState
-    _bus: ClusterBus
-    _most_key_bytes: int
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        runner: RequestRunner,
+        association: Association,
+        *,
+        sealed: SealedState,
+    ) -> None:
+        self._bus, self._runner = environment.bus, runner
+        self._most_key_bytes = environment.policy.request_key_bytes
+        self.association, self._sealed = association, sealed
         self.begin_of = Locks[tuple[SessionId, RequestKey]]().of
         """A lock that is held until a request runs or is refused. The same key again, in the same
         session, waits that long: recorded in the store, but at work nowhere yet, the first would
@@ -56,7 +59,7 @@ class Idempotency:
         # If it is let in with its connection, the lock is held.
         is_let_in = inbound.joint is not None and inbound.joint.is_let_in
         if not is_let_in:
-            session_id = await self._association.session_of(call.request, inbound)
+            session_id = await self.association.session_of(call.request, inbound)
         if call.known_in is not None and session_id != call.known_in:
             # Its connection went on to another session.
             raise OutcomeUnknown
@@ -80,7 +83,7 @@ class Idempotency:
         admitted = call.admitted
         if admitted is not None and self._never_began(admitted):
             call.instead_of = admitted.run or ""
-            await self._association.before(call)
+            await self.association.before(call)
             admitted = call.admitted
         if admitted is None or admitted.key is None or admitted.key is Begun.FIRST:
             return None
@@ -99,7 +102,7 @@ class Idempotency:
             case Begun.RUNNING if key is not None:
                 if call.named:
                     # First: it asks the store, and meanwhile the request may end.
-                    await self._association.attach_if_free(record, call.inbound)
+                    await self.association.attach_if_free(record, call.inbound)
                 running, runner = self._runner.calls.by_key(record.session_id, key), admitted.runner
                 if running is not None:
                     await running.join(call)
@@ -141,7 +144,7 @@ class Idempotency:
         await inbound.answer(inbound.result(request_id, inbound.of_its_era(result)))
 
     async def _admit_again(self, call: Call, session_id: SessionId, key: RequestKey) -> Admitted:
-        admitted = await self._association.admit(session_id, call.inbound, call.request, key)
+        admitted = await self.association.admit(session_id, call.inbound, call.request, key)
         if admitted.key is Begun.FIRST and admitted.run is not None:
             # Known before and forgotten since: what that run did, nobody knows.
             self._runner.runs.settle(admitted.run)

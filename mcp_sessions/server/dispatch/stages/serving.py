@@ -73,7 +73,7 @@ class UpstreamPeers(Stage):
     ) -> None:
         self.upstream = upstream
         self._store, self._policy = environment.store, environment.policy
-        self._ways, self._connections = ways, ways.connections
+        self._ways, self._connections = ways, ways.delivery.connections
         self._runner, self._shared = runner, runner.shared
         self._visibility, self._advertise = visibility, advertise
         self._began_at = environment.clock()

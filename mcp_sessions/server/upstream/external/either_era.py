@@ -74,7 +74,7 @@ class EitherEraChild(Child):
         """Listens that were not acknowledged yet."""
 
         self._listening = Listening(
-            self._background, lambda: self._client.label(), _RETRY, self._missed
+            self._background, lambda: self._client.label(), _RETRY, missed=self._missed
         )
 
     @property

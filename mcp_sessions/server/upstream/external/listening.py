@@ -63,6 +63,7 @@ class Listening:
         background: Background,
         label: Callable[[], str],
         retry: float,
+        *,
         missed: Callable[[], Awaitable[None]],
     ) -> None:
         self._background = background

@@ -68,10 +68,10 @@ class ExternalUpstream:
         server: ExternalServer,
         starter: Starter,
         shell: SdkUpstream,
+        *,
         elsewhere: Elsewhere | None,
         policy: SessionPolicy,
         declared: DeclaredHeaders,
-        *,
         remembers: bool,
     ) -> None:
         """Wrap a server.

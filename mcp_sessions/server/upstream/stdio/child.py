@@ -112,7 +112,7 @@ class StdioChildren:
             if leave is not None:
                 leave()
             raise
-        return StdioChild(process, place, self._longest, leave)
+        return StdioChild(process, place, self._longest, ended=leave)
 
     def session_over(self, session_id: SessionId) -> None:
         own = name_for_handlers(session_id)
@@ -142,6 +142,7 @@ class StdioChild(EitherEraChild):
         process: ChildProcess,
         client: Client,
         longest: int,
+        *,
         ended: Callable[[], None] | None = None,
     ) -> None:
         """Speak with a process.

@@ -139,7 +139,7 @@ class Processes:
         self._living.add(transport.get_pid())
         process = Process(transport, protocol, loop)
         given = {name: env[name] for name in server.given}
-        return ChildProcess(process, transport, protocol, self, label, given)
+        return ChildProcess(process, transport, protocol, processes=self, label=label, given=given)
 
     def over(self, group: int) -> None:
         """Note that nothing of a process group is left."""
@@ -195,6 +195,7 @@ class ChildProcess:
         process: Process,
         transport: asyncio.SubprocessTransport,
         protocol: _Protocol,
+        *,
         processes: Processes,
         label: Label,
         given: Mapping[str, str],

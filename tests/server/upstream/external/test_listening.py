@@ -43,7 +43,7 @@ async def opened_in_ten_minutes(hear: Hear, *, answers: bool = False) -> int:
         return await hear(heard)
 
     background = Background()
-    listening = Listening(background, somebody, 1.0, missed)
+    listening = Listening(background, somebody, 1.0, missed=missed)
     await listening.begin_anew(counted)
     for _ in range(round(TEN_MINUTES * 10)):
         await asyncio.sleep(0.1)
@@ -82,7 +82,7 @@ async def test_one_that_could_not_be_opened_is_as_soon_as_its_server_answers_som
         raise UpstreamError({"code": -32603, "message": "away"})
 
     background = Background()
-    listening = Listening(background, somebody, 1.0, missed)
+    listening = Listening(background, somebody, 1.0, missed=missed)
     await listening.begin_anew(hear)
     is_there = False
     await asyncio.sleep(TEN_MINUTES)

@@ -1,0 +1,190 @@
+"""The rooms of a layer that are made before the requests have a path: see ``assembly.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from mcp_sessions.core.visibility import Visibility
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.http_server import HTTPServer
+from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
+from mcp_sessions.security import SessionSecurity, mint_process
+from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.children import ChildrenElsewhere
+from mcp_sessions.server.cluster.shared_bus import SharedBus
+from mcp_sessions.server.delivery.attachments import Attachments
+from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.delivery import Delivery
+from mcp_sessions.server.delivery.hearing import Hearing
+from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.publisher import Publisher
+from mcp_sessions.server.delivery.questions import PendingQuestions
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.delivery.streams import StreamLog
+from mcp_sessions.server.environment import Environment
+from mcp_sessions.server.requests.visibility import check_patterns
+from mcp_sessions.server.upstream.external.beginning import Starter
+from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
+from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
+from mcp_sessions.server.upstream.modern_rules import ModernRules
+from mcp_sessions.server.upstream.rounds import Rounds
+from mcp_sessions.server.upstream.sdk.authentication import Authentication
+from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
+from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
+from mcp_sessions.server.upstream.stdio.child import StdioChildren
+from mcp_sessions.stdio_server import StdioServer
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import Peer, SessionRecord
+from mcp_sessions.stores.stateless import Stateless
+from mcp_sessions.stores.urls import open_store
+from mcp_sessions_transports.http.channel import ResponseStreams
+from mcp_sessions_transports.http.sse import HttpTransport
+from mcp_sessions_transports.http.upstream.children import HttpChildren
+
+
+def wrapped(server: object, *, remembers: bool) -> tuple[SdkUpstream, ModernRules, DeclaredHeaders]:
+    """The wrapped server as the layer sees it, and the rules of the modern era for it."""
+    declared = DeclaredHeaders()
+    if isinstance(server, ExternalServer):
+        shell = shell_of(server, remembers=remembers)
+        return shell, SdkModernRules(shell, declared.of), declared
+    shell = SdkUpstream(server, adds_subscriptions=remembers)
+    return shell, SdkModernRules(shell), declared
+
+
+def admitting(
+    server: object, authentication: Authentication | None, shell: SdkUpstream
+) -> tuple[Authentication | None, Mapping[str, Collection[str]]]:
+    """Who may call the server, and which tools need which scopes."""
+    if authentication is not None and shell.authenticates:
+        raise ConfigurationError("the server has authentication of its own: it needs no second one")
+    if not isinstance(server, ExternalServer) or not server.asks_for_scopes:
+        return authentication, {}
+    if authentication is None:
+        raise ConfigurationError("scopes need authentication, such as --api-keys FILE")
+    return authentication.requiring(server.scopes), server.tool_scopes
+
+
+def visibility_of(
+    hidden: Collection[str],
+    security: SessionSecurity,
+    *,
+    needed: Mapping[str, Collection[str]],
+) -> Visibility:
+    try:
+        check_patterns("hidden", hidden)
+    except TypeError as wrong:
+        raise ConfigurationError(str(wrong)) from None
+    pseudonym = partial(security.pseudonym, "hidden")
+    return Visibility(pseudonym, tuple(hidden), needed=needed)
+
+
+def environment_of(
+    store: SessionStore | str | None,
+    policy: SessionPolicy,
+    security: SessionSecurity,
+    *,
+    clock: Callable[[], float],
+) -> Environment:
+    if store is None:
+        store = Stateless(security)
+    elif isinstance(store, str):
+        store = open_store(store)
+    if policy.forget_after is None and store.remembers and store.survives_process:
+        # What sleeps there costs little, and whoever comes back finds it.
+        policy = replace(policy, forget_after=FORGET_AFTER)
+    process, exchange = mint_process(), store.exchange
+    bus = ClusterBus(process) if exchange is None else SharedBus(store, exchange, process)
+    return Environment(store=store, bus=bus, policy=policy, clock=clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What serves outside of this process."""
+
+    external: ExternalUpstream | None
+    elsewhere: ChildrenElsewhere | None
+    """The children of other replicas."""
+
+    rounds: Rounds | None
+    """The questions that clients of the 2026 era answer with their next request."""
+
+    @staticmethod
+    def of(
+        server: object, environment: Environment, shell: SdkUpstream, *, declared: DeclaredHeaders
+    ) -> Outside:
+        """What a server needs."""
+        store, bus, policy = environment.store, environment.bus, environment.policy
+        elsewhere = rounds = None
+        if store.exchange is not None:
+            elsewhere = ChildrenElsewhere(bus, store, store.exchange)
+        if isinstance(server, ExternalServer):
+            lasting = store.remembers and store.survives_process
+            starter = _starter(server, policy.max_answer, lasting=lasting)
+            external = ExternalUpstream(
+                server,
+                starter,
+                shell,
+                elsewhere=elsewhere,
+                policy=policy,
+                declared=declared,
+                remembers=store.remembers,
+            )
+            return Outside(external, elsewhere, None)
+        if policy.question_timeout:
+            process = bus.process if bus.is_shared else None
+            rounds = Rounds(policy, None, process, elsewhere=elsewhere)
+        return Outside(None, elsewhere, rounds)
+
+
+def _starter(server: ExternalServer, longest: int, *, lasting: bool) -> Starter:
+    if isinstance(server, HTTPServer):
+        return HttpChildren(server, longest)
+    if isinstance(server, StdioServer):
+        return StdioChildren(server, longest, lasting=lasting)
+    raise ConfigurationError(f"cannot wrap {type(server).__name__}")
+
+
+def delivery_of(
+    environment: Environment, visibility: Visibility, *, rounds: Rounds | None
+) -> Delivery:
+    """What delivers to clients what the server says."""
+    store, bus, policy, clock = (
+        environment.store,
+        environment.bus,
+        environment.policy,
+        environment.clock,
+    )
+    owed, questions = Owed(), PendingQuestions(bus.process if bus.is_shared else None, rounds)
+    streams = partial(StreamLog, store, clock)
+
+    def new_connection(record: SessionRecord, peer: Peer) -> StoredConnection:
+        primes = primes_streams(peer.protocol_version)
+        responses = ResponseStreams(record.session_id, streams, policy, primes=primes)
+        transport = HttpTransport(responses, policy, bus.is_shared)
+        return StoredConnection(record, peer, transport, store=store, clock=clock, bus=bus)
+
+    connections = ConnectionRegistry(environment, new_connection)
+    attachments = Attachments(environment, connections, questions=questions, owed=owed)
+    publisher = Publisher(environment, connections, attachments, questions=questions)
+    hearing = Hearing(store, connections, visibility)
+    broadcaster = ChangeBroadcaster(
+        environment,
+        publisher,
+        connections=connections,
+        attachments=attachments,
+        hearing=hearing if visibility.outside else None,
+    )
+    return Delivery(
+        connections=connections,
+        attachments=attachments,
+        publisher=publisher,
+        broadcaster=broadcaster,
+        hearing=hearing,
+        questions=questions,
+        owed=owed,
+    )

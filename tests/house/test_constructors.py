@@ -1,0 +1,132 @@
+"""How much an object of the server is given: few arguments, and fewer by position.
+
+Objects that travel together are one value, as
+:class:`~mcp_sessions.server.environment.Environment` is. What does not keep the rule yet is listed
+here by name. A list only shrinks: an entry that is no longer needed fails.
+"""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.house.source import Module, modules
+
+ROOT = ("mcp_sessions.assembly", "mcp_sessions.rooms")
+"""The composition root."""
+
+ROOMS = ("mcp_sessions.server.", *ROOT)
+"""Beginnings of the modules that keep the rule."""
+
+MOST = 8
+MOST_BY_POSITION = 3
+MOST_LINES = 60
+"""Of a function of the composition root, which makes one room."""
+
+KNOWN_WIDE = {
+    # Plain values: what came with a message, and messages between replicas.
+    "mcp_sessions.server.connection.Inbound",
+    "mcp_sessions.server.cluster.messages.AskChild",
+    "mcp_sessions.server.cluster.messages.JoinRun",
+    # What is to become smaller parts.
+    "mcp_sessions.server.cluster.child_host.RemoteCall",
+    "mcp_sessions.server.cluster.children._Ask",
+    "mcp_sessions.server.requests.joining._Join",
+    "mcp_sessions.server.upstream.external.peer.Wrapped",
+    "mcp_sessions.server.upstream.external.place.Place",
+}
+"""Classes with more than `MOST` arguments."""
+
+KNOWN_BY_POSITION: set[str] = set()
+"""Classes whose constructor takes more than `MOST_BY_POSITION` by position."""
+
+KNOWN_CALLS = {"Draining", "Lifetime"}
+"""Classes that the composition root gives more than `MOST_BY_POSITION` by position."""
+
+
+def arguments(node: ast.ClassDef) -> tuple[int, int] | None:
+    """How many arguments a constructor takes, and how many of them by position. None: the class
+    has no constructor of its own.
+
+    The fields of a dataclass are no arguments by position here: many are values, such as a point.
+    """
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            by_position = len(each.args.posonlyargs + each.args.args) - 1
+            return by_position + len(each.args.kwonlyargs), by_position
+    if not any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+        return None
+    fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+    given = [
+        each
+        for each in fields
+        if not ast.unparse(each.annotation).startswith(("ClassVar", "KW_ONLY"))
+        and (each.value is None or "init=False" not in ast.unparse(each.value))
+    ]
+    return len(given), 0
+
+
+def constructors() -> Iterator[tuple[str, int, int]]:
+    """Class, arguments, and arguments by position, of every class of the rooms."""
+    for module in modules().values():
+        if module.name.startswith(ROOMS):
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.ClassDef) and (found := arguments(node)) is not None:
+                    yield f"{module.name}.{node.name}", *found
+
+
+def by_position(module: Module) -> Iterator[str]:
+    """The constructors that a module calls with more than `MOST_BY_POSITION` by position."""
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=args) if name.lstrip("_")[:1].isupper():
+                if len(args) > MOST_BY_POSITION:
+                    yield name
+            case _:
+                pass
+
+
+def test_no_constructor_takes_many_arguments() -> None:
+    wide = {name for name, given, _ in constructors() if given > MOST}
+
+    assert wide == KNOWN_WIDE
+
+
+def test_no_constructor_takes_many_arguments_by_position() -> None:
+    wide = {name for name, _, given in constructors() if given > MOST_BY_POSITION}
+
+    assert wide == KNOWN_BY_POSITION
+
+
+def test_the_composition_root_makes_one_room_at_a_time() -> None:
+    """A function of it can be read at once, and names what it passes."""
+    roots = [modules()[name] for name in ROOT]
+    long = [
+        each.name
+        for root in roots
+        for each in ast.walk(root.tree)
+        if isinstance(each, ast.FunctionDef)
+        and (each.end_lineno or 0) - each.body[0].lineno >= MOST_LINES
+    ]
+
+    assert (long, {name for root in roots for name in by_position(root)}) == ([], KNOWN_CALLS)
+
+
+@pytest.mark.parametrize(
+    ("source", "given"),
+    [
+        ("class A:\n def __init__(self, a, b, *, c): pass", (3, 2)),
+        (
+            "@dataclass\nclass A:\n a: int\n b: int = field(init=False)\n c: ClassVar[int] = 1",
+            (1, 0),
+        ),
+        ("class A(NamedTuple):\n a: int", None),
+    ],
+)
+def test_the_arguments_of_a_constructor_are_counted(
+    source: str, given: tuple[int, int] | None
+) -> None:
+    node = ast.parse(source).body[0]
+
+    assert isinstance(node, ast.ClassDef)
+    assert arguments(node) == given
