@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from mcp_sessions import SessionLayer
+from mcp_sessions import Conversations, SessionLayer
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.server.upstream.external.changing import can_follow
 from tests.support.children import child
@@ -33,14 +33,19 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def served(**options: Any) -> AsyncGenerator[tuple[int, SessionLayer]]:
+async def served(
+    conversations: Conversations | None = None, **options: Any
+) -> AsyncGenerator[tuple[int, SessionLayer]]:
     known = Verifier()
     known.add("strong", "alice", "use", "write", "count")
     known.add("weak", "alice", "use")
     known.add("bob", "bob", "use")
     known.add("none", "carol", "other")
     layer = SessionLayer(
-        child(tool_scopes=NEEDED, **options), auth=auth_settings(), token_verifier=known
+        child(tool_scopes=NEEDED, **options),
+        auth=auth_settings(),
+        token_verifier=known,
+        conversations=conversations,
     )
     app = layer.asgi_app(host="0.0.0.0")
     async with layer.lifespan(), listening(app) as port:
@@ -106,6 +111,33 @@ async def test_a_token_without_the_scopes_does_not_see_the_tool(way: Way, per: s
                 assert str(shouted).replace("COUNT", "nothing") == str(unknown)
         listed = await strong("tools/list", {})
         assert listed.get("cacheScope", "private") == "private"
+
+
+async def test_that_a_tool_needs_a_session_is_said_to_those_who_see_it() -> None:
+    """The error would else say that the tool exists."""
+    async with served() as (port, layer), AsyncExitStack() as stack:
+        layer.require_session(tools={"count"})
+        strong = await opened(stack, port, "strong", "2026")
+        weak = await opened(stack, port, "weak", "2026")
+        assert (await strong("tools/call", call("count")))["code"] == -31044
+        refused = await weak("tools/call", call("count"))
+        unknown = await weak("tools/call", call("nothing"))
+        assert str(refused).replace("count", "nothing") == str(unknown)
+
+
+async def test_a_tool_that_takes_a_handle_starts_no_session_for_those_who_do_not_see_it() -> None:
+    async with (
+        served(Conversations(handle=["echo"])) as (port, layer),
+        AsyncExitStack() as stack,
+    ):
+        strong = await opened(stack, port, "strong", "2026")
+        weak = await opened(stack, port, "weak", "2026")
+        refused = await weak("tools/call", call("echo"))
+        unknown = await weak("tools/call", call("nothing"))
+        assert str(refused).replace("echo", "nothing") == str(unknown)
+        assert await layer.sessions.list() == []
+        assert not (await strong("tools/call", call("echo"))).get("isError")
+        assert len(await layer.sessions.list()) == 1
 
 
 async def test_scopes_of_the_server_are_needed_at_each_way_in() -> None:
