@@ -214,8 +214,8 @@ class AcpSessionLayer:
         try:
             await link.run()
             # It sends no more. What it asked for is still answered, for a while.
-            if link.at_work and not link.outgoing.closed:
-                await asyncio.wait(link.at_work, timeout=grace)
+            if link.unanswered_requests and not link.outgoing.closed:
+                await asyncio.wait(link.unanswered_requests, timeout=grace)
         finally:
             await to_the_end(self._leave(link))
 
@@ -225,7 +225,7 @@ class AcpSessionLayer:
         # Others took these over: they go on, whoever is gone.
         while others := service.prompts.others_work(link):
             await asyncio.wait(others)
-        if link.at_work:
-            await asyncio.wait(link.at_work, timeout=grace)
-        await service.openings.let_go(link)
+        if link.unanswered_requests:
+            await asyncio.wait(link.unanswered_requests, timeout=grace)
+        await service.openings.client_disconnected(link)
         await link.finish(within=grace)

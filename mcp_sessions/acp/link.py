@@ -131,7 +131,7 @@ class Link:
             raise failed
 
     @property
-    def at_work(self) -> set[asyncio.Task[None]]:
+    def unanswered_requests(self) -> set[asyncio.Task[None]]:
         """The requests that are not answered yet."""
         return {task for task in self._tasks if not task.done()}
 

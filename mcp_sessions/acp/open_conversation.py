@@ -251,7 +251,7 @@ class OpenConversation:
                     if link.questions.may_be_asked(question):
                         link.questions.ask(question)
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Nobody sees it any more, and its servers are disconnected.
 
         Raises:

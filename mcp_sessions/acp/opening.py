@@ -239,20 +239,20 @@ class Openings:
         conversation = await self._registry.seen_by(incoming.link, incoming.params)
         async with self._registry.lock(conversation.session_id):
             await self._prompts.end(conversation, incoming.link)
-            await self._let_go(conversation, incoming.link)
+            await self._detach(conversation, incoming.link)
         incoming.answer({})
 
-    async def let_go(self, link: Link) -> None:
+    async def client_disconnected(self, link: Link) -> None:
         """A client is gone: its conversations wait in the store."""
         for conversation in self._registry.shown_to(link):
             async with self._registry.lock(conversation.session_id):
                 if conversation.link is link:
                     try:
-                        await self._let_go(conversation, link)
+                        await self._detach(conversation, link)
                     except StoreUnavailable:
                         logger.exception("a conversation could not be released in the store")
 
-    async def _let_go(self, conversation: OpenConversation, link: Link) -> None:
+    async def _detach(self, conversation: OpenConversation, link: Link) -> None:
         agent_id = conversation.agent_id
         if agent_id is not None and self._agent.has("close_session"):
             call = Call(link, conversation)
@@ -264,7 +264,7 @@ class Openings:
 
     async def _forget(self, conversation: OpenConversation) -> None:
         self._registry.remove(conversation)
-        await conversation.let_go()
+        await conversation.release()
 
 
 def _opening_params(params: Json) -> Json:

@@ -96,7 +96,7 @@ class Addresses:
         """The session works at the current one: a rest that it asked for is over."""
         self._all[self._turn].rested()
 
-    def put_first(self, dialer: Dialer) -> None:
+    def move_to_front(self, dialer: Dialer) -> None:
         """The session moved there, which may be a new address."""
         others = [address for address in self._all if address.dialer.target != dialer.target]
         self._all = [self._address(dialer), *others]

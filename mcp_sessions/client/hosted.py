@@ -285,7 +285,7 @@ class HostedSessions:
         if self.current == session_id and self.standing is Standing.HERE:
             self.standing = Standing.TAKEN
 
-    def lost_place(self, held: HostedSession) -> None:
+    def missed_events(self, held: HostedSession) -> None:
         """Events of it are missing, and the application has to ask for it anew (ATT10)."""
         held.withhold()
         self.left(held.session_id)

@@ -40,7 +40,7 @@ class Losses:
     _exchanges: Exchanges
     _recovery: Recovery
     _sender: Sender
-    _heard_meanwhile: tuple[Link, Json] | None = None
+    _detached_meanwhile: tuple[Link, Json] | None = None
     """A detachment that was told while the session was taken up, after the newest answer."""
 
     _reopened_meanwhile: Link | None = None
@@ -84,7 +84,7 @@ class Losses:
             return
         session = self._peer.session
         if self._state.phase is Phase.BUSY:
-            self._heard_meanwhile = (link, params)
+            self._detached_meanwhile = (link, params)
             return
         if session is None or not self._state.is_ready_on(link):
             return
@@ -171,13 +171,13 @@ class Losses:
 
     def was_answered(self) -> None:
         """The server answered a request of our own: what was told before is older."""
-        self._heard_meanwhile = None
+        self._detached_meanwhile = None
 
     async def catch_up(self, link: Link) -> None:
         """The session is taken up on ``link``: what was told meanwhile, of it?"""
-        heard, self._heard_meanwhile = self._heard_meanwhile, None
+        detached, self._detached_meanwhile = self._detached_meanwhile, None
         reopened, self._reopened_meanwhile = self._reopened_meanwhile, None
-        if heard is not None and heard[0] is link:
-            await self.detached(*heard)
+        if detached is not None and detached[0] is link:
+            await self.detached(*detached)
         elif reopened is link:
             self.stream_reopened(link)

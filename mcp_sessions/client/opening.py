@@ -64,10 +64,10 @@ class Opening:
         state.addresses.move_on()
         state.apply(Change.OPEN)
         # Not here: a task of the link told us, and ends with it.
-        self._runtime.tasks.start_soon(self._open_elsewhere, link, pending)
+        self._runtime.tasks.start_soon(self._open_another_link, link, pending)
         return True
 
-    async def _open_elsewhere(self, link: Link, pending: Pending) -> None:
+    async def _open_another_link(self, link: Link, pending: Pending) -> None:
         await link.close(leave=False)
         if await self.open_for(pending):
             pending.forget_sending()

@@ -105,7 +105,7 @@ class Reattaching:
             # Nothing of it was ever seen, so that nothing can be missed.
             held.follower.restart(wire.head_of(result))
             return None
-        hosted.lost_place(held)
+        hosted.missed_events(held)
         return f"a gap ({result.get('reason')})"
 
     async def _tell_refused(self, held: HostedSession) -> None:
@@ -210,7 +210,7 @@ class Reattaching:
         try:
             result = await self._control.resume(link, params, is_new=False)
             if result is not None and result.get("catchup") is not True:
-                self._peer.hosted.lost_place(held)
+                self._peer.hosted.missed_events(held)
         finally:
             held.decided()
         if held.is_withheld:

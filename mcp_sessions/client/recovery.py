@@ -342,7 +342,7 @@ class Recovery:
                 raise
             text = f"{dialer.target}: the session is not known there"
             raise Failed(Failure(Cause.CLOSED, text)) from error
-        state.addresses.put_first(dialer)
+        state.addresses.move_to_front(dialer)
         await self._ready(link, outcome)
         return outcome
 

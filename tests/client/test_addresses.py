@@ -95,8 +95,8 @@ def test_no_rest_is_longer_than_anybody_waits(seconds: float) -> None:
 
 def test_a_session_that_moved_is_looked_for_where_it_went() -> None:
     two = addresses("a", "b")
-    two.put_first(Named("c"))
-    two.put_first(Named("b"))
+    two.move_to_front(Named("c"))
+    two.move_to_front(Named("b"))
     assert len(two) == 3
     assert two.current.target == "b"
     two.move_on()

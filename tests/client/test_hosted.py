@@ -108,7 +108,7 @@ def test_what_left_the_connection_comes_back_when_it_is_asked_for() -> None:
     ):
         hosted = HostedSessions()
         held = hosted.follow("a", "1")
-        hosted.lost_place(held)
+        hosted.missed_events(held)
         assert not hosted.has_attached and held.is_withheld
         hosted.answered(asked(method, session, **params), {"sessionEventId": "9"}, {})
         assert hosted.has_attached and not held.is_withheld

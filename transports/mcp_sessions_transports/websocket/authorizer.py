@@ -98,9 +98,9 @@ class HandshakeAuthorizer:
                     around.described if around is not None else "an application",
                 )
                 return Denied(403, [(b"content-length", b"0")], b"")
-        return await self._put_through(app, path_of)
+        return await self._authorize(app, path_of)
 
-    async def _put_through(self, app: ASGIApp, scope: Scope) -> Authorized | Denied:
+    async def _authorize(self, app: ASGIApp, scope: Scope) -> Authorized | Denied:
         asked = _Asked(self._principal_of)
         schemes = {"ws": "http", "wss": "https"}
         get: Scope = {

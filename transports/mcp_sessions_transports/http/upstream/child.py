@@ -89,7 +89,7 @@ class HttpChild(EitherEraChild):
             opens=self._request,
             check=self._check,
             begun=self._begun,
-            hear=self._heard,
+            hear=self._on_event,
             take=self._answered_whole,
             longest=longest,
         )
@@ -264,7 +264,7 @@ class HttpChild(EitherEraChild):
 
     # --- what it says ------------------------------------------------------------------------
 
-    async def _heard(self, event: ReadEvent, waiting: Waiting | None) -> None:
+    async def _on_event(self, event: ReadEvent, waiting: Waiting | None) -> None:
         if event.dropped is not None:
             said = outlined(event.dropped, f"has {more_than(self._longest)}")
             if self._dropped(said, self._longest):
@@ -284,7 +284,7 @@ class HttpChild(EitherEraChild):
             await later()
 
     async def _said_by_itself(self, event: ReadEvent) -> None:
-        await self._heard(event, None)
+        await self._on_event(event, None)
 
     def _stream(self) -> Hear:
         if self._modern is not None:

@@ -123,7 +123,7 @@ class Exchange:
                 try:
                     await self._read(response)
                     if self._is_to_be_fetched_on:
-                        await self._let_go()
+                        await self._release()
                 except FAILURES as broken:
                     if self._last_id is None:
                         raise
@@ -170,7 +170,7 @@ class Exchange:
             except FAILURES as broken:
                 logger.debug("a response broke off again: %s", reason_of(broken))
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         """The server ends the response to what it goes on with: so does this one, whose client
         comes back for the rest as we do.
         """

@@ -41,7 +41,7 @@ class HttpStream:
     _: KW_ONLY
     is_acknowledged: bool
     _last_id: str | None = None
-    _was_heard: bool = False
+    _has_stream: bool = False
 
     async def __call__(self, heard: Heard) -> float | None:
         retry: float | None = None
@@ -50,7 +50,7 @@ class HttpStream:
                 await self._check(response)
                 if not is_sse(response):
                     raise refused("it has no stream for changes")
-                self._was_heard = True
+                self._has_stream = True
                 if not self.is_acknowledged:
                     await heard.begun(goes_on=self._last_id is not None)
                 said = 0
@@ -64,7 +64,7 @@ class HttpStream:
                         retry = event.retry / 1000 if event.retry is not None else retry
                         await self._hear(event)
         except Forgotten:
-            if not self._was_heard:
+            if not self._has_stream:
                 # There may only be nothing to be had by GET. What is asked next knows.
                 raise refused("it has no stream for changes") from None
             self._forget()

@@ -73,9 +73,9 @@ class Messages:
         self._waiting += 1
         self._ours = self._run(message, self._ours)
         # Also of one that never began.
-        self._ours.add_done_callback(self._is_told)
+        self._ours.add_done_callback(self._answered)
 
-    def _is_told(self, _: asyncio.Task[None]) -> None:
+    def _answered(self, _: asyncio.Task[None]) -> None:
         self._waiting -= 1
         if not self._waiting and self._left_out:
             logger.warning(
