@@ -141,5 +141,7 @@ async def test_a_child_that_cannot_be_started_fails_the_first_request_and_says_w
 
 
 async def test_a_child_takes_no_options_of_a_url(child: StdioServerParameters) -> None:
-    with pytest.raises(ConfigurationError, match="no URLs, headers or HTTP client"):
+    with pytest.raises(
+        ConfigurationError, match="takes no more URLs, headers, auth or http_client"
+    ):
         resumable(child, headers={"X": "y"})
