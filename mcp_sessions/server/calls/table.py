@@ -20,8 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mcp_sessions.core.message import Message
-from mcp_sessions.core.messages import NotNamed, RequestId
-from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, StoreUnavailable
+from mcp_sessions.core.messages import NotNamed, RequestId, error_body
+from mcp_sessions.errors import (
+    INTERNAL_ERROR,
+    InvalidReason,
+    InvalidRequest,
+    LimitReached,
+    StoreUnavailable,
+)
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.calls.shares import Shares
@@ -260,6 +266,13 @@ class Calls(Generic[R]):
     def __init__(self, most: int, shares: Shares | None = None) -> None:
         self._most = most
         self._shares = shares
+        self.draining = False
+        """No request is begun any more, but on a connection that is served until it is quiet, and
+        what came before."""
+
+        self.is_over = False
+        """It has drained: no request is begun any more, wherever it came from."""
+
         self._load: dict[Hashable, int] = {}
         self._by_id: dict[ConnectionId, dict[RequestId, list[Call]]] = {}
         self._running: dict[R, None] = {}
@@ -274,6 +287,17 @@ class Calls(Generic[R]):
 
         self.held: Mapping[SessionId, Mapping[R, None]] = self._by_session
         """The sessions, of both modes, that a request is at work in."""
+
+    def drain(self, *, is_over: bool = False) -> None:
+        """Begin to refuse requests. Once it is over, refuse all of them."""
+        self.draining, self.is_over = True, is_over
+
+    def is_served_still(self, inbound: Inbound) -> bool:
+        """Whether a request may begin while the process stops. Over HTTP others came no further
+        than its door. A connection that is open both ways is asked here.
+        """
+        is_leaving = inbound.connection is not None and inbound.connection.transport.is_leaving
+        return is_leaving or (inbound.is_let_in and not self.is_over)
 
     # --- from its arrival to its answer ------------------------------------------------------
 
@@ -419,3 +443,33 @@ class Calls(Generic[R]):
         """The tasks that run the calls of a connection."""
         by_id = self._by_id.get(connection_id, {})
         return [call.task for same in by_id.values() for call in same if call.task]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Acceptance(Stage):
+    """Refuses a request before anything is looked up for it: by the limits of a server that stops,
+    of a sender, and of an id. The first stage.
+
+    Args:
+        is_ours: The layer answers the request itself. A request key means nothing there, and the
+            request is nobody's load.
+    """
+
+    _calls: Calls[Any]
+    is_ours: bool = False
+
+    async def before(self, call: Call) -> Outcome | None:
+        calls = self._calls
+        if calls.draining and not calls.is_served_still(call.inbound):
+            return stopping()
+        if not self.is_ours and call.request.is_miskeyed:
+            # ASC20: a malformed key is refused before anything else.
+            call.request.keyed()
+        calls.open(call, is_ours=self.is_ours)
+        return None
+
+
+def stopping() -> Outcome:
+    """Refuse a request that is not begun any more; ERR15: its client may send it elsewhere."""
+    data: dict[str, Any] = {"reason": "draining", "started": False}
+    return Outcome(None, error_body(INTERNAL_ERROR, "the server is shutting down", data))

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mcp_sessions.core.visibility import Visibility
-from mcp_sessions.server.calls.table import Stage
+from mcp_sessions.server.calls.table import Acceptance, Stage
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
-from mcp_sessions.server.dispatch.stages.acceptance import Acceptance
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.dispatch.stages.audited import Audited
 from mcp_sessions.server.dispatch.stages.concealing import Concealing
@@ -58,10 +57,13 @@ class Path:
     ) -> None:
         self._stages = stages
         self._gates, self._concealing = Gates(visibility), Concealing(visibility)
-        self.acceptance = Acceptance(runner)
+        self._acceptance = Acceptance(runner.calls)
         keys = stages.idempotency
         self._keys = (KeyLock(keys), KnownKey(keys, begin_anew)) if keys is not None else None
-        self.ours: tuple[Stage, ...] = (Acceptance(runner, is_ours=True), stages.methods)
+        self.ours: tuple[Stage, ...] = (
+            Acceptance(runner.calls, is_ours=True),
+            stages.methods,
+        )
         """Of ``session/*`` and ``sessions/*``, which the layer answers itself."""
 
         self.of_listens: tuple[Stage, ...] = (stages.association,)
@@ -85,7 +87,7 @@ class Path:
         stages = self._stages
         # While the audit is on, which may change at any time, the router puts it before all.
         # Limits come first: what is refused here costs nothing.
-        yield self.acceptance
+        yield self._acceptance
         if keys is not None:
             # Before the key is recorded: the same request may come twice at once.
             yield keys[0]

@@ -260,7 +260,8 @@ class Router:
         Raises:
             StoreUnavailable: It is not begun.
         """
-        if self._runner.draining and not self.path.acceptance.is_served_still(call.inbound):
+        calls = self._runner.calls
+        if calls.draining and not calls.is_served_still(call.inbound):
             await _answer(call, Outcome(None, wire_error(OutcomeUnknown())))
             return
         call.known_in, call.instead_of = known_in, instead_of

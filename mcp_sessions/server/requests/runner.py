@@ -46,17 +46,15 @@ class RequestRunner:
         """The requests that came in and are not answered, and those that run."""
 
         self.held, self.at_work = self.calls.held, self.calls.running
-        self.draining = False
-        """No request is begun any more, but on a connection that is served until it is quiet, and
-        what came before."""
-
-        self.is_over = False
-        """It has drained: no request is begun any more, wherever it came from."""
-
         self._questions = questions
         self._background = Background()
         self._detached = Detached(policy, self._background)
         self.shared = Shared(self.calls, self._detached, self._background, outcomes, questions)
+
+    @property
+    def draining(self) -> bool:
+        """Whether no request is begun any more, but as :attr:`Calls.draining` says."""
+        return self.calls.draining
 
     @property
     def running(self) -> int:
@@ -91,7 +89,7 @@ class RequestRunner:
         Args:
             arriving: Over when what came before is here.
         """
-        self.draining = True
+        self.calls.drain()
         if self._questions.rounds is not None:
             self._questions.rounds.leave()
         loop, tasks = asyncio.get_running_loop(), self._background.tasks
@@ -101,7 +99,7 @@ class RequestRunner:
             await asyncio.wait(waiting, timeout=max(0, until - loop.time()))
             if loop.time() >= until:
                 break
-        self.is_over = True
+        self.calls.drain(is_over=True)
         left = list(self.at_work)
         for running in left:
             await running.abort(wire_error(OutcomeUnknown()))

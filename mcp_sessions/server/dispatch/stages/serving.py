@@ -14,9 +14,8 @@ from mcp_sessions.core.listening import SET_LEVEL
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.calls.table import Call, Outcome, Stage
+from mcp_sessions.server.calls.table import Call, Outcome, Stage, stopping
 from mcp_sessions.server.connection import ClientConnection, Inbound
-from mcp_sessions.server.dispatch.stages.acceptance import stopping
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.outbound import (
     ConnectionOutbound,
@@ -99,7 +98,7 @@ class UpstreamPeers(Stage):
 
     async def before(self, call: Call) -> Outcome | None:
         """Run it, with the layer's additions."""
-        if self._runner.is_over:
+        if self._shared.calls.is_over:
             # Since it was accepted. A key that it recorded is one of a run that never began.
             return stopping()
         request, inbound, record = call.request, call.inbound, call.record
