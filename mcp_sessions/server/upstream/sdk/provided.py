@@ -55,7 +55,7 @@ def provided(
     """
     # It computes what its tokens are for.
     routes = provider.get_routes(mcp_path=path)
-    verifier: TokenVerifier = ProvidedVerifier(provider, name, allowed, clock)
+    verifier: TokenVerifier = ProvidedVerifier(provider, name, allowed, clock=clock)
     return Authentication(
         SdkVerifier([keys], verifier) if keys is not None else verifier,
         provider.required_scopes,
@@ -68,7 +68,7 @@ class ProvidedVerifier:
     """Verifies the tokens of a provider, and whose they are."""
 
     def __init__(
-        self, provider: Any, name: str, allowed: Allowed, clock: Callable[[], float]
+        self, provider: Any, name: str, allowed: Allowed, *, clock: Callable[[], float]
     ) -> None:
         self._provider = provider
         self._issuer = f"urn:mcp-sessions:auth:{name}"

@@ -75,7 +75,7 @@ class Place:
         self.clock = Clock()
         self.provider = Provider()
         self.allowed = Allowed(["*@example.com"], verifies_mail=True)
-        self.verifier = ProvidedVerifier(self.provider, "test", self.allowed, self.clock)
+        self.verifier = ProvidedVerifier(self.provider, "test", self.allowed, clock=self.clock)
 
 
 @pytest.fixture
