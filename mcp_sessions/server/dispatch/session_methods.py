@@ -67,33 +67,26 @@ class SessionMethods(Stage):
         self._held, self._sealed = held, sealed
 
     async def before(self, call: Call) -> Outcome | None:
-        result = await self.serve(call.request, call.inbound)
-        if call.inbound.modern:
-            result["resultType"] = "complete"
-        return Outcome(result, None)
-
-    async def serve(self, request: Message, inbound: Inbound) -> dict[str, Any]:
-        """The result of a ``session/*`` request.
-
-        Raises:
-            WireError: What the caller is told instead.
-        """
+        request, inbound = call.request, call.inbound
         if not self._store.remembers and request.method.startswith("session/"):
             # SLS1: without a store, only ``sessions/*`` is spoken.
             raise UpstreamError(error_body(METHOD_NOT_FOUND, "Method not found", request.method))
         match request.method:
             case "session/start":
-                return await self._start(inbound)
+                result = await self._start(inbound)
             case "session/resume":
-                return await self._resume(request, inbound)
+                result = await self._resume(request, inbound)
             case "session/end":
-                return await self._end(request.params, inbound)
+                result = await self._end(request.params, inbound)
             case "sessions/create":
-                return await self._create(request, inbound)
+                result = await self._create(request, inbound)
             case "sessions/delete":
-                return await self._delete(request, inbound)
+                result = await self._delete(request, inbound)
             case _:
                 raise AssertionError(f"{request.method} is no session method")
+        if inbound.modern:
+            result["resultType"] = "complete"
+        return Outcome(result, None)
 
     async def _start(self, inbound: Inbound) -> dict[str, Any]:
         record = await self._lifecycle.create(Mode.PROTOCOL, inbound.principal, inbound.peer)
