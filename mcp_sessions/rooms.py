@@ -119,9 +119,13 @@ class Outside:
     ) -> Outside:
         """What a server needs."""
         store, bus, policy = environment.store, environment.bus, environment.policy
-        elsewhere = rounds = None
+        elsewhere = None
         if store.exchange is not None:
             elsewhere = ChildrenElsewhere(bus, store, store.exchange)
+        room = server.room_of_one if isinstance(server, ExternalServer) else None
+        process = bus.process if bus.is_shared else None
+        rounds = Rounds(policy, room, process, elsewhere=elsewhere)
+        asking = rounds if policy.question_timeout else None
         if isinstance(server, ExternalServer):
             lasting = store.remembers and store.survives_process
             starter = _starter(server, policy.max_answer, lasting=lasting)
@@ -132,13 +136,11 @@ class Outside:
                 elsewhere=elsewhere,
                 policy=policy,
                 declared=declared,
+                rounds=rounds,
                 remembers=store.remembers,
             )
-            return Outside(external, elsewhere, None)
-        if policy.question_timeout:
-            process = bus.process if bus.is_shared else None
-            rounds = Rounds(policy, None, process, elsewhere=elsewhere)
-        return Outside(None, elsewhere, rounds)
+            return Outside(external, elsewhere, asking)
+        return Outside(None, elsewhere, asking)
 
 
 def _starter(server: ExternalServer, longest: int, *, lasting: bool) -> Starter:

@@ -27,6 +27,7 @@ from mcp_sessions.server.upstream.port import (
     UpstreamError,
     UpstreamPeer,
 )
+from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.stdio.child import StdioChild
 from mcp_sessions.server.upstream.stdio.output import Output
 from mcp_sessions.stores.records import Peer
@@ -266,6 +267,7 @@ async def puppet_world(
         elsewhere=None,
         policy=SessionPolicy(),
         declared=DeclaredHeaders(),
+        rounds=Rounds(SessionPolicy(), server.room_of_one, None),
         remembers=False,
     )
     async with upstream.lifespan():

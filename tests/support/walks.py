@@ -85,6 +85,19 @@ async def command_call() -> AsyncGenerator[Once]:
 
 
 @asynccontextmanager
+async def modern_command_call() -> AsyncGenerator[Once]:
+    """The same of a client that can be asked, and is not."""
+    async with child_world(store=STORES["memory"]()) as w:
+        client = ModernClient(w.carrier, capabilities={"elicitation": {}})
+
+        async def once(measured: Measured) -> None:
+            with measured():
+                assert await client.text("echo", {"text": "x"}) == "x"
+
+        yield once
+
+
+@asynccontextmanager
 async def conversation_call() -> AsyncGenerator[Once]:
     """A `tools/call` of a host that names only a conversation."""
     async with world(store=STORES["memory"](), conversations=Conversations()) as w:
@@ -157,6 +170,7 @@ WALKS: dict[str, Walk] = {
     "websocket": partial(duplex_call, "websocket"),
     "stdio": partial(duplex_call, "pipe"),
     "command": command_call,
+    "command-modern": modern_command_call,
     "conversation": conversation_call,
     "update": update,
     "takeover": takeover,

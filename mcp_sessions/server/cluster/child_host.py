@@ -321,17 +321,18 @@ class ChildHost:
     async def _served(
         self, call: RemoteCall, message: AskChild
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        upstream = self._upstream
-        if upstream is None:
-            return await self._another_round(call, message), {}
+        upstream, params = self._upstream, dict(message.params or {})
+        name = waiting_call(params)
+        if upstream is None or (name is not None and name == message.holder):
+            return await self._another_round(call, message, name), {}
         session_id = message.session_id
         if self._is_leaving and session_id is not None and not _is_busy(upstream, session_id):
             # What runs here is finished here; what comes next is the next one's at once.
             upstream.children.over(session_id)
             await self._children.give_up(session_id, message.holder)
             raise Moved
-        params = dict(message.params) if message.params is not None else None
-        asked = Asked(message.client, message.method, params, message.level, message.asks)
+        sent = params if message.params is not None else None
+        asked = Asked(message.client, message.method, sent, message.level, message.asks)
         if session_id is None:
             peer = upstream.hosted(message.client, None, None, message.asks, wanted=NOTHING_WANTED)
             return await peer.here(call, asked, None)
@@ -350,9 +351,10 @@ class ChildHost:
         )
         return await peer.here(call, asked, lease)
 
-    async def _another_round(self, call: RemoteCall, message: AskChild) -> Mapping[str, Any]:
-        params = dict(message.params) if message.params is not None else None
-        name, method = waiting_call(params), message.method
+    async def _another_round(
+        self, call: RemoteCall, message: AskChild, name: str | None
+    ) -> Mapping[str, Any]:
+        method, params = message.method, dict(message.params or {})
         if self._rounds is None or name is None or method is None:
             raise UpstreamError(wire_error(OutcomeUnknown()))
         whose = message.session_id or call.principal

@@ -229,21 +229,6 @@ class ChildrenElsewhere:
             raise AssertionError("a lease names its process")
         return await self._ask(process, lease.session_id, lease.holder, call, asked)
 
-    async def go_on(self, waiting: str, call: Call, asked: Asked) -> Served | None:
-        return await self._go_on(waiting, None, call, asked)
-
-    async def _go_on(
-        self, waiting: str, session_id: SessionId | None, call: Call, asked: Asked
-    ) -> Served | None:
-        process = process_of(waiting)
-        if process is None or not self._bus.is_elsewhere(process):
-            return None
-        try:
-            return await self._ask(process, session_id, waiting, call, asked)
-        except Moved:
-            # Whatever waited there is no more.
-            raise UpstreamError(wire_error(OutcomeUnknown())) from None
-
     async def go_on_in(
         self,
         waiting: str,
@@ -252,9 +237,16 @@ class ChildrenElsewhere:
         method: str,
         params: dict[str, Any] | None,
     ) -> dict[str, Any] | None:
+        process = process_of(waiting)
+        if process is None or not self._bus.is_elsewhere(process):
+            return None
         asked = Asked({}, method, params, None, {})
-        served = await self._go_on(waiting, session_id, call, asked)
-        return served[0] if served is not None else None
+        try:
+            served = await self._ask(process, session_id, waiting, call, asked)
+        except Moved:
+            # Whatever waited there is no more.
+            raise UpstreamError(wire_error(OutcomeUnknown())) from None
+        return served[0]
 
     async def _ask(
         self, process: str, session_id: SessionId | None, holder: str, call: Call, asked: Asked

@@ -37,7 +37,7 @@ from mcp_sessions.server.upstream import port
 from mcp_sessions.server.upstream.asks import NAMED, asks_of
 from mcp_sessions.server.upstream.held_call import HeldCall
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
-from mcp_sessions.server.upstream.request_state import put_back, set_apart
+from mcp_sessions.server.upstream.request_state import put_back, set_apart, waiting_call
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
@@ -169,9 +169,11 @@ class RunningRequest:
             # A handler is not told the credential by which its client names the session.
             method, params = request.method, request.forwarded
             rounds = self._shared.questions.rounds if self._call.inbound.modern else None
+            name = None
             if rounds is not None and params is not None and "requestState" in params:
-                work = partial(peer.request, method=method, params=put_back(params))
-                answered = await rounds.serve(self, self._whose, {}, method, params, work)
+                name, params = waiting_call(params), put_back(params)
+            if rounds is not None and name is not None:
+                answered = await rounds.go_on(name, self, self._whose, method, params)
             else:
                 answered = await peer.request(self, method, params)
                 if rounds is not None and method in NAMED and "requestState" in answered:
@@ -281,7 +283,7 @@ class RunningRequest:
             if rounds is None or self.done:
                 raise port.NotAskable(asked.method)
             way = self._whose, asks, self.request, self._asks, self._stop
-            self._held = rounds.begin_late(self, asked, *way)
+            self._held = rounds.begin(self, asked, *way)
         return await self._held.ask(asked)
 
     async def _asks(self, result: dict[str, Any]) -> None:
@@ -359,7 +361,8 @@ class RunningRequest:
             if self._held is not None:
                 return self._held.call.can_send_request
             can_wait = self._shared.questions.rounds is not None and not self.done
-            return can_wait and inbound.route.client_capabilities not in (None, {})
+            is_askable = inbound.route.client_capabilities not in (None, {})
+            return can_wait and is_askable and self.request.method in NAMED
         return not self.done and inbound.asked is not None
 
     def is_awaited_by(self, call: Call) -> bool:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from opentelemetry.trace import Span
-
-from mcp_sessions.core.messages import RequestId, error_body
+from mcp_sessions.core.messages import error_body
 from mcp_sessions.errors import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
-    StoreUnavailable,
 )
-from mcp_sessions.ids import SessionId
-from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.asks import Asks, accepts
 from mcp_sessions.server.upstream.port import (
     REQUEST_TIMEOUT,
@@ -30,9 +25,7 @@ from mcp_sessions.server.upstream.port import (
 
 @dataclass(eq=False)
 class CallInRounds:
-    """A :class:`~mcp_sessions.server.upstream.port.Call` that several requests belong to, one after
-    the other. It answers by the newest one.
-    """
+    """A call that several requests belong to, one after the other, and its open questions."""
 
     _call: Call
     _asks: Asks
@@ -44,14 +37,13 @@ class CallInRounds:
     _is_over: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self.request_id: RequestId | None = self._call.request_id
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # --- for the code that serves its rounds ---------------------------------------------------
 
     @property
     def newest(self) -> Call:
-        """Return its newest request, which it answers by."""
+        """Return its newest request, by which it asks and answers."""
         return self._call
 
     def may_ask(self, asked: PeerRequest) -> bool:
@@ -72,7 +64,7 @@ class CallInRounds:
         for answer in answers.values():
             if not isinstance(answer, dict):
                 raise UpstreamError(error_body(INVALID_PARAMS, "inputResponses: no result"))
-        self._call, self.request_id = call, call.request_id
+        self._call = call
         self._turn = asyncio.get_running_loop().create_future()
         for name, answer in answers.items():
             _, future = self._questions.pop(name, (None, None))
@@ -129,59 +121,8 @@ class CallInRounds:
 
     @property
     def can_send_request(self) -> bool:
+        """Whether its server may ask."""
         return not self._is_over
-
-    @property
-    def context(self) -> Any:
-        return self._call.context
-
-    @property
-    def transport(self) -> str:
-        return self._call.transport
-
-    @property
-    def close_stream(self) -> Callable[[], Awaitable[None]] | None:
-        return self._call.close_stream
-
-    @property
-    def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
-        return self._call.close_standalone_stream
-
-    @property
-    def session(self) -> str | None:
-        return self._call.session
-
-    @property
-    def conversation(self) -> str | None:
-        return self._call.conversation
-
-    @property
-    def principal(self) -> Principal:
-        return self._call.principal
-
-    @property
-    def bound_session(self) -> SessionId | None:
-        return self._call.bound_session
-
-    @property
-    def store_failure(self) -> StoreUnavailable | None:
-        """Return None: no handler of this call runs in this process."""
-        return None
-
-    def store_failed(self, failed: StoreUnavailable) -> None:
-        """Do nothing: no handler of this call runs in this process."""
-
-    def is_traced(self, span: Span) -> None:
-        self._call.is_traced(span)
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        await self._call.notify(method, params)
-
-    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        await self._call.progress(progress, total, message)
-
-    async def report(self, params: Mapping[str, Any]) -> None:
-        await self._call.report(params)
 
 
 def _written(asked: PeerRequest) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.copies import KEPT, Copies
 from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome, what_of
 from mcp_sessions.server.upstream.port import Call, NotAskable, PeerRequest, UpstreamError
-from mcp_sessions.server.upstream.request_state import named, set_apart, waiting_call
+from mcp_sessions.server.upstream.request_state import named
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +89,7 @@ class Rounds:
         policy: Says how long a client has to answer, and bounds the calls that wait.
         room: Children that one principal may have. None: no children serve these calls.
         process: Name of this process, if an answer may reach others.
-        elsewhere: Asks the process in which a call waits. None: there is no other, or the caller
-            of :meth:`serve` asks it.
+        elsewhere: Asks the process in which a call waits. None: there is no other.
     """
 
     def __init__(
@@ -124,41 +123,7 @@ class Rounds:
         self._background = Background()
         self._is_closing = False
 
-    async def serve(
-        self,
-        call: Call,
-        whose: Hashable,
-        asks: Asks,
-        method: str,
-        params: dict[str, Any] | None,
-        work: Callable[[Call], Awaitable[dict[str, Any]]],
-    ) -> dict[str, Any]:
-        """Serve a request of a modern client: as a new call, or as another round of one.
-
-        Args:
-            whose: Its session, or its principal.
-            asks: Requests that its client accepts. Empty: none.
-            work: Makes the call; not called in a later round.
-
-        Raises:
-            UpstreamError: The call's error. -31012: the call is no longer there.
-        """
-        name = waiting_call(params)
-        if name is not None:
-            return await self.go_on(name, call, whose, method, params)
-        if not asks or method not in NAMED:
-            return set_apart(await work(call))
-        in_rounds, outcome = CallInRounds(call, asks), new_outcome()
-        task = self._background.run("a call in rounds", _make(in_rounds, work, outcome))
-        what = what_of(call, whose, method, params)
-        held = HeldCall(in_rounds, whose, what, task.cancel, outcome)
-        try:
-            return await self._turn(held, params)
-        except asyncio.CancelledError:
-            held.cancel()
-            raise
-
-    def begin_late(
+    def begin(
         self,
         call: Call,
         asked: PeerRequest,
@@ -171,8 +136,10 @@ class Rounds:
         """Begin rounds in the middle of a call: its handler asks.
 
         Args:
-            whose: See :meth:`serve`.
-            asks: See :meth:`serve`.
+            asked: The first question.
+            whose: Its session, or its principal.
+            asks: Requests that its client accepts.
+            request: The call's request.
             answer: Answers the call's request. Its handler runs on.
             cancel: Cancels its handler.
 
@@ -202,10 +169,10 @@ class Rounds:
 
         Args:
             name: The name of the call; see :func:`waiting_call`.
-            whose: See :meth:`serve`.
+            whose: Its session, or its principal.
 
         Raises:
-            UpstreamError: See :meth:`serve`.
+            UpstreamError: The call's error. -31012: the call is no longer there.
         """
         what = what_of(call, whose, method, params)
         answers = members_of((params or {}).get("inputResponses"))
@@ -326,7 +293,7 @@ class Rounds:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._patience, self._timed_out, name)
         self._waiting[name] = held, timer
-        given_up = self._bound.add(name, held.call.principal, self._share_of(held))
+        given_up = self._bound.add(name, held.call.newest.principal, self._share_of(held))
         if given_up is not None:
             self._give_up(given_up)
         while (loser := self._has_too_many_bytes(self._share_of(held))) is not None:
@@ -383,19 +350,3 @@ class Rounds:
         timer.cancel()
         self._bound.remove(name)
         return held
-
-
-async def _make(
-    call: CallInRounds,
-    work: Callable[[Call], Awaitable[dict[str, Any]]],
-    outcome: asyncio.Future[dict[str, Any]],
-) -> None:
-    try:
-        outcome.set_result(set_apart(await work(call)))
-    except Exception as failed:
-        # This is the boundary to the request that fetches the result, which raises it.
-        outcome.set_exception(failed)
-    finally:
-        if not outcome.done():
-            outcome.set_exception(UpstreamError(wire_error(OutcomeUnknown())))
-        call.end()

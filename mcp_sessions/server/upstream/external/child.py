@@ -81,6 +81,9 @@ class Sender:
     level: str | None
     """Lowest log level that it wants meanwhile. None: no log messages."""
 
+    is_asked: bool = False
+    """Whether it accepts questions during the request."""
+
 
 Later = Callable[[], Coroutine[Any, Any, None]]
 """Work that has to be done, and may wait."""

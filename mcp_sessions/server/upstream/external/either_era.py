@@ -29,7 +29,6 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, OUTCOME_UNKNOWN
-from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.child import (
     ANSWERING,
@@ -238,7 +237,7 @@ class EitherEraChild(Child):
             return await super(EitherEraChild, self).request(call, method, sent)
 
         # A client that is asked in results gets the server's questions as they are.
-        can_ask = call is not None and call.can_send_request and not isinstance(call, CallInRounds)
+        can_ask = call is not None and call.can_send_request and sender is None
         return await with_inputs(params, send, ask if can_ask else None)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.upstream.asks import Asks
+from mcp_sessions.server.upstream.asks import NAMED, Asks
 from mcp_sessions.server.upstream.external.child import Sender
 from mcp_sessions.server.upstream.port import Call, Wanted
 
@@ -58,7 +58,9 @@ class Asked(NamedTuple):
     @property
     def sender(self) -> Sender | None:
         """Return the modern-era client that asks. None: the client of the handshake era."""
-        return Sender(self.client, self.level) if self.asks is not None else None
+        if self.asks is None:
+            return None
+        return Sender(self.client, self.level, bool(self.asks) and self.method in NAMED)
 
 
 class Elsewhere(Protocol):
@@ -91,18 +93,6 @@ class Elsewhere(Protocol):
         Raises:
             Moved: The child is in another process by now.
             UpstreamError: The child's error. -31012: the outcome is unknown.
-        """
-        ...
-
-    async def go_on(self, waiting: str, call: Call, asked: Asked) -> Served | None:
-        """Continue a call outside of sessions that waits for answers in another process. None: it
-        waits in no other process.
-
-        Args:
-            waiting: The name of the call.
-
-        Raises:
-            UpstreamError: See :meth:`ask`.
         """
         ...
 

@@ -28,8 +28,6 @@ from mcp_sessions.server.upstream.external.sharing import Sessionless, Sharing
 from mcp_sessions.server.upstream.external.spans import Spans
 from mcp_sessions.server.upstream.external.takeover import hand_over, spare, take_over
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, Wanted
-from mcp_sessions.server.upstream.request_state import put_back, waiting_call
-from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 
 Json = dict[str, Any]
@@ -56,7 +54,6 @@ class Wrapped:
 
     children: Children
     sharing: Sharing
-    rounds: Rounds
     declared: DeclaredHeaders
     spans: Spans
     elsewhere: Elsewhere | None
@@ -128,9 +125,7 @@ class ExternalPeer:
             return await self.here(call, asked, None)
         key = self._key(call, self._who(call))
         if not isinstance(key, str):
-            waiting = waiting_call(params) if self._asks is not None else None
-            served = await elsewhere.go_on(waiting, call, asked) if waiting is not None else None
-            return served or await self.here(call, asked, None)
+            return await self.here(call, asked, None)
         session_id = SessionId(key)
         while True:
             lease = await elsewhere.lease(session_id)
@@ -171,19 +166,12 @@ class ExternalPeer:
             result = await self._subscribe(place, call, method, params or {}, check)
         elif method == LISTEN:
             result = await self._listen(place, call, Filter(params or {}), check)
-        elif asked.asks is None:
-            result = await place.request(call, None, method, params, check)
+        elif isinstance(key, Sessionless):
+            find = partial(self.place, call)
+            result = await sharing.request(find, call, asked.sender, method, params)
         else:
-
-            async def work(call: Call) -> Json:
-                own = put_back(params)
-                if isinstance(key, Sessionless):
-                    find = partial(self.place, call)
-                    return await sharing.request(find, call, asked.sender, method, own)
-                return await place.request(call, asked.sender, method, own, check)
-
-            who, rounds = self._who(call), self._wrapped.rounds
-            result = await rounds.serve(call, who, asked.asks, method, params, work)
+            sender = asked.sender if asked.asks is not None else None
+            result = await place.request(call, sender, method, params, check)
         child = place.living
         if child is None and isinstance(key, Sessionless):
             child = sharing.child(key)

@@ -18,7 +18,6 @@ from mcp_sessions.core.messages import PROGRESS
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.external.child import (
     ANSWERING,
@@ -472,7 +471,8 @@ class Place:
         self, method: str, params: dict[str, Any] | None, about: Call | None
     ) -> dict[str, Any]:
         """Ask one of several clients: the one whose request caused it."""
-        if not any(isinstance(call, CallInRounds) for call in self.calls):
+        asked = [call for call, sender in self.calls.items() if sender and sender.is_asked]
+        if not asked:
             raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
         if about is None:
             logger.info(
@@ -481,7 +481,7 @@ class Place:
             raise PeerError(INVALID_REQUEST, _WHOSE)
         if about not in self.calls:
             raise PeerError(INVALID_REQUEST, "the request that asks is over")
-        if not isinstance(about, CallInRounds):
+        if about not in asked:
             raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
         return await about.send_request(PeerRequest(method, params))
 

@@ -35,7 +35,6 @@ from typing import Any, Final, cast
 from mcp_sessions.errors import INTERNAL_ERROR, LIMIT_REACHED
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.asks import Asks, kind_of
-from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.child import Child, NotStarted, Sender
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.place import Place
@@ -141,14 +140,14 @@ class Sharing:
         key = cast("Sessionless", first.key)
         # It may have ended since, or belong to a session now.
         first = self._children.place(key, lambda: first)
-        place = self._own(first, key, call, sender)
+        place = self._own(first, key, sender)
         if place is None and await self._rounds.give_up_oldest(key.principal):
             first = self._children.place(key, lambda: first)
-            place = self._own(first, key, call, sender)
+            place = self._own(first, key, sender)
         place = place or self._shared(key) or first
         child = place.living
         if (
-            _is_told(call, sender)
+            _is_told(sender)
             and not place.calls
             and child is not None
             and child.unanswered.has_given_up
@@ -172,17 +171,13 @@ class Sharing:
         living = (place.living for place in places)
         return next((child for child in living if child is not None), None)
 
-    def _own(
-        self, first: Place, key: Sessionless, call: Call, sender: Sender | None
-    ) -> Place | None:
+    def _own(self, first: Place, key: Sessionless, sender: Sender | None) -> Place | None:
         """Return a place without requests that must not share with this one. None: it has to
         share.
         """
         places = [first, *(each for each in self._places(key) if each is not first)]
         for place in places:
-            if _fits(place, call, sender) and (
-                _runs(place) or self._may_start(key, place is first)
-            ):
+            if _fits(place, sender) and (_runs(place) or self._may_start(key, place is first)):
                 return place
         if not self._may_start(key, False):
             return None
@@ -223,16 +218,15 @@ def _is_anothers(key: Hashable, own: Sessionless) -> bool:
     )
 
 
-def _fits(place: Place, call: Call, sender: Sender | None) -> bool:
+def _fits(place: Place, sender: Sender | None) -> bool:
     if not place.calls or (place.living is not None and place.living.always_says_cause):
         return True
-    return not any(_is_told(*each) for each in ((call, sender), *place.calls.items()))
+    return not any(_is_told(each) for each in (sender, *place.calls.values()))
 
 
-def _is_told(call: Call, sender: Sender | None) -> bool:
+def _is_told(sender: Sender | None) -> bool:
     """Whether its client may be asked, or gets log messages."""
-    wants_logs = sender is not None and sender.level is not None
-    return isinstance(call, CallInRounds) or wants_logs
+    return sender is not None and (sender.is_asked or sender.level is not None)
 
 
 def _runs(place: Place) -> bool:

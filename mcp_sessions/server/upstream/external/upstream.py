@@ -72,6 +72,7 @@ class ExternalUpstream:
         elsewhere: Elsewhere | None,
         policy: SessionPolicy,
         declared: DeclaredHeaders,
+        rounds: Rounds,
         remembers: bool,
     ) -> None:
         """Wrap a server.
@@ -80,11 +81,11 @@ class ExternalUpstream:
             shell: Stands in for it; see :func:`shell_of`.
             declared: Learns the headers that its tools declare.
             elsewhere: The processes that serve the same sessions. None: there are none.
+            rounds: The calls whose clients were asked in results.
             remembers: Whether there is a store.
         """
         self._asks_clients = policy.question_timeout > 0
         reachable = elsewhere if server.per == "session" else None
-        rounds = Rounds(policy, server.room_of_one, reachable.process if reachable else None)
         away = rounds.give_up_oldest, rounds.gives_up_at
         self.children = ChangingChildren(server, starter, HANDSHAKE_VERSIONS, OURS, *away)
         self._trials = Background()
@@ -92,7 +93,6 @@ class ExternalUpstream:
             shell,
             self.children,
             Sharing(self.children, rounds),
-            rounds,
             declared,
             Spans(),
             reachable,
@@ -111,7 +111,6 @@ class ExternalUpstream:
                 yield
             finally:
                 await self._trials.close()
-                await self._wrapped.rounds.close()
                 await self.children.close()
 
     def use(self, server: ExternalServer) -> None:

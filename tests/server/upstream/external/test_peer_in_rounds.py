@@ -18,6 +18,7 @@ from mcp.client import Client
 from mcp_sessions import Conversations, HTTPServer, SessionLayer, StdioServer
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
+from mcp_sessions.server.upstream.external.child import Sender
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.telling import Telling
 from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest
@@ -88,7 +89,7 @@ async def test_a_client_is_asked_what_it_declared_and_nothing_else() -> None:
         assert refused["code"] == -32601
         client = asking(w, roots={})
         refused = json.loads(await client.text("ask", {"question": "well?"}))
-        assert refused["code"] == -32601
+        assert refused["code"] == -32600
         params: Json = {"name": "list roots", "arguments": {}}
         asked = await client.send("tools/call", params).result()
         ((_, question),) = asked["inputRequests"].items()
@@ -267,7 +268,8 @@ async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_
 
     place = Place(none, none, Telling(), None, {}, False, False, False, False, "the server")
     calls = [CallInRounds(cast(Call, SimpleNamespace(request_id=n)), ELICITS) for n in range(2)]
-    place.calls.update(dict.fromkeys(cast("list[Call]", calls)))
+    sender = Sender({}, None, is_asked=True)
+    place.calls.update(dict.fromkeys(cast("list[Call]", calls), sender))
     with pytest.raises(PeerError) as refused:
         await place.asked("elicitation/create", {}, None)
     assert refused.value.code == -32600
@@ -324,15 +326,20 @@ async def test_a_server_of_both_eras_asks_in_the_middle_of_a_call_and_by_a_resul
     )
     async with world(server=server) as w:
         client = asking(w)
-        asked = await client.send("tools/call", QUESTION).result()
-        result = await client.send("tools/call", again(asked, TWO)).result()
-        assert text_of(result) == "accept: two"
+
+        async def result(params: Json) -> Json:
+            sent = client.send("tools/call", params)
+            # A process of the SDK's starts slowly.
+            await sent.reply.until(lambda: sent.reply.ended, "it is answered", within=60)
+            return await sent.result()
+
+        asked = await result(QUESTION)
+        assert text_of(await result(again(asked, TWO))) == "accept: two"
         params: Json = {"name": "rounds", "arguments": {}}
         for _ in range(2):
-            asked = await client.send("tools/call", params).result()
+            asked = await result(params)
             assert [*asked["inputRequests"]] == ["mine"]
-            result = await client.send("tools/call", again(asked, TWO, params=params)).result()
-            assert text_of(result).endswith(": ['mine']")
+            assert text_of(await result(again(asked, TWO, params=params))).endswith(": ['mine']")
         assert calls(noted) == ["how many?", *["rounds"] * 5]
 
 
