@@ -76,11 +76,18 @@ class Server:
 class Client:
     """One connection that calls one server in one way."""
 
-    def __init__(self, case: Case, port: int, meta: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        case: Case,
+        port: int,
+        meta: Mapping[str, Any] | None = None,
+        token: str | None = None,
+    ) -> None:
         """Connect, and begin as the case says.
 
         Args:
             meta: What each call says besides.
+            token: What each request has to show.
         """
         self._http = http.client.HTTPConnection("127.0.0.1", port)
         self._headers = {
@@ -88,6 +95,8 @@ class Client:
             "content-type": "application/json",
             "mcp-protocol-version": case.version,
         }
+        if token is not None:
+            self._headers["authorization"] = f"Bearer {token}"
         self._meta: dict[str, Any] = {}
         if case.version == MODERN:
             self._meta = {

@@ -6,8 +6,10 @@ python -m bench.bench_servers KIND [PORT [STORE | COMMAND [ARG …]]]
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -30,6 +32,7 @@ KINDS = {
     "sdk-json": "the SDK answering JSON instead of SSE",
     "ours": "the same server in a SessionLayer",
     "conversations": "a SessionLayer that binds conversations",
+    "guarded": "the same, which wants tokens; the issuer's keys, as JSON, in place of STORE",
     "noisy": "a SessionLayer with tools that make work",
     "many": "the same, with room for many sessions, in memory; says how long its loop stood still",
     "echo": "bare Starlette on a WebSocket: no MCP at all",
@@ -86,6 +89,25 @@ def noisy_layer(
         return str(os.getpid())
 
     return layer
+
+
+def guarded_layer(keys: str) -> SessionLayer:
+    """A server behind tokens.
+
+    Args:
+        keys: The issuer's, as JSON.
+    """
+    from mcp_sessions.authentication.issuer import Issuer
+    from mcp_sessions.authentication.tokens import Tokens
+    from mcp_sessions.server.upstream.sdk.authentication import SdkVerifier, resource_server
+    from tests.support.issuers import AUDIENCE, JWKS, URL
+
+    async def fetched(url: str) -> dict[str, Any]:
+        return json.loads(keys) if url == JWKS else {"issuer": URL, "jwks_uri": JWKS}
+
+    tokens = Tokens(Issuer(URL, time.time, fetched), AUDIENCE, time.time)
+    before = resource_server(SdkVerifier([tokens]), URL, AUDIENCE, ["use"])
+    return SessionLayer(mcp_server(), auth=before)
 
 
 Result = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -223,6 +245,8 @@ def main() -> None:
                 conversations=Conversations(),
             )
             layer.run("http", port=int(sys.argv[2]), log_level="error")
+        case "guarded":
+            guarded_layer(sys.argv[3]).run("http", port=int(sys.argv[2]), log_level="error")
         case "noisy":
             noisy_layer(sys.argv[3]).run("http", port=int(sys.argv[2]), log_level="error")
         case "many":

@@ -10,13 +10,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
+from mcp_sessions.authentication.tokens import Tokens
 from mcp_sessions.conversations import Conversations
+from mcp_sessions.server.upstream.sdk.authentication import SdkVerifier, resource_server
 from tests.support.children import child_world
 from tests.support.duplex import DECLARED, WITHIN, DuplexPeer, duplex_world
-from tests.support.modern import ModernClient
+from tests.support.identities import FAR
+from tests.support.issuers import AUDIENCE, URL, Login
+from tests.support.modern import BearerCarrier, ModernClient
 from tests.support.raw import RawClient, at_most, in_session, keyed, uris
 from tests.support.replicas import cluster
-from tests.support.world import STORES, world
+from tests.support.world import STORES, Clock, world
 
 Measured = Callable[[], Any]
 """Makes the block that is recorded: ``with measured(): …``."""
@@ -43,6 +47,22 @@ async def handshake_call(
                 assert await client.text("echo", text="x", meta=meta) == "x"
 
         yield once
+
+
+@asynccontextmanager
+async def token_call() -> AsyncGenerator[Once]:
+    """A `tools/call` over HTTP with a JWT that was seen before."""
+    clock = Clock()
+    login = Login(clock)
+    verifier = SdkVerifier([Tokens(login.issuer, AUDIENCE, clock)])
+    authentication = resource_server(verifier, URL, AUDIENCE, ["use"])
+    # The SDK compares its end with the machine's clock.
+    token = login.token(exp=FAR)
+    async with world(store=STORES["memory"](), auth=authentication) as w:
+        client = RawClient(BearerCarrier(w.carrier, token))
+        await client.initialize()
+
+        yield partial(_call, client)
 
 
 @asynccontextmanager
@@ -164,6 +184,7 @@ WALKS: dict[str, Walk] = {
     "http-key": partial(handshake_call, session=True, key=True),
     "http-session-sqlite": partial(handshake_call, session=True, store="sqlite"),
     "http-session-redis": partial(handshake_call, session=True, store="redis"),
+    "http-token": token_call,
     "modern": modern_call,
     "modern-session": partial(modern_call, session=True),
     "modern-key": partial(modern_call, session=True, key=True),

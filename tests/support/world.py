@@ -287,6 +287,7 @@ async def world(
     security: SessionSecurity | None = None,
     conversations: Conversations | None = None,
     hidden: Collection[str] = (),
+    auth: Any = None,
     **limits: Any,
 ) -> AsyncGenerator[World]:
     """A wrapped server, running.
@@ -295,6 +296,7 @@ async def world(
         store: None: the one that ``MCP_SESSIONS_TEST_STORE`` names, of those in
             `tests.stores.every_store`; else in memory.
         server: Instead of the box's.
+        auth: What stands before it.
         limits: Of the policy.
     """
     box = box or Toolbox()
@@ -315,6 +317,7 @@ async def world(
         security=security,
         conversations=conversations,
         hidden=hidden,
+        auth=auth,
         clock=clock,
     )
     app = layer.asgi_app()

@@ -24,7 +24,7 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.auth.routes import build_resource_metadata_url, create_protected_resource_routes
 from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
-from starlette.authentication import AuthenticationError
+from starlette.authentication import AuthenticationBackend, AuthenticationError
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions import metrics
 from mcp_sessions.authentication.credential import CannotVerify, NotAllowed, Verifier
+from mcp_sessions.authentication.pace import Pace
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.sdk.http import Recheck, principal_of
@@ -47,6 +48,8 @@ _RETRY: Final = 5.0
 
 _IN_QUERY: Final = "access_token"
 """RFC 6750, 2.3: the parameter for a token, which MCP forbids."""
+
+_BARE: Final = {"type": "http"}
 
 Denied = Callable[[str, str | None, Principal], None]
 """Takes the reason of a refusal, the client's address, and the owner of a credential that is good
@@ -111,7 +114,7 @@ class Authentication:
         guarded = RequireAuthMiddleware(endpoint, self._scopes, metadata)
         noting = _Noting(guarded, frozenset(self._scopes), denied)
         inner = AuthContextMiddleware(noting)
-        return AuthenticationMiddleware(inner, self._backend, partial(_refused, denied))
+        return AuthenticationMiddleware(inner, _Door(self._backend), partial(_refused, denied))
 
     def routes(self) -> list[Route]:
         """Return the routes that need no credential: the metadata, and where to get a token."""
@@ -222,12 +225,15 @@ class _Backend(BearerAuthBackend):
             AuthenticationError: The token is in the query string, or cannot be verified for now, or
                 its owner may not use the server.
         """
-        if _IN_QUERY in conn.query_params:
+        scope = conn.scope
+        if scope.get("query_string") and _IN_QUERY in conn.query_params:
             raise _TokenInQuery
-        if len(conn.headers.get("authorization", "")) > LONGEST:
+        given = next((field for field in scope["headers"] if field[0] == b"authorization"), None)
+        if given is None or len(given[1]) > LONGEST:
             return None
         try:
-            return await super().authenticate(conn)
+            # The SDK reads each header that it gets.
+            return await super().authenticate(HTTPConnection({**_BARE, "headers": [given]}))
         except CannotVerify as unknown:
             raise _Unknown(unknown.retry_after) from unknown
         except NotAllowed as refused:
@@ -236,6 +242,25 @@ class _Backend(BearerAuthBackend):
             # The boundary to the application's verifier. It has not said that the token is bad.
             logger.error("a token verifier failed: %s", type(failed).__name__)
             raise _Unknown(_RETRY) from failed
+
+
+class _Door(AuthenticationBackend):
+    """The backend for requests that arrive. Their refusals wait while there are too many."""
+
+    def __init__(self, backend: AuthenticationBackend) -> None:
+        self._backend = backend
+        self._pace = Pace()
+
+    async def authenticate(self, conn: HTTPConnection) -> Any:
+        """Do what the backend does."""
+        try:
+            found = await self._backend.authenticate(conn)
+        except AuthenticationError:
+            await self._pace.wait()
+            raise
+        if found is None:
+            await self._pace.wait()
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -1,0 +1,56 @@
+"""Slow down the refusals of bad credentials, so that they leave the processor to good ones.
+
+Rules, owned by ``tests/authentication/test_pace.py``:
+
+1. At once :data:`RATE` refusals are answered without a wait, and then :data:`RATE` a second.
+2. No refusal waits longer than :data:`LONGEST_WAIT`. A client that floods the server holds a
+   connection for each answer that it waits for, and connections have a bound.
+3. A good credential never waits.
+4. The log says it at most once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+RATE: Final = 200
+"""Refusals a second."""
+
+LONGEST_WAIT: Final = 5.0
+"""Seconds."""
+
+_LOG_EVERY: Final = 60.0
+
+
+class Pace:
+    """The pace of all refusals of one server."""
+
+    def __init__(self) -> None:
+        self._next_at = self._said_at = -math.inf
+        self._waited = 0
+
+    async def wait(self) -> None:
+        """Return when the refusal may be answered."""
+        now = asyncio.get_running_loop().time()
+        # A second without refusals lets that many pass at once.
+        at = max(self._next_at, now - 1)
+        self._next_at = min(at + 1 / RATE, now + LONGEST_WAIT)
+        if at > now:
+            self._say(now)
+            await asyncio.sleep(at - now)
+
+    def _say(self, now: float) -> None:
+        self._waited += 1
+        if 0 <= now - self._said_at < _LOG_EVERY:
+            return
+        logger.warning(
+            "more than %d credentials are refused in a second: the answers wait, %d so far",
+            RATE,
+            self._waited,
+        )
+        self._said_at, self._waited = now, 0

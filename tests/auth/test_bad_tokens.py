@@ -1,0 +1,91 @@
+"""Many bad tokens beside one good client, in virtual time."""
+
+import asyncio
+import gc
+import secrets
+import tracemalloc
+from typing import Any
+
+import pytest
+from mcp.server import MCPServer
+
+from mcp_sessions import SessionLayer
+from mcp_sessions.authentication.pace import LONGEST_WAIT, RATE
+from mcp_sessions.server.upstream.sdk.authentication import SdkVerifier, resource_server
+from tests.authentication.test_tokens import Place, segment
+from tests.support.identities import FAR
+from tests.support.issuers import AUDIENCE, URL
+from tests.support.modern import BearerCarrier
+from tests.support.raw import AsgiCarrier, RawClient, in_process
+
+pytestmark = pytest.mark.anyio
+
+KEPT = 60_000
+"""Bytes that 2,000 bad tokens may leave: some for counters and the log, and none for each."""
+
+
+class Crowd:
+    """Sends bad tokens of each kind, all of them different."""
+
+    def __init__(self, place: Place, carrier: AsgiCarrier) -> None:
+        self._carrier = carrier
+        self._good = place.login.token()
+        self._payload = self._good.split(".")[1]
+
+    def _bad(self, number: int) -> str:
+        signature = secrets.token_urlsafe(64)
+        match number % 4:
+            case 0:
+                return f"{self._good.rpartition('.')[0]}.{signature}"
+            case 1:
+                kid = secrets.token_hex(8)
+                return f"{segment({'alg': 'RS256', 'kid': kid})}.{self._payload}.{signature}"
+            case 2:
+                return signature
+            case _:
+                return f"mcp_sessions_key_{secrets.token_hex(4)}_{secrets.token_hex(32)}"
+
+    async def come(self, count: int, good: RawClient) -> float:
+        """Come at once. The good client calls while they wait.
+
+        Returns:
+            Seconds until the last one was answered.
+        """
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        replies = [
+            BearerCarrier(self._carrier, self._bad(number)).send("POST", "/mcp", [], b"{}")
+            for number in range(count)
+        ]
+        await good.result("ping")
+        assert loop.time() == begun, "a good token does not wait"
+        assert sum(reply.ended for reply in replies) <= RATE + 1
+        for reply in replies:
+            assert (await reply.done()).status == 401
+        self._carrier.forget()
+        return loop.time() - begun
+
+
+async def test_bad_tokens_wait_leave_nothing_and_keep_no_good_client_waiting() -> None:
+    """O: 10,000 different bad tokens a second beside one good client, and memory is bounded."""
+    place = Place()
+    before = resource_server(SdkVerifier([place.verifier]), URL, AUDIENCE, ["use"])
+    server: Any = MCPServer[Any]("open")
+    layer = SessionLayer(server, auth=before)
+    async with layer.lifespan(), in_process(layer.asgi_app()) as carrier:
+        good = RawClient(BearerCarrier(carrier, place.login.token(exp=FAR)))
+        await good.initialize()
+        crowd = Crowd(place, carrier)
+        assert await crowd.come(1_500, good) == pytest.approx(LONGEST_WAIT)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for _ in range(2):
+                await crowd.come(1_000, good)
+                # A pause after which the pace is as in the beginning.
+                await asyncio.sleep(2 * LONGEST_WAIT)
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept < KEPT
