@@ -32,7 +32,6 @@ KNOWN_WIDE = {
     "mcp_sessions.server.cluster.child_host.RemoteCall",
     "mcp_sessions.server.cluster.children._Ask",
     "mcp_sessions.server.requests.joining._Join",
-    "mcp_sessions.server.upstream.external.peer.Wrapped",
     "mcp_sessions.server.upstream.external.place.Place",
 }
 """Classes with more than `MOST` arguments."""

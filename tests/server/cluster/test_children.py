@@ -195,7 +195,7 @@ async def test_answers_and_errors_of_a_child_are_kept_while_there_is_room() -> N
     bus = Bus()
     nothing: Any = None
     any_bus: Any = bus
-    host = ChildHost(any_bus, nothing, nothing, nothing, nothing, nothing)
+    host = ChildHost(any_bus, nothing, nothing, upstream=nothing, rounds=nothing, way_to=nothing)
     for n in range(50):
         large: Any = {"code": -32000, "message": "no", "data": "x" * 1_000_000}
         kept = ChildAnswered(

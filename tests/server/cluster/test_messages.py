@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from mcp_sessions.errors import Detached
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.cluster import handlers
 from mcp_sessions.server.cluster.codec import KINDS, MalformedMessage, decode, encode
 from mcp_sessions.server.cluster.messages import AskChild, Message, RunOver, ServerChanged
+from mcp_sessions.server.dispatch import cluster_handlers
 
 BEFORE = (Path(__file__).parent / "written_before.jsonl").read_bytes().splitlines()
 
@@ -181,7 +181,7 @@ def arms(source: str) -> set[str]:
 
 def test_every_message_has_an_arm_in_the_one_handler() -> None:
     names = {message.__name__ for message in get_args(Message)}
-    assert names == arms(inspect.getsource(handlers))
+    assert names == arms(inspect.getsource(cluster_handlers))
 
 
 def test_every_message_has_an_example() -> None:
