@@ -28,6 +28,7 @@ from mcp_sessions.serve.health import Health
 from mcp_sessions.serve.lifetime import Lifetime
 from mcp_sessions.server.audit import Audit
 from mcp_sessions.server.cluster.child_host import ChildHost
+from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
@@ -139,7 +140,9 @@ class Assembly:
         )
         self.sessions = Sessions(self.store, clock, self.lifecycle.finish)
         self.conversations = self._bound(conversations, environment, visibility)
-        dispatch = self._dispatch(environment, delivery, visibility, audit=audit)
+        dispatch = self._dispatch(
+            environment, delivery, visibility, audit=audit, relay=outside.relay
+        )
         self.router, self.listening = dispatch.router, dispatch.listening
         self.joint_admissions = dispatch.joint_admissions
         self._serve(environment, delivery, dispatch, outside)
@@ -164,7 +167,13 @@ class Assembly:
         )
 
     def _dispatch(
-        self, environment: Environment, delivery: Delivery, visibility: Visibility, *, audit: Audit
+        self,
+        environment: Environment,
+        delivery: Delivery,
+        visibility: Visibility,
+        *,
+        audit: Audit,
+        relay: RequestRelay,
     ) -> _Dispatch:
         """What finds out who serves a message."""
         runner, sealed = self.runner, self.sealed
@@ -178,7 +187,7 @@ class Assembly:
             advertise=add_capabilities,
         )
         association = Association(environment, delivery, runner, sealed=sealed)
-        keys = Idempotency(environment, runner, association, sealed=sealed)
+        keys = Idempotency(environment, runner, association, sealed=sealed, relay=relay)
         stages = self._stages(
             environment, delivery, peers, keys=keys, audit=audit, visibility=visibility
         )
@@ -260,15 +269,14 @@ class Assembly:
         bus, runner, policy, elsewhere = self.bus, self.runner, self.policy, outside.elsewhere
         children = None
         if elsewhere is not None and (self.external is not None or outside.rounds is not None):
-            host = ChildHost(
-                bus,
+            children = ChildHost(
+                outside.relay,
                 self.store,
                 elsewhere,
                 upstream=self.external,
                 rounds=outside.rounds,
                 way_to=dispatch.peers.way_to,
             )
-            children = elsewhere, host
         streams = ClusterStreams(
             environment, self.connections, self.transport_sessions, calls=runner.calls
         )
@@ -280,6 +288,7 @@ class Assembly:
             streams=streams,
             forget=self.lifecycle.forget_here,
             publish=self.upstream.echo,
+            relay=outside.relay,
             children=children,
         )
         self.endpoints: list[Endpoint] = []
@@ -296,7 +305,7 @@ class Assembly:
             bus,
             availability,
             self.upstream,
-            children[1] if children is not None else None,
+            children,
         )
         self.lifetime = Lifetime(
             self.store,

@@ -43,6 +43,7 @@ NUMBER_WIDTH = 12
 _EPOCH_WIDTH = 19
 _EVENT_ID = re.compile(rf"([0-9]{{{_EPOCH_WIDTH}}})-([0-9]{{{NUMBER_WIDTH}}})", re.ASCII)
 _PROCESS = re.compile(r".+@(process-[A-Za-z0-9_-]{1,64})", re.ASCII)
+_VERSION = re.compile(r"process-v([0-9]{1,9})-", re.ASCII)
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]{1,1024}", re.ASCII)
 
 
@@ -94,6 +95,12 @@ def process_of(name: str) -> str | None:
     """
     match = _PROCESS.fullmatch(name)
     return match[1] if match is not None else None
+
+
+def version_of(process: str) -> int | None:
+    """The version of the messages that a process sends others. None: its name says none."""
+    match = _VERSION.match(process)
+    return int(match[1]) if match is not None else None
 
 
 DIGEST_LENGTH = 12

@@ -14,6 +14,8 @@ from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.children import ChildrenElsewhere
+from mcp_sessions.server.cluster.codec import VERSION
+from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.cluster.shared_bus import SharedBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
@@ -97,7 +99,7 @@ def environment_of(
     if policy.forget_after is None and store.remembers and store.survives_process:
         # What sleeps there costs little, and whoever comes back finds it.
         policy = replace(policy, forget_after=FORGET_AFTER)
-    process, exchange = mint_process(), store.exchange
+    process, exchange = mint_process(VERSION), store.exchange
     bus = ClusterBus(process) if exchange is None else SharedBus(store, exchange, process)
     return Environment(store=store, bus=bus, policy=policy, clock=clock)
 
@@ -105,6 +107,9 @@ def environment_of(
 @dataclass(frozen=True, slots=True)
 class Outside:
     """What serves outside of this process."""
+
+    relay: RequestRelay
+    """What is asked of other replicas, and what they ask."""
 
     external: ExternalUpstream | None
     elsewhere: ChildrenElsewhere | None
@@ -119,9 +124,9 @@ class Outside:
     ) -> Outside:
         """What a server needs."""
         store, bus, policy = environment.store, environment.bus, environment.policy
-        elsewhere = None
+        relay, elsewhere = RequestRelay(bus), None
         if store.exchange is not None:
-            elsewhere = ChildrenElsewhere(bus, store, store.exchange)
+            elsewhere = ChildrenElsewhere(relay, store, store.exchange)
         room = server.room_of_one if isinstance(server, ExternalServer) else None
         process = bus.process if bus.is_shared else None
         rounds = Rounds(policy, room, process, elsewhere=elsewhere)
@@ -139,8 +144,8 @@ class Outside:
                 rounds=rounds,
                 remembers=store.remembers,
             )
-            return Outside(external, elsewhere, asking)
-        return Outside(None, elsewhere, asking)
+            return Outside(relay, external, elsewhere, asking)
+        return Outside(relay, None, elsewhere, asking)
 
 
 def _starter(server: ExternalServer, longest: int, *, lasting: bool) -> Starter:

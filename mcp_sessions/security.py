@@ -75,9 +75,13 @@ def mint_handle() -> str:
     return secrets.token_hex(16)
 
 
-def mint_process() -> str:
-    """A new name for this process among those that share its store."""
-    return f"process-{secrets.token_urlsafe(12)}"
+def mint_process(version: int = 0) -> str:
+    """A new name for this process among those that share its store.
+
+    Args:
+        version: Of the messages that it sends others. 0: it sends none.
+    """
+    return f"process-v{version}-{secrets.token_urlsafe(12)}"
 
 
 def mint_connection_id(kind: str, process: str | None = None) -> ConnectionId:

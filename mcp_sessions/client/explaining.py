@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from mcp_sessions.client.dialer import Failure, Json
+from mcp_sessions.core.named import NAMED
 
 _LONGEST = 80
 """Characters of a name that the application chose."""
-
-_NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 SEE = 'See "Outcome unknown" in docs/clients.md of mcp-sessions.'
 """The page that explains a call that may have run."""
@@ -56,7 +55,7 @@ def what(message: Json) -> str:
     """A request by the name that its author knows: the tool, or the method."""
     method = cast(str, message.get("method", "a request"))
     params = cast("Json", message.get("params") or {})
-    name = params.get(_NAMED_BY.get(method, ""))
+    name = params.get(NAMED.get(method, ""))
     if not isinstance(name, str) or not name.isprintable():
         return method
     name = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"

@@ -23,6 +23,7 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.core.messages import without_session as without_session_members
+from mcp_sessions.core.named import NAMED
 from mcp_sessions.core.resume import SessionView, is_sendable
 
 CLIENT_CAPABILITIES_META = "io.modelcontextprotocol/clientCapabilities"
@@ -136,7 +137,6 @@ def request(
     return message, headers
 
 
-_NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _HEADER_SAFE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
 
 
@@ -147,7 +147,7 @@ def modern_headers(message: Json, envelope: Envelope) -> dict[str, str]:
     method: str = message["method"]
     headers = {"mcp-protocol-version": envelope.protocol_version, "mcp-method": method}
     params = cast("Json", message.get("params") or {})
-    name = params.get(_NAMED_BY.get(method, ""))
+    name = params.get(NAMED.get(method, ""))
     if isinstance(name, str):
         safe = _HEADER_SAFE.fullmatch(name) and not name.startswith("=?")
         encoded = base64.b64encode(name.encode()).decode("ascii")

@@ -27,6 +27,7 @@ from types import NoneType
 from typing import Any, cast
 
 from mcp_sessions.core.messages import members_of
+from mcp_sessions.core.named import NAMED, SUBSCRIBING
 from mcp_sessions.core.readings import (
     check_readable,
     fits,
@@ -62,9 +63,7 @@ _LISTS = {
 _MEMBERS = {TOOLS: "name", PROMPTS: "name", RESOURCES: "uri"}
 """The member that names the target, in a request whose method begins with the kind."""
 
-_NAMING = frozenset({
-    "tools/call", "prompts/get", "resources/read", "resources/subscribe", "resources/unsubscribe",
-})  # fmt: skip
+_NAMING = NAMED.keys() | SUBSCRIBING.keys()
 """Methods of these that have no meaning without a name."""
 
 _REFERENCES = {"ref/prompt": (PROMPTS, "name"), "ref/resource": (RESOURCES, "uri")}

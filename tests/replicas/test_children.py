@@ -14,7 +14,7 @@ import pytest
 from mcp_sessions import HTTPServer
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.cluster import child_host, children
+from mcp_sessions.server.cluster import children, relay
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.stdio.child import StdioChildren
@@ -208,7 +208,7 @@ async def test_a_question_reaches_the_client_whose_request_came_elsewhere() -> N
 async def test_a_lost_answer_to_a_question_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(child_host, "_ASK_EVERY", 0.1)
+    monkeypatch.setattr(relay, "ALIVE_EVERY", 0.1)
     async with commands() as c:
         client = await c[0].connected(capabilities={"elicitation": {}})
         meta = in_session((await client.start())["sessionId"])
@@ -216,9 +216,10 @@ async def test_a_lost_answer_to_a_question_is_asked_for_again(
         other = c.at(1, client)
         sent = other.call("ask", meta=meta, question="well?")
         question = (await sent.reply.has(1))[0]
-        c.backplane.loses = lost("child_told")
+        before = c.told("result")
+        c.backplane.loses = lost("result")
         await other.respond(question, {"action": "decline"})
-        await until(lambda: c.told("child_told") > 0, "the answer was sent, and lost")
+        await until(lambda: c.told("result") > before, "the answer was sent, and lost")
         c.backplane.loses = lost()
         assert json.loads(text_of(await sent.result())) == {"action": "decline"}
 
@@ -290,17 +291,18 @@ async def test_a_request_that_never_arrives_does_not_wait_for_ever_and_a_lost_an
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of the first nobody knows whether it arrived; neither is run a second time."""
-    monkeypatch.setattr(children, "_ASK_EVERY", 0.1)
+    monkeypatch.setattr(relay, "ALIVE_EVERY", 0.1)
     async with commands() as c:
         client = await c[0].connected()
         meta = in_session((await client.start())["sessionId"])
         await client.text("count", meta=meta)
         other = c.at(1, client)
-        c.backplane.loses = lost("child_ask")
+        c.backplane.loses = lost("ask")
         assert (await other.call("count", meta=meta).error())["code"] == UNKNOWN
-        c.backplane.loses = lost("child_answered")
+        c.backplane.loses = lost("result")
         sent = other.call("count", meta=meta)
-        await until(lambda: c.told("child_answered") > 2, "it was answered, and asked for again")
+        before = c.told("result")
+        await until(lambda: c.told("result") > before + 2, "it was answered, and asked for again")
         c.backplane.loses = lost()
         assert text_of(await sent.result()) == "2"
         assert await client.text("count", meta=meta) == "3"
@@ -310,7 +312,7 @@ def short_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that is dead is known to be soon."""
     monkeypatch.setattr(replicas, "LIVENESS", 0.5)
     monkeypatch.setattr(children, "LEASE", 0.25)
-    monkeypatch.setattr(children, "_ASK_EVERY", 0.1)
+    monkeypatch.setattr(relay, "ALIVE_EVERY", 0.1)
 
 
 @pytest.mark.in_process
@@ -398,7 +400,7 @@ async def test_a_round_that_waits_at_a_replica_that_just_died_is_unknown(
 async def test_a_replica_that_lives_and_does_not_listen_runs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(children, "_DEAF", 0.5)
+    monkeypatch.setattr(relay, "_DEAF", 0.5)
     async with commands() as c:
         client = await c[0].connected()
         meta = in_session((await client.start())["sessionId"])

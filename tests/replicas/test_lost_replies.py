@@ -64,7 +64,7 @@ async def test_a_call_that_never_began_is_begun_though_the_question_for_it_is_lo
     """Messages between replicas may be lost; who waits asks again."""
     async with cluster(2) as c:
         client, session = await refused(c)
-        c.backplane.loses = lost("join", "join_done")
+        c.backplane.loses = lost("ask", "result")
         again = c.at(1, client).call("wait", gate="g", meta=keyed("k", session))
         await asyncio.sleep(3)
         c.backplane.loses = lambda _: False

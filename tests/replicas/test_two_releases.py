@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.server.cluster import shared_bus
+from mcp_sessions import rooms
+from mcp_sessions.server.cluster import children, shared_bus
+from mcp_sessions.server.cluster.codec import VERSION
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import ExchangeListener
+from tests.support.children import child
 from tests.support.modern import ModernClient
 from tests.support.raw import EXTENSION, RawClient, at_most, in_session, keyed, text_of, uris
 from tests.support.replicas import Cluster, cluster
+from tests.support.world import Toolbox
 
 pytestmark = pytest.mark.anyio
 
@@ -27,8 +31,8 @@ Translate = Callable[[bytes], bytes]
 def without_younger_members(message: bytes) -> bytes:
     """As a release wrote it in which the kinds had their first members only."""
     members: dict[str, Any] = json.loads(message)
-    added = {"change": "id", "displaced": "instance", "push": "key", "join": "run"}
-    members.pop(added.get(members["kind"], "never_began"), None)
+    added = {"change": "id", "displaced": "instance", "push": "key"}
+    members.pop(added.get(members["kind"], ""), None)
     return json.dumps(members, separators=(",", ":")).encode()
 
 
@@ -98,15 +102,22 @@ class _Store:
 
 @asynccontextmanager
 async def two_releases(
-    writes: Translate, reads: Translate, other: int, monkeypatch: pytest.MonkeyPatch
+    writes: Translate,
+    reads: Translate,
+    other: int,
+    monkeypatch: pytest.MonkeyPatch,
+    server: Callable[[], tuple[Toolbox, object]] | None = None,
 ) -> AsyncGenerator[Cluster]:
     """Two replicas, one of which is of another release; their rounds follow quickly."""
     monkeypatch.setattr(shared_bus, "ROUND", 0.25)
 
     def released(number: int, store: Any) -> Any:
+        is_next = number == other and writes is of_the_next_version
+        # Each names its version where it names itself.
+        monkeypatch.setattr(rooms, "VERSION", VERSION + is_next)
         return _Store(store, writes, reads) if number == other else store
 
-    async with cluster(2, store_of=released) as c:
+    async with cluster(2, server=server, store_of=released) as c:
         yield c
 
 
@@ -182,3 +193,28 @@ async def test_what_runs_in_a_session_that_the_other_release_ended_fails(
         await c[1].client().end(session)
         error = await at_most(SOON, waits.error())
         assert (error["code"], error["data"]["started"]) == (-32043, True)
+
+
+@pytest.mark.on_network
+async def test_a_process_that_a_replica_of_the_next_version_has_counts_as_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The session gets another one, as if that replica were gone. The log says it once for each
+    replica.
+    """
+    monkeypatch.setattr(children, "LEASE", 0.25)
+
+    def server() -> tuple[Toolbox, object]:
+        return Toolbox(), child()
+
+    next_version = of_the_next_version
+    async with two_releases(next_version, next_version, 0, monkeypatch, server) as c:
+        client, session = await with_session(c)
+        meta = in_session(session)
+        first = await client.text("pid", meta=meta)
+        other = c.at(1, client)
+        second = text_of(await at_most(SOON, other.call("pid", meta=meta).result()))
+        assert second not in ("", first)
+        assert await other.text("pid", meta=meta) == second
+        said = [each for each in caplog.messages if "sends messages of version 2" in each]
+        assert 1 <= len(said) <= 2

@@ -6,36 +6,29 @@ Rules:
    atomic step, and only from a dead process, or from this process under an older name.
 2. A process checks its lease before it asks a child. A process that stood still for longer than
    the lease checks again. If others took it for dead, it asks its old child nothing.
-3. A request is sent to one process, and runs once. If the process dies, or does not know of it, the
-   outcome is unknown: -31012. If the process does not listen, the request did not run. It is sent
-   again while the process may be reconnecting. Once it is dead, the next one serves the request.
+3. A request is sent to one process, and runs once (``relay.py``). If the process dies, or does not
+   know of it, the outcome is unknown: -31012. If the request did not run, because the process is
+   dead or has the child no more, the next process serves it.
+4. A process that speaks another version of the messages counts as dead. It lives, and may ask its
+   child something for as long as its lease lasts. The next process waits for that.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from mcp_sessions.core.messages import encode, error_body, wire_error
-from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionNotFound, StoreUnavailable
+from mcp_sessions.core.messages import error_body, wire_error
+from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.cluster.messages import (
-    AnswerChild,
-    AskChild,
-    ChildAnswered,
-    ChildAwaited,
-    ChildSaid,
-    NotifyChild,
-)
+from mcp_sessions.server.cluster.codec import understands
+from mcp_sessions.server.cluster.messages import Ask, ChildNotification, ChildRequest, ClientRequest
+from mcp_sessions.server.cluster.relay import Asker, Deaf, Outcome, RequestRelay, Unserved
 from mcp_sessions.server.upstream.external.child import NOT_STARTED
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Lease, Moved, Served
-from mcp_sessions.server.upstream.external.telling import OVERHEAD, WAITING
 from mcp_sessions.server.upstream.port import (
     NOTHING_WANTED,
     Call,
@@ -48,80 +41,24 @@ from mcp_sessions.server.upstream.port import (
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import LIVENESS, Exchange
 
-logger = logging.getLogger(__name__)
-
 LEASE = LIVENESS / 2
 """Seconds that a look at who has a child is good for: who lived then is not taken for dead before
 that is over, even if its last sign of life was not the newest.
 """
 
-_ASK_EVERY = 2.0
-"""Seconds between two looks at whether who was asked lives, and knows of it."""
-
-_SENT_AGAIN = 0.25
-"""Seconds after which a request is sent again to a process that does not listen."""
-
-_DEAF = LIVENESS + 5.0
-"""Seconds in which that process is seen to be dead, or to listen again."""
-
-_LAST_WORDS = 1.0
-"""Seconds that what a process said before it was gone may be on its way."""
-
-_ANSWERS = 1_048_576
-"""Bytes of what a request's client answered that are kept: an answer may be lost on its way."""
-
-
-@dataclass(eq=False, slots=True)
-class _Ask:
-    """A request of a client of this process, for a child in another process."""
-
-    call: Call
-    process: str
-    said: deque[tuple[ChildSaid, int]] = field(default_factory=deque[tuple[ChildSaid, int]])
-    """Messages that its client did not get yet, each with its size."""
-
-    size: int = 0
-    is_full: bool = False
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    answer: ChildAnswered | None = None
-    questions: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
-    answers: dict[str, tuple[AnswerChild, int]] = field(
-        default_factory=dict[str, tuple[AnswerChild, int]]
-    )
-    answers_size: int = 0
-
-    def keep(self, answer: AnswerChild) -> None:
-        """For when it is asked for again: the newest, as many as there is room for."""
-        said = answer.result if answer.result is not None else answer.error
-        size = len(encode(said)) + OVERHEAD
-        self.answers[answer.question] = answer, size
-        self.answers_size += size
-        while self.answers_size > _ANSWERS and len(self.answers) > 1:
-            _, size = self.answers.pop(next(iter(self.answers)))
-            self.answers_size -= size
-
-    def waiting(self, question: str) -> tuple[ChildSaid, int] | None:
-        return next((each for each in self.said if each[0].question == question), None)
-
-    def withdraw(self, question: str) -> None:
-        """Nobody waits for its answer any more."""
-        waiting = self.waiting(question)
-        if waiting is not None:
-            self.said.remove(waiting)
-        if question in self.questions:
-            self.questions[question].cancel()
+PROGRESS = "notifications/progress"
 
 
 class ChildrenElsewhere:
     """Implements :class:`Elsewhere` over the store: the children of sessions in all replicas."""
 
-    def __init__(self, bus: ClusterBus, store: SessionStore, exchange: Exchange) -> None:
-        self._bus = bus
+    def __init__(self, relay: RequestRelay, store: SessionStore, exchange: Exchange) -> None:
+        self._relay = relay
+        self._bus = relay.bus
         self._store = store
         self._exchange = exchange
         self._held: dict[SessionId, str] = {}
         self._inherited: dict[SessionId, Wanted] = {}
-        self._asks: dict[str, _Ask] = {}
         self._taken = 0
         self._lost = 0
 
@@ -145,6 +82,7 @@ class ChildrenElsewhere:
     async def lease(self, session_id: SessionId) -> Lease:
         loop = asyncio.get_running_loop()
         instead_of: str | None = None
+        since = -math.inf
         while True:
             was_here = session_id in self._held
             # Known before it is claimed: of two requests that come at once each claims for both.
@@ -152,6 +90,10 @@ class ChildrenElsewhere:
             until = loop.time() + LEASE
             holder = await self._exchange.claim(session_id, name, instead_of=instead_of)
             if loop.time() >= until:
+                continue
+            if holder == name and loop.time() < since + LEASE:
+                # Who had it may ask its child something until then.
+                await asyncio.sleep(since + LEASE - loop.time())
                 continue
             if holder == name:
                 # Who handed it over left it to nobody.
@@ -164,7 +106,9 @@ class ChildrenElsewhere:
                 raise UpstreamError(wire_error(SessionNotFound(session_id)))
             process = process_of(holder)
             if self._bus.is_elsewhere(process) and await self._bus.is_alive(process):
-                return Lease(session_id, holder, False, until, None)
+                if understands(process):
+                    return Lease(session_id, holder, False, until, None)
+                since = loop.time()
             instead_of = holder
             record = await self._store.load(session_id, now=0)
             self._inherited[session_id] = (
@@ -217,8 +161,9 @@ class ChildrenElsewhere:
         process = process_of(holder) if holder is not None else None
         if not self._bus.is_elsewhere(process):
             return False
-        notify = NotifyChild(session_id=session_id, method=method, params=params)
-        await self._bus.send(notify, to=process)
+        notification = ChildNotification(session_id=session_id, method=method, params=params)
+        ask = Ask(ask=mint_request_id(self._bus.process), within=None, request=notification)
+        await self._bus.send(ask, to=process)
         return True
 
     # --- what is asked elsewhere ---------------------------------------------------------------
@@ -251,10 +196,7 @@ class ChildrenElsewhere:
     async def _ask(
         self, process: str, session_id: SessionId | None, holder: str, call: Call, asked: Asked
     ) -> Served:
-        name = mint_request_id()
-        ask = self._asks[name] = _Ask(call, process)
-        message = AskChild(
-            ask=name,
+        request = ChildRequest(
             session_id=session_id,
             holder=holder,
             client=asked.client,
@@ -265,147 +207,41 @@ class ChildrenElsewhere:
             can_send_request=call.can_send_request,
             asks=asked.asks,
         )
-        try:
-            try:
-                await self._send(message, process, ask)
-            except StoreUnavailable as failed:
-                # It may be there, and run.
-                raise UpstreamError(wire_error(OutcomeUnknown())) from failed
-            answer = await self._answer(name, ask)
-        except BaseException:
-            self._bus.spawn(self._bus.tell(ChildAwaited(ask=name, is_awaited=False), to=process))
-            raise
-        finally:
-            del self._asks[name]
-            for task in list(ask.questions.values()):
-                task.cancel()
-        if answer.error is not None:
-            raise UpstreamError(dict(answer.error))
-        if answer.result is None:
-            raise Moved
-        return dict(answer.result), answer.handshake or {}
 
-    async def _send(self, message: AskChild, process: str, ask: _Ask) -> None:
-        """Have that process hear it.
-
-        Raises:
-            Moved: It did not, and is dead.
-            UpstreamError: It did not, and lives.
-            StoreUnavailable: Unknown.
-        """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _DEAF
-        while await self._bus.send(message, to=process) is False and not ask.news.is_set():
-            if not await self._bus.is_alive(process):
-                raise Moved
-            if loop.time() >= until:
-                data = {"reason": NOT_STARTED, "started": False}
-                text = "the replica that has its process does not listen"
-                raise UpstreamError(error_body(INTERNAL_ERROR, text, data))
-            await asyncio.sleep(_SENT_AGAIN)
-
-    async def _answer(self, name: str, ask: _Ask) -> ChildAnswered:
-        loop = asyncio.get_running_loop()
-        until: float | None = None
-        while True:
-            # Of who is gone the last words may be on their way still.
-            timeout = _ASK_EVERY if until is None else max(0, until - loop.time())
-            try:
-                async with asyncio.timeout(timeout):
-                    await ask.news.wait()
-            except TimeoutError:
-                if until is not None:
-                    raise UpstreamError(wire_error(OutcomeUnknown())) from None
-                if not await self._look(name, ask):
-                    until = loop.time() + _LAST_WORDS
-            ask.news.clear()
-            while ask.said:
-                said, size = ask.said.popleft()
-                await self._pass_on(name, ask, said)
-                ask.size -= size
-            if ask.answer is not None and not ask.said:
-                return ask.answer
-
-    async def _look(self, name: str, ask: _Ask) -> bool:
-        """Ask once more; False: nobody is there who could answer."""
-        try:
-            is_alive = await self._bus.is_alive(ask.process)
-        except StoreUnavailable:
-            # Asked again when the store is back.
-            return True
-        if is_alive:
-            await self._bus.tell(ChildAwaited(ask=name, is_awaited=True), to=ask.process)
-        return is_alive
-
-    async def _pass_on(self, name: str, ask: _Ask, said: ChildSaid) -> None:
-        if said.question is None:
-            params = dict(said.params) if said.params is not None else None
-            if said.method == "notifications/progress":
-                await ask.call.report(params or {})
+        async def pass_on(message: Mapping[str, Any]) -> None:
+            method, params = message["method"], message["params"]
+            if method == PROGRESS:
+                await call.report(params or {})
             else:
-                await ask.call.notify(said.method or "", params)
-        elif said.question in ask.answers:
-            # The answer was lost.
-            await self._bus.tell(ask.answers[said.question][0], to=ask.process)
-        elif said.question not in ask.questions:
-            question = said.question
-            task = self._bus.spawn(self._ask_client(ask, question, said.method or "", said.params))
-            ask.questions[question] = task
-            task.add_done_callback(lambda _: ask.questions.pop(question, None))
+                await call.notify(method, dict(params) if params is not None else None)
 
-    async def _ask_client(
-        self, ask: _Ask, question: str, method: str, params: Mapping[str, Any] | None
-    ) -> None:
-        async def report(progress: float, total: float | None, message: str | None) -> None:
-            reported = {"progress": progress, "total": total, "message": message}
-            await self._bus.tell(
-                AnswerChild(question=question, result=None, error=None, progress=reported),
-                to=ask.process,
-            )
+        async def ask_client(asker: Asker, asked: ClientRequest) -> Outcome:
+            return await _asked_of(call, asker, asked)
 
-        result: Mapping[str, Any] | None = None
-        error: dict[str, Any] | None = None
         try:
-            result = await ask.call.send_request(PeerRequest(method, params, on_progress=report))
-        except PeerError as refused:
-            error = {"code": refused.code, "message": refused.message, "data": refused.data}
-        except Exception:
-            error = {"code": INTERNAL_ERROR, "message": "Internal error", "data": None}
-            raise
-        finally:
-            if result is not None or error is not None:
-                told = AnswerChild(question=question, result=result, error=error, progress=None)
-                ask.keep(told)
-                await self._bus.tell(told, to=ask.process)
+            answer = await self._relay.ask(process, request, pass_on, serve=ask_client)
+        except Unserved:
+            raise Moved from None
+        except Deaf:
+            data = {"reason": NOT_STARTED, "started": False}
+            text = "the replica that has its process does not listen"
+            raise UpstreamError(error_body(INTERNAL_ERROR, text, data)) from None
+        except OutcomeUnknown as unknown:
+            raise UpstreamError(wire_error(unknown)) from unknown
+        if answer.result is None:
+            raise UpstreamError(dict(answer.error or {}))
+        return dict(answer.result["result"]), answer.result["handshake"]
 
-    def said(self, sender: str, message: ChildSaid) -> None:
-        """Pass a message of a child in another process on to its client here."""
-        ask = self._asks.get(message.ask)
-        if ask is None or sender != ask.process:
-            return
-        size = 0
-        if message.question is None:
-            size = len(encode(message.params)) + OVERHEAD
-            if ask.size and ask.size + size > WAITING:
-                if not ask.is_full:
-                    logger.warning(
-                        "a client reads progress and log messages too slowly; some are dropped"
-                    )
-                ask.is_full = True
-                return
-        elif message.method is None:
-            ask.withdraw(message.question)
-            return
-        elif ask.waiting(message.question) is not None:
-            # Said again. Those that a child has open at a time are few.
-            return
-        ask.said.append((message, size))
-        ask.size += size
-        ask.news.set()
 
-    def answered(self, sender: str, message: ChildAnswered) -> None:
-        """Take the answer of a child in another process, or the news that it was not asked."""
-        ask = self._asks.get(message.ask)
-        if ask is not None and sender == ask.process and ask.answer is None:
-            ask.answer = message
-            ask.news.set()
+async def _asked_of(call: Call, asker: Asker, asked: ClientRequest) -> Outcome:
+    """Ask the client of a call something, for a child in another process."""
+
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        params = {"progress": progress, "total": total, "message": message}
+        await asker.update({"method": PROGRESS, "params": params})
+
+    try:
+        question = PeerRequest(asked.method, asked.params, on_progress=report)
+        return await call.send_request(question), None
+    except PeerError as refused:
+        return None, {"code": refused.code, "message": refused.message, "data": refused.data}

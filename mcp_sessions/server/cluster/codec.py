@@ -2,7 +2,8 @@
 
 ``{"v": 1, "kind": …, "from": …}`` and the message's members. Replicas of two releases serve
 together while one replaces the other: what one does not know it leaves out, a member with a
-default may be missing, and a member that is not known is not read.
+default may be missing, and a member that is not known is not read. If a change needs more than
+this, the version changes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,35 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 from mcp_sessions.core import messages as json_rpc
 from mcp_sessions.errors import Detached
+from mcp_sessions.ids import version_of
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.cluster.messages import Message
+from mcp_sessions.server.cluster.messages import (
+    ChildNotification,
+    ChildRequest,
+    ClientRequest,
+    JoinRun,
+    Message,
+    Request,
+)
 
 VERSION = 1
-"""A replica leaves out what another version says: the rounds remain."""
+"""A replica ignores the messages of another version. Each counts as gone for the other. What both
+read in the store remains.
+"""
 
 _WIRE_NAMES = {"session_id": "session", "connection_id": "connection", "fencing_epoch": "epoch"}
+
+
+class OtherVersion(Exception):
+    """A message of another version."""
+
+    def __init__(self, sender: str, version: int) -> None:
+        super().__init__()
+        self.sender = sender
+        self.version = version
+
+    def __str__(self) -> str:
+        return f"version {self.version}"
 
 
 class MalformedMessage(Exception):
@@ -35,7 +58,7 @@ class _Member:
     is_required: bool
 
 
-def _members(message: type[Message]) -> list[_Member]:
+def _members(message: type[Message | Request]) -> list[_Member]:
     types = get_type_hints(message)
     return [
         _Member(
@@ -51,7 +74,19 @@ def _members(message: type[Message]) -> list[_Member]:
 KINDS: Mapping[str, type[Message]] = {message.kind: message for message in get_args(Message)}
 """Every message by its kind."""
 
-_MEMBERS = {message: _members(message) for message in KINDS.values()}
+REQUESTS: Mapping[str, type[Request]] = {request.kind: request for request in get_args(Request)}
+"""Every request of an ``Ask`` by its kind."""
+
+_MEMBERS = {each: _members(each) for each in (*KINDS.values(), *REQUESTS.values())}
+
+
+def understands(process: str) -> bool:
+    """Whether a process sends and reads messages of this version, as its name says."""
+    return version_of(process) in (None, VERSION)
+
+
+_PLAIN = (str, type(None), bool, int, dict)
+"""Types of members that are written as they are."""
 
 
 def encode(message: Message, sender: str) -> bytes:
@@ -65,15 +100,21 @@ def encode(message: Message, sender: str) -> bytes:
         TypeError: A member holds what JSON cannot say.
     """
     members: dict[str, Any] = {"v": VERSION, "kind": message.kind, "from": sender}
-    for member in _MEMBERS[type(message)]:
-        members[member.wire_name] = _written(getattr(message, member.name))
+    _write(message, members)
     return json_rpc.encode(members)
 
 
+def _write(message: Message | Request, members: dict[str, Any]) -> None:
+    for member in _MEMBERS[type(message)]:
+        value = getattr(message, member.name)
+        members[member.wire_name] = value if type(value) in _PLAIN else _written(value)
+
+
 def decode(text: bytes) -> tuple[str, Message] | None:
-    """Read a message and its sender; None: it has another version or an unknown kind.
+    """Read a message and its sender; None: it has an unknown kind.
 
     Raises:
+        OtherVersion: It has another version.
         MalformedMessage: It is not a message, or a member is missing or has another type.
     """
     try:
@@ -81,19 +122,23 @@ def decode(text: bytes) -> tuple[str, Message] | None:
     except ValueError as failed:
         raise MalformedMessage("no JSON") from failed
     match members:
-        case {"v": version, "kind": str(kind)}:
-            message = KINDS.get(kind) if version == VERSION else None
+        case {"v": int(version), "kind": str(kind)}:
+            message = KINDS.get(kind)
         case _:
             raise MalformedMessage("neither version nor kind")
+    if version != VERSION:
+        raise OtherVersion(str(members.get("from")), version)
     if message is None:
         return None
-    sender = _read(members, "from", str)
-    values = {
+    return _read(members, "from", str), message(**_values(members, message))
+
+
+def _values(members: Mapping[str, Any], message: type[Message | Request]) -> dict[str, Any]:
+    return {
         member.name: _read(members, member.wire_name, member.type)
         for member in _MEMBERS[message]
         if member.is_required or member.wire_name in members
     }
-    return sender, message(**values)
 
 
 def _json(text: bytes) -> Any:
@@ -110,6 +155,10 @@ def _written(value: object) -> object:
             return [value.client_id, value.issuer, value.subject]
         case Detached():
             return value.value
+        case JoinRun() | ChildRequest() | ChildNotification() | ClientRequest():
+            members: dict[str, Any] = {"kind": value.kind}
+            _write(value, members)
+            return members
         case _:
             return value
 
@@ -123,6 +172,9 @@ def _read(members: Mapping[str, Any], name: str, kind: Any) -> Any:
                 return Principal(client_id, issuer, subject)
         elif kind is Detached:
             return Detached(value)
+        elif kind == Request:
+            request = REQUESTS[value["kind"]]
+            return request(**_values(value, request))
         elif _is(value, kind):
             return value
     except (KeyError, TypeError, ValueError):

@@ -12,6 +12,7 @@ from mcp_sessions.core.messages import Answer
 from mcp_sessions.ids import process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.bus import ClusterBus
+from mcp_sessions.server.cluster.codec import understands
 from mcp_sessions.server.cluster.messages import QuestionAnswered, QuestionProgress
 
 
@@ -24,7 +25,9 @@ async def forward_answer(bus: ClusterBus, answer: Answer, principal: Principal) 
     if not isinstance(answer.id, str):
         return False
     process = process_of(answer.id)
-    if not bus.is_elsewhere(process) or not await bus.is_alive(process):
+    if not bus.is_elsewhere(process) or not understands(process):
+        return False
+    if not await bus.is_alive(process):
         return False
     answered = QuestionAnswered(
         id=answer.id, result=answer.result, error=answer.error, principal=principal

@@ -132,71 +132,6 @@ class CancelKeyed:
     key: RequestKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinRun:
-    """A keyed request of the receiver's was sent again to the sender. The receiver sends it the
-    handler's messages from now on, and the request's end. The message is repeated until then.
-    """
-
-    kind: ClassVar[str] = "join"
-    join: str
-    """The sender's name for this sending of the request."""
-
-    session_id: SessionId
-    key: RequestKey
-    run: str | None = None
-    """The run of the key that the sender means; None: unknown."""
-
-    token: RequestId | None
-    """The progress token of this sending."""
-
-    version: str
-    """The protocol version of who sent it."""
-
-    params: Mapping[str, Any] | None
-    """``{"capabilities": …}`` of its handshake; None: there was none."""
-
-    modern: bool
-    transport: str
-    """The kind of its connection."""
-
-    is_answerable: bool
-    """Whether it can be asked something."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEmitted:
-    """To where a keyed request was sent again, from where it runs: its handler sent this."""
-
-    kind: ClassVar[str] = "join_emit"
-    join: str
-    text: str
-    """The JSON-RPC message."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOver:
-    """To where a keyed request was sent again, from where it ran: its answer is in the store,
-    or it does not run.
-    """
-
-    kind: ClassVar[str] = "join_done"
-    join: str
-    never_began: bool = False
-    """Its run was recorded, began nothing, and never will: it may begin anew."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinerListening:
-    """To where a keyed request runs, from where it was sent again: the client there left, or
-    came back.
-    """
-
-    kind: ClassVar[str] = "join_heard"
-    join: str
-    is_open: bool
-
-
 # --- questions to clients --------------------------------------------------------------------
 
 
@@ -255,19 +190,16 @@ class QuestionProgress:
     """The principal that reports, without its scopes."""
 
 
-# --- children of the wrapped server ----------------------------------------------------------
+# --- requests that another process serves ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskChild:
-    """To the process that has a session's child, from where a request for it came: the child is
-    asked that, once, if that process has it still.
+class ChildRequest:
+    """For the process that has a session's child: the child is asked that, if that process has it
+    still.
     """
 
-    kind: ClassVar[str] = "child_ask"
-    ask: str
-    """The sender's name for it."""
-
+    kind: ClassVar[str] = "child"
     session_id: SessionId | None
     """None: it goes on with a call outside of sessions that waits for answers there."""
 
@@ -290,67 +222,116 @@ class AskChild:
     can_send_request: bool
     """Whether its client can be asked something meanwhile."""
 
-    asks: Mapping[str, Any] | None = None
+    asks: Mapping[str, Any] | None
     """The questions that results may carry to its client; None: the handshake era has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildSaid:
-    """To the sender of an :class:`AskChild`: the child notifies its client, or asks it."""
+class ChildNotification:
+    """For the process that has a session's child: the session's client notified the server."""
 
-    kind: ClassVar[str] = "child_said"
-    ask: str
-    question: str | None
-    """The name of what it asks, which is said again until it is answered; None: it notifies."""
-
-    method: str | None
-    """None: that question is withdrawn."""
-
-    params: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildAnswered:
-    """The call of an :class:`AskChild`, or of a :class:`ChildAwaited`, has ended."""
-
-    kind: ClassVar[str] = "child_answered"
-    ask: str
-    result: Mapping[str, Any] | None
-    error: Mapping[str, Any] | None
-    """Neither: the child was not asked, for it is another process's."""
-
-    handshake: Mapping[str, Any] | None
-    """The child's result of ``initialize``; None: it gave an error."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildAwaited:
-    """To where a child was asked, now and then: the answer is waited for; or not any more."""
-
-    kind: ClassVar[str] = "child_awaited"
-    ask: str
-    is_awaited: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerChild:
-    """To where a child asks its client, from where that answered, or reports its progress."""
-
-    kind: ClassVar[str] = "child_told"
-    question: str
-    result: Mapping[str, Any] | None
-    error: Mapping[str, Any] | None
-    progress: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotifyChild:
-    """To the process that has a session's child, from where its client notified the server."""
-
-    kind: ClassVar[str] = "child_notify"
+    kind: ClassVar[str] = "child_notification"
     session_id: SessionId
     method: str
     params: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequest:
+    """For the process of a request's client: the client is asked something."""
+
+    kind: ClassVar[str] = "client"
+    method: str
+    params: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRun:
+    """For the process that runs a keyed request: it was sent again to the sender. The result says
+    that its answer is in the store, or that it does not run.
+    """
+
+    kind: ClassVar[str] = "join"
+    session_id: SessionId
+    key: RequestKey
+    run: str | None
+    """The run of the key that the sender means; None: unknown."""
+
+    token: RequestId | None
+    """The progress token of this sending."""
+
+    version: str
+    """The protocol version of who sent it."""
+
+    params: Mapping[str, Any] | None
+    """``{"capabilities": …}`` of its handshake; None: there was none."""
+
+    modern: bool
+    transport: str
+    """The kind of its connection."""
+
+    is_answerable: bool
+    """Whether it can be asked something."""
+
+
+Request = JoinRun | ChildRequest | ChildNotification | ClientRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """To the process that serves a request. :mod:`mcp_sessions.server.cluster.relay` has the rules
+    of this message and of the next four.
+    """
+
+    kind: ClassVar[str] = "ask"
+    ask: str
+    """The sender's name for it, which is used once."""
+
+    within: str | None
+    """The name of the receiver's own request, in which the sender asks this; None: in none."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """To the sender of an :class:`Ask`: a message that comes before the result."""
+
+    kind: ClassVar[str] = "update"
+    ask: str
+    message: Mapping[str, Any]
+    """Of JSON-RPC: a notification, or a request to its client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """To the sender of an :class:`Ask`, or of an :class:`Alive`: how the request ended."""
+
+    kind: ClassVar[str] = "result"
+    ask: str
+    result: Mapping[str, Any] | None
+    error: Mapping[str, Any] | None
+    """Neither: the request did not run, and never will."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """To the process that serves a request, now and then: its sender waits for the result."""
+
+    kind: ClassVar[str] = "alive"
+    ask: str
+    is_open: bool
+    """Whether its client listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """To the other side of a request: its sender does not wait any more, or its receiver does not
+    know it.
+    """
+
+    kind: ClassVar[str] = "gone"
+    ask: str
 
 
 # --- changes of the server -------------------------------------------------------------------
@@ -381,19 +362,14 @@ Message = (
     | StreamRead
     | CancelRequest
     | CancelKeyed
-    | JoinRun
-    | RunEmitted
-    | RunOver
-    | JoinerListening
     | PushQuestion
     | CannotAsk
     | QuestionAnswered
     | QuestionProgress
-    | AskChild
-    | ChildSaid
-    | ChildAnswered
-    | ChildAwaited
-    | AnswerChild
-    | NotifyChild
+    | Ask
+    | Update
+    | Result
+    | Alive
+    | Gone
     | ServerChanged
 )

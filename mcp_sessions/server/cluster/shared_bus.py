@@ -21,7 +21,13 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, StreamName
 from mcp_sessions.locks import Locks
 from mcp_sessions.server.cluster.bus import ClusterBus, Handlers, Watcher
-from mcp_sessions.server.cluster.codec import MalformedMessage, decode, encode
+from mcp_sessions.server.cluster.codec import (
+    VERSION,
+    MalformedMessage,
+    OtherVersion,
+    decode,
+    encode,
+)
 from mcp_sessions.server.cluster.messages import Message
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import Exchange
@@ -34,6 +40,9 @@ ROUND = 4.0
 
 _AT_ONCE = 64
 """Streams that one question to the store is about."""
+
+_OTHERS = 1_000
+"""Processes of another version that are logged, each once."""
 
 _Key = tuple[SessionId, StreamName]
 
@@ -51,6 +60,8 @@ class SharedBus(ClusterBus):
         self._settling = Locks[_Key]()
         self._alive: dict[str, tuple[float, bool]] = {}
         self._joined = False
+        self._other_versions: set[tuple[str, int]] = set()
+        """Processes of another version that the log has."""
 
     def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
         return process is not None and process != self.process
@@ -69,6 +80,9 @@ class SharedBus(ClusterBus):
     def on_message(self, message: bytes) -> None:
         try:
             told = decode(message)
+        except OtherVersion as other:
+            self._log_version(other)
+            return
         except MalformedMessage as malformed:
             # Of a replica with another idea of the messages, or of nobody.
             logger.warning("a message between replicas is malformed: %s", malformed)
@@ -79,6 +93,17 @@ class SharedBus(ClusterBus):
         work = self._handlers.handle(*told)
         if work is not None:
             self._background.run("a message of another replica", work)
+
+    def _log_version(self, other: OtherVersion) -> None:
+        known = (other.sender, other.version)
+        if known in self._other_versions or len(self._other_versions) >= _OTHERS:
+            return
+        self._other_versions.add(known)
+        logger.warning(
+            "a replica sends messages of version %d, this one of version %d: each counts as gone"
+            " for the other",
+            *(other.version, VERSION),
+        )
 
     # --- streams ---------------------------------------------------------------------------
 

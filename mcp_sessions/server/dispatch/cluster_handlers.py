@@ -16,33 +16,32 @@ from mcp_sessions.errors import INVALID_REQUEST, REQUEST_CANCELLED
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import abort
 from mcp_sessions.server.cluster.child_host import ChildHost
-from mcp_sessions.server.cluster.children import ChildrenElsewhere
 from mcp_sessions.server.cluster.messages import (
-    AnswerChild,
-    AskChild,
+    Alive,
+    Ask,
     CancelKeyed,
     CancelRequest,
     CannotAsk,
-    ChildAnswered,
-    ChildAwaited,
-    ChildSaid,
+    ChildNotification,
+    ChildRequest,
+    ClientRequest,
     Displaced,
     GetStreamOpened,
-    JoinerListening,
+    Gone,
     JoinRun,
     Message,
-    NotifyChild,
     PushQuestion,
     QuestionAnswered,
     QuestionProgress,
-    RunEmitted,
-    RunOver,
+    Result,
     ServerChanged,
     SessionAttached,
     SessionEnded,
     StreamRead,
+    Update,
     Withdrawn,
 )
+from mcp_sessions.server.cluster.relay import RequestRelay, Serve
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.questions import may_ask
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
@@ -82,8 +81,8 @@ class ClusterHandlers:
         joining: The requests that wait here for another process.
         forget: Ends what is at work here for a session that is over in the store.
         publish: Puts a change on the server's own bus, and tells nobody else.
-        children: What is asked of other processes' children, and what they ask of those here;
-            None: sessions have none.
+        relay: What is asked of other processes, and what they ask here.
+        children: Serves what they ask of children here. None: sessions have none.
     """
 
     def __init__(
@@ -96,13 +95,15 @@ class ClusterHandlers:
         streams: HttpStreams,
         forget: Callable[[SessionId, ConnectionId | None], Awaitable[None]],
         publish: Publish,
-        children: tuple[ChildrenElsewhere, ChildHost] | None,
+        relay: RequestRelay,
+        children: ChildHost | None,
     ) -> None:
         self._store, self._bus, self._runner = environment.store, environment.bus, runner
         self._connections, self._attachments = delivery.connections, delivery.attachments
         self._publisher, self._broadcaster = delivery.publisher, delivery.broadcaster
         self._questions, self._joining, self._streams = delivery.questions, joining, streams
         self._forget, self._publish, self._children = forget, publish, children
+        self._relay = relay
         self._rounds = 0
 
     def handle(self, sender: str, message: Message) -> Work | None:
@@ -123,14 +124,6 @@ class ClusterHandlers:
                 return self._cancel(message)
             case CancelKeyed():
                 return self._cancel_keyed(message)
-            case JoinRun():
-                return self._joining.asked(sender, message)
-            case RunEmitted():
-                return self._joining.emitted(sender, message)
-            case RunOver():
-                return self._joining.over(sender, message)
-            case JoinerListening():
-                return self._joining.heard(sender, message)
             case PushQuestion():
                 return self._push(sender, message)
             case CannotAsk():
@@ -141,15 +134,16 @@ class ClusterHandlers:
                 return self._questions.progress(message.params, message.principal)
             case ServerChanged():
                 return self._changed(message)
-            case ChildSaid() if self._children is not None:
-                return self._children[0].said(sender, message)
-            case ChildAnswered() if self._children is not None:
-                return self._children[0].answered(sender, message)
-            case AskChild() | ChildAwaited() | AnswerChild() | NotifyChild():
-                host = self._children[1] if self._children is not None else None
-                return host.handle(sender, message) if host is not None else None
-            case ChildSaid() | ChildAnswered():
-                return None
+            case Ask():
+                return self._asked(sender, message)
+            case Update():
+                return self._relay.updated(sender, message)
+            case Result():
+                return self._relay.answered(sender, message)
+            case Alive():
+                return self._relay.asked_for(sender, message)
+            case Gone():
+                return self._relay.gone(sender, message)
             case _:
                 assert_never(message)
 
@@ -158,8 +152,20 @@ class ClusterHandlers:
 
     def round(self, carrying: Collection[SessionId]) -> Sequence[Callable[[], Work]]:
         streams = partial(self._streams.round, carrying)
-        steps = (self._joining.round, self._check_sessions, streams)
-        return (*steps, self._children[1].round) if self._children is not None else steps
+        steps = (self._relay.round, self._check_sessions, streams)
+        return (*steps, self._children.round) if self._children is not None else steps
+
+    def _asked(self, sender: str, message: Ask) -> Work | None:
+        serve: Serve | None = None
+        match message.request:
+            case JoinRun():
+                serve = self._joining.serve
+            case ChildRequest() | ChildNotification() if self._children is not None:
+                serve = self._children.server_of(message.request)
+            case ChildRequest() | ChildNotification() | ClientRequest():
+                # The last is within a request of this process, which serves it.
+                pass
+        return self._relay.asked(sender, message, serve)
 
     async def _check_sessions(self) -> None:
         """Sessions at work here may have ended elsewhere, or left a connection of this
@@ -203,7 +209,7 @@ class ClusterHandlers:
         knows = session_id in self._runner.held or self._connections.knows(session_id)
         rounds = self._questions.rounds
         knows = knows or (rounds is not None and rounds.waits_in(session_id))
-        knows = knows or (self._children is not None and self._children[1].has(session_id))
+        knows = knows or (self._children is not None and self._children.has(session_id))
         known = connection_id is not None and self._connections.local(connection_id) is not None
         if (knows or known) and await self._store.load(session_id, now=0) is None:
             await self._forget(session_id, connection_id)

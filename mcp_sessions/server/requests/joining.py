@@ -1,34 +1,29 @@
 """Join a keyed request that is sent again to a process that does not run it.
 
 The request runs once, in the process that began it (its *runner*). A process that gets it again
-asks the runner for the handler's messages from then on. The answer is the one that is kept in the
-store. If the runner dies before it answered, the outcome is unknown.
+asks the runner for the handler's messages from then on (``cluster/relay.py``). The answer is the
+one that is kept in the store. If the runner dies before it answered, the outcome is unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mcp_sessions.core.message import Message
-from mcp_sessions.core.messages import wire_error
+from mcp_sessions.core.messages import decode, encode, wire_error
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.calls.table import Call, load_of
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.cluster.messages import (
-    CancelKeyed,
-    JoinerListening,
-    JoinRun,
-    RunEmitted,
-    RunOver,
-)
+from mcp_sessions.server.cluster.messages import CancelKeyed, JoinRun
+from mcp_sessions.server.cluster.relay import Asker, Outcome, RequestRelay, Unreachable, Unserved
 from mcp_sessions.server.connection import Inbound, WatchedChannel
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest
@@ -38,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 _ASK_EVERY = 2.0
 """Seconds between two looks at the store for an answer that nobody announced."""
-
-_MOST = 1_000
-"""Messages of a handler that wait for one client; then notifications are left out."""
 
 Admit = Callable[[Call, SessionId, RequestKey], Awaitable[Admitted]]
 Answer = Callable[[Call, Admitted], Awaitable[None]]
@@ -54,18 +46,17 @@ class RemoteChannel(WatchedChannel):
 
     close_stream: Callable[[], Awaitable[None]] | None = None
 
-    def __init__(self, bus: ClusterBus, process: str, join: str) -> None:
-        self.process = process
+    def __init__(self, asker: Asker) -> None:
         self.is_open = True
-        self._bus = bus
-        self._join = join
+        self.answered = asyncio.Event()
+        self._asker = asker
 
     async def emit(self, message: bytes, key: str | None = None) -> None:
         """Send a message to the process of the client.
 
         There is no room to wait for: the speed of that client is unknown here.
         """
-        await self._bus.tell(RunEmitted(join=self._join, text=message.decode()), to=self.process)
+        await self._asker.update(decode(message))
         await asyncio.sleep(0)
 
     async def answer(
@@ -77,9 +68,9 @@ class RemoteChannel(WatchedChannel):
         retry_after: float | None = None,
     ) -> None:
         """Report that the request is over: its answer is in the store."""
-        await self._bus.tell(RunOver(join=self._join), to=self.process)
+        self.answered.set()
 
-    def hear(self, *, is_open: bool) -> None:
+    def hear(self, is_open: bool) -> None:
         """The client there left, or came back."""
         if self.is_open == is_open:
             return
@@ -101,10 +92,14 @@ class _Join:
     runner: str
     run: str | None
     begin_anew: BeginAnew
-    messages: deque[bytes] = field(default_factory=deque[bytes])
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    is_over: bool = False
-    """The runner has no more to say."""
+    name: str = field(default_factory=mint_request_id)
+    """For the relay."""
+
+    asking: asyncio.Task[bool] | None = None
+    """Passes on what the runner says, until it has no more to say. Then: whether it never began."""
+
+    is_emitting: bool = False
+    """A message is on its way to the client."""
 
     is_answered: bool = False
     """The store has the answer: once more it is waited for what the runner says."""
@@ -129,20 +124,31 @@ class _Join:
         """In a task, which answers its waiter; None: no more."""
         self.task = task
 
-    def looked(self, *, is_alive: bool) -> None:
-        """Whether its runner lives, as the store says."""
-        self.is_over = not is_alive
-        if self.is_over:
-            self.news.set()
+    def asks(self, asking: asyncio.Task[bool]) -> asyncio.Task[bool]:
+        """In a task, which passes on what the runner says."""
+        self.asking = asking
+        return asking
+
+    def stops(self) -> None:
+        """Wait for the runner no more."""
+        if self.asking is not None:
+            self.asking.cancel()
+
+    async def pass_on(self, message: Mapping[str, Any]) -> None:
+        """Send the waiting client one of the runner's messages."""
+        self.is_emitting = True
+        try:
+            await self.waiter.inbound.channel.emit(encode(message))
+        finally:
+            self.is_emitting = False
 
     def found(self, *, is_answered: bool) -> None:
         """Whether the store has its answer."""
         self.is_answered = is_answered
 
     def over(self, *, never_began: bool) -> None:
-        """Its runner says that it has no more to say."""
-        self.is_over, self.never_began = True, never_began
-        self.news.set()
+        """Its runner has no more to say."""
+        self.never_began = never_began
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -156,15 +162,11 @@ class Joining:
         begins: Held while a request with that key is being begun here.
     """
 
-    _bus: ClusterBus
+    _relay: RequestRelay
     _runner: RequestRunner
     _admit: Admit
     _answer: Answer
     _begins: Callable[[tuple[SessionId, RequestKey]], asyncio.Lock]
-    _joins: dict[str, _Join] = field(init=False, default_factory=dict[str, _Join])
-    _channels: dict[str, RemoteChannel] = field(
-        init=False, default_factory=dict[str, RemoteChannel]
-    )
 
     # --- where the request was sent again ----------------------------------------------------
 
@@ -182,7 +184,7 @@ class Joining:
         Args:
             begin_anew: Serves the request here if that run never began.
         """
-        join = _Join(self._bus, waiter, session_id, key, runner, run, begin_anew)
+        join = _Join(self._relay.bus, waiter, session_id, key, runner, run, begin_anew)
         waiter.begins(join)
         join.waits(self._runner.spawn(self._wait(join)))
 
@@ -218,69 +220,70 @@ class Joining:
                 return
 
     async def _until_over(self, join: _Join) -> None:
-        waiter = join.waiter
-        name = mint_request_id()
-        self._joins[name] = join
-        channel = waiter.inbound.channel
-        channel.watch(
-            lambda: self._tell_heard(join, name, is_open=False),
-            lambda: self._tell_heard(join, name, is_open=True),
-        )
+        waiter, channel = join.waiter, join.waiter.inbound.channel
+        listens = partial(self._relay.listens, join.name)
+        channel.watch(partial(listens, is_open=False), partial(listens, is_open=True))
         try:
-            await self._ask_to_join(join, name)
-            while not await self._went_on(join, name):
+            while not await self._went_on(join):
                 continue
         finally:
-            self._joins.pop(name).waits(None)
+            join.stops()
+            join.waits(None)
             waiter.begins(None)
             channel.watch()
 
-    async def _ask_to_join(self, join: _Join, name: str) -> None:
-        try:
-            is_alive = await self._bus.is_alive(join.runner)
-        except StoreUnavailable:
-            # Asked again when the store is back.
-            return
-        join.looked(is_alive=is_alive)
-        if is_alive:
-            await self._bus.tell(_asking(join, name), to=join.runner)
+    async def _asked(self, join: _Join) -> bool:
+        """Pass on what the runner says, until it has no more to say or is dead; whether it never
+        began.
+        """
+        request, bus = _asking(join), self._relay.bus
+        while True:
+            try:
+                await self._relay.ask(
+                    join.runner, request, join.pass_on, name=join.name, is_repeatable=True
+                )
+                return False
+            except (Unreachable, OutcomeUnknown):
+                # Dead, or of another version: then the store is all that says something.
+                if not await _is_alive(bus, join.runner):
+                    return False
+            except Unserved:
+                return True
+            await asyncio.sleep(_ASK_EVERY)
 
-    async def _went_on(self, join: _Join, name: str) -> bool:
+    async def _went_on(self, join: _Join) -> bool:
         """One step; whether the request is answered, or has to be begun here.
 
         Raises:
             WireError: It never will be.
         """
+        asking = join.asking or join.asks(asyncio.create_task(self._asked(join)))
+        await asyncio.wait({asking}, timeout=_ASK_EVERY)
+        # Seen before the store is asked: it may have answered just before it died.
+        is_over = asking.done()
+        if is_over:
+            join.over(never_began=asking.result())
+            if join.never_began:
+                return True
         try:
-            async with asyncio.timeout(_ASK_EVERY):
-                await join.news.wait()
-        except TimeoutError:
-            # The first word to the runner may be lost.
-            await self._ask_to_join(join, name)
-        join.news.clear()
-        await _pass_on(join)
-        if join.never_began:
-            return True
-        is_over = join.is_over
-        try:
-            # Asked before the store is: it may have answered just before it died.
-            is_over = is_over or not await self._bus.is_alive(join.runner)
             admitted = await self._admit(join.waiter, join.session_id, join.key)
             is_answered = admitted.key is Begun.ANSWERED
             if not is_over and (
-                admitted.key is Begun.RUNNING or (is_answered and not join.is_answered)
+                admitted.key is Begun.RUNNING
+                or (is_answered and (join.is_emitting or not join.is_answered))
             ):
                 # What was said before the answer may still come. That it is over, as well.
                 join.found(is_answered=is_answered)
                 return False
             if not is_answered:
                 raise OutcomeUnknown
-            await _pass_on(join)
             await self._answer(join.waiter, admitted)
         except StoreUnavailable:
             logger.warning(
                 "the store is away; the repeat of a request at another replica waits for it"
             )
+            if is_over:
+                await asyncio.sleep(_ASK_EVERY)
             return False
         return True
 
@@ -291,27 +294,6 @@ class Joining:
         message = inbound.error(waiter.request.id, error)
         await inbound.answer(message, code=refused.code)
 
-    def _tell_heard(self, join: _Join, name: str, *, is_open: bool) -> None:
-        listening = JoinerListening(join=name, is_open=is_open)
-        self._bus.spawn(self._bus.tell(listening, to=join.runner))
-
-    def emitted(self, sender: str, message: RunEmitted) -> None:
-        """The handler of a request that waits here sent something."""
-        join = self._joins.get(message.join)
-        if join is None or sender != join.runner:
-            return
-        if len(join.messages) >= _MOST and '"id"' not in message.text:
-            logger.warning("a client reads progress and log messages too slowly; some are dropped")
-            return
-        join.messages.append(message.text.encode())
-        join.news.set()
-
-    def over(self, sender: str, message: RunOver) -> None:
-        """A request that waits here does not run any more, or never did."""
-        join = self._joins.get(message.join)
-        if join is not None and sender == join.runner:
-            join.over(never_began=message.never_began)
-
     # --- where it runs -----------------------------------------------------------------------
 
     async def at_work(self, session_id: SessionId, key: RequestKey) -> RunningRequest | None:
@@ -321,20 +303,16 @@ class Joining:
         async with self._begins((session_id, key)):
             return self._runner.calls.by_key(session_id, key)
 
-    async def asked(self, sender: str, message: JoinRun) -> None:
-        """A request that runs here, perhaps, was sent again elsewhere."""
-        name, session_id, key = message.join, message.session_id, message.key
+    async def serve(self, asker: Asker, message: JoinRun) -> Outcome:
+        """Serve a request that was sent again elsewhere: it may run here."""
+        session_id, key = message.session_id, message.key
         async with self._begins((session_id, key)):
-            if name in self._channels:
-                # Asked again: whoever waits there cannot know that the first word came.
-                return
             running = self._runner.calls.by_key(session_id, key)
             if running is None or running.done:
                 never_began = self._runner.runs.never_began(message.run)
-                await self._bus.tell(RunOver(join=name, never_began=never_began), to=sender)
-                return
-            channel = RemoteChannel(self._bus, sender, name)
-            self._channels[name] = channel
+                return (None if never_began else {}), None
+            channel = RemoteChannel(asker)
+            asker.watch(channel.hear)
             peer = Peer(message.version, message.params, modern=message.modern)
             # Who sent it is who owns the session: there the store let it in.
             principal = running.waiters[0].inbound.principal
@@ -347,43 +325,33 @@ class Joining:
                 kind=message.transport,
                 is_answerable=message.is_answerable,
             )
-            request = Message(name, running.request.method, None, None, token=message.token)
+            request = Message(asker.name, running.request.method, None, None, token=message.token)
             whose = load_of(session_id, principal)
             waiter = Call(request, inbound, whose)
             self._runner.calls.count(waiter)
             await running.join(waiter)
 
-    def heard(self, sender: str, message: JoinerListening) -> None:
-        """Note that the client of a joined request left or reconnected, in another process."""
-        channel = self._channels.get(message.join)
-        if channel is not None and channel.process == sender:
-            channel.hear(is_open=message.is_open)
-
-    async def round(self) -> None:
-        """Drop the listeners of processes that died."""
-        running = {
-            id(waiter.inbound.channel)
-            for request in self._runner.at_work
-            for waiter in request.waiters
-        }
-        for name, channel in list(self._channels.items()):
-            if id(channel) not in running:
-                del self._channels[name]
-            elif channel.is_open and not await self._bus.is_alive(channel.process):
-                channel.hear(is_open=False)
+        try:
+            await channel.answered.wait()
+        except asyncio.CancelledError:
+            # Nobody waits there any more.
+            channel.hear(is_open=False)
+            raise
+        return {}, None
 
 
-async def _pass_on(join: _Join) -> None:
-    """Send the waiting client the runner's messages until now."""
-    while join.messages:
-        await join.waiter.inbound.channel.emit(join.messages.popleft())
+async def _is_alive(bus: ClusterBus, process: str) -> bool:
+    try:
+        return await bus.is_alive(process)
+    except StoreUnavailable:
+        # Asked again when the store is back.
+        return True
 
 
-def _asking(join: _Join, name: str) -> JoinRun:
+def _asking(join: _Join) -> JoinRun:
     inbound, request = join.waiter.inbound, join.waiter.request
     params = inbound.peer.initialize_params
     return JoinRun(
-        join=name,
         session_id=join.session_id,
         key=join.key,
         run=join.run,

@@ -13,6 +13,7 @@ from opentelemetry.trace import Span
 
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import PROGRESS, RequestId, error_body, wire_error
+from mcp_sessions.core.named import NAMED
 from mcp_sessions.core.progress import Progress
 from mcp_sessions.core.visibility import restored
 from mcp_sessions.errors import (
@@ -34,7 +35,7 @@ from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.requests.shared import Shared
 from mcp_sessions.server.upstream import port
-from mcp_sessions.server.upstream.asks import NAMED, asks_of
+from mcp_sessions.server.upstream.asks import asks_of
 from mcp_sessions.server.upstream.held_call import HeldCall
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
 from mcp_sessions.server.upstream.request_state import put_back, set_apart, waiting_call

@@ -17,9 +17,6 @@ _MODES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Kind of request to a client → its modes."""
 
-NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""Methods that may need input → the member of ``params`` that names their object."""
-
 _NEEDS: Final = {
     "elicitation/create": "elicitation",
     "sampling/createMessage": "sampling",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.messages import encode, wire_error
+from mcp_sessions.core.named import NAMED
 from mcp_sessions.errors import OutcomeUnknown
-from mcp_sessions.server.upstream.asks import NAMED
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.port import Call, NotAskable, PeerRequest, UpstreamError
 

@@ -30,13 +30,14 @@ from typing import Any, Final, Protocol
 from mcp_sessions.background import Background
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import encode, members_of, wire_error
+from mcp_sessions.core.named import NAMED
 from mcp_sessions.core.unheard import Unheard
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.upstream.asks import NAMED, Asks, accepts
+from mcp_sessions.server.upstream.asks import Asks, accepts
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.copies import KEPT, Copies
 from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome, what_of

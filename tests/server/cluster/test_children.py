@@ -10,16 +10,18 @@ import pytest
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.cluster import children
-from mcp_sessions.server.cluster.child_host import ChildHost, RemoteCall
+from mcp_sessions.server.cluster import relay
+from mcp_sessions.server.cluster.child_host import RemoteCall
 from mcp_sessions.server.cluster.children import ChildrenElsewhere
 from mcp_sessions.server.cluster.messages import (
-    AnswerChild,
-    AskChild,
-    ChildAnswered,
-    ChildAwaited,
-    ChildSaid,
+    Alive,
+    Ask,
+    ClientRequest,
+    Gone,
+    Result,
+    Update,
 )
+from mcp_sessions.server.cluster.relay import Asker, RequestRelay
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Lease, Served
 from mcp_sessions.server.upstream.external.telling import WAITING
 from mcp_sessions.server.upstream.port import PeerError, PeerRequest, UpstreamError
@@ -29,6 +31,7 @@ pytestmark = pytest.mark.anyio
 
 THERE = "process-there"
 PROGRESS = "notifications/progress"
+KEPT_BYTES = relay._KEPT_BYTES  # pyright: ignore[reportPrivateUsage]
 
 
 class Bus:
@@ -86,7 +89,8 @@ class Link:
         nothing: Any = None
         bus: Any = self.bus
         call: Any = self.client
-        self.elsewhere = ChildrenElsewhere(bus, nothing, nothing)
+        self.relay = RequestRelay(bus)
+        self.elsewhere = ChildrenElsewhere(self.relay, nothing, nothing)
         lease = Lease(SessionId("s"), mint_request_id(THERE), False, 0.0, None)
         work = self.elsewhere.ask(lease, call, Asked({}, "tools/call", {}, None, None))
         self.task: asyncio.Task[Served] = asyncio.create_task(work)
@@ -94,17 +98,26 @@ class Link:
     async def asked(self) -> str:
         """Its name, once it was asked."""
         await until(lambda: self.bus.told, "it is asked")
-        message: AskChild = self.bus.told[0]
+        message: Ask = self.bus.told[0]
         return message.ask
 
-    def says(self, ask: str, method: str | None, question: str | None = None, **said: Any) -> None:
-        message = ChildSaid(ask=ask, question=question, method=method, params=said)
-        self.elsewhere.said(THERE, message)
+    def says(self, ask: str, **said: Any) -> None:
+        update = Update(ask=ask, message={"method": PROGRESS, "params": said})
+        self.relay.updated(THERE, update)
+
+    async def asks(self, ask: str, question: str, **said: Any) -> None:
+        request = ClientRequest(method="roots/list", params=said)
+        work = self.relay.asked(THERE, Ask(ask=question, within=ask, request=request), None)
+        if work is not None:
+            await work
+
+    def withdraws(self, question: str) -> None:
+        self.relay.gone(THERE, Gone(ask=question))
 
     async def over(self, ask: str) -> None:
         """It is answered, and so is its client."""
-        answered = ChildAnswered(ask=ask, result={"ok": 1}, error=None, handshake={})
-        self.elsewhere.answered(THERE, answered)
+        result = {"result": {"ok": 1}, "handshake": {}}
+        self.relay.answered(THERE, Result(ask=ask, result=result, error=None))
         async with asyncio.timeout(10):
             assert (await self.task)[0] == {"ok": 1}
 
@@ -115,7 +128,7 @@ async def test_what_a_client_takes_too_slowly_is_bounded_in_bytes(
     link = Link()
     ask = await link.asked()
     for n in range(100):
-        link.says(ask, PROGRESS, progress=n, message="x" * 100_000)
+        link.says(ask, progress=n, message="x" * 100_000)
         await asyncio.sleep(0)
     link.client.takes.set()
     await link.over(ask)
@@ -130,8 +143,8 @@ async def test_the_last_words_of_a_process_that_is_gone_are_heard_to_their_end(
     answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of them may come after it was found to be gone, and what never comes is unknown."""
-    monkeypatch.setattr(children, "_ASK_EVERY", 0.02)
-    monkeypatch.setattr(children, "_LAST_WORDS", 5.0 if answers else 0.2)
+    monkeypatch.setattr(relay, "ALIVE_EVERY", 0.02)
+    monkeypatch.setattr(relay, "_LAST_WORDS", 5.0 if answers else 0.2)
     link = Link()
     link.client.takes.set()
     ask = await link.asked()
@@ -143,7 +156,7 @@ async def test_the_last_words_of_a_process_that_is_gone_are_heard_to_their_end(
 
     monkeypatch.setattr(link.bus, "is_alive", look)
     await looked.wait()
-    link.says(ask, PROGRESS, progress=1)
+    link.says(ask, progress=1)
     await until(lambda: link.client.heard, "it is heard")
     if answers:
         await link.over(ask)
@@ -157,22 +170,24 @@ async def test_a_question_that_is_said_again_and_one_that_is_withdrawn_wait_once
     """A child asks, and gives up, as often as it likes."""
     link = Link()
     ask = await link.asked()
-    link.says(ask, PROGRESS, progress=0)
+    link.says(ask, progress=0)
     await asyncio.sleep(0)
     for n in range(100):
-        link.says(ask, "roots/list", "asked again", n="again")
-        link.says(ask, "roots/list", f"given up {n}", n=n)
-        link.says(ask, None, f"given up {n}")
-    (waiting,) = link.elsewhere._asks.values()  # pyright: ignore[reportPrivateUsage]
-    assert len(waiting.said) <= 2
+        await link.asks(ask, "asked again", n="again")
+        await link.asks(ask, f"given up {n}", n=n)
+        await asyncio.sleep(0)
+        link.withdraws(f"given up {n}")
+    await asyncio.sleep(0)
+    (pending,) = link.relay._pending.values()  # pyright: ignore[reportPrivateUsage]
+    assert len(pending.waiting) <= 2
     link.client.takes.set()
     await until(lambda: link.client.asked, "it is asked")
-    link.says(ask, "roots/list", "asked again", n="again")
-    link.says(ask, None, "asked again")
+    await link.asks(ask, "asked again", n="again")
+    link.withdraws("asked again")
     await until(lambda: not link.bus.tasks, "nobody is asked any more")
     assert link.client.asked == ["again"]
     await link.over(ask)
-    assert not any(isinstance(each, AnswerChild) for each in link.bus.told)
+    assert not any(isinstance(each, Result) for each in link.bus.told)
 
 
 async def test_answers_of_a_client_are_kept_while_there_is_room_and_told_again() -> None:
@@ -180,12 +195,13 @@ async def test_answers_of_a_client_are_kept_while_there_is_room_and_told_again()
     ask = await link.asked()
     link.client.answers.set()
     for n in range(30):
-        link.says(ask, "roots/list", f"q{n}", n=n, size=100_000)
+        await link.asks(ask, f"q{n}", n=n, size=400_000)
     await until(lambda: len(link.bus.told) == 31, "all are answered")
-    (waiting,) = link.elsewhere._asks.values()  # pyright: ignore[reportPrivateUsage]
-    assert 100_000 * len(waiting.answers) < WAITING < 100_000 * (len(waiting.answers) + 2)
-    assert not waiting.questions
-    link.says(ask, "roots/list", "q29", n=29)
+    kept = link.relay._kept  # pyright: ignore[reportPrivateUsage]
+    assert 400_000 * len(kept) < KEPT_BYTES < 400_000 * (len(kept) + 2)
+    (pending,) = link.relay._pending.values()  # pyright: ignore[reportPrivateUsage]
+    assert not pending.served
+    await link.asks(ask, "q29", n=29)
     await until(lambda: len(link.bus.told) == 32, "it is told again")
     assert link.client.asked == list(range(30))
     await link.over(ask)
@@ -193,26 +209,20 @@ async def test_answers_of_a_client_are_kept_while_there_is_room_and_told_again()
 
 async def test_answers_and_errors_of_a_child_are_kept_while_there_is_room() -> None:
     bus = Bus()
-    nothing: Any = None
     any_bus: Any = bus
-    host = ChildHost(any_bus, nothing, nothing, upstream=nothing, rounds=nothing, way_to=nothing)
+    served = RequestRelay(any_bus)
     for n in range(50):
         large: Any = {"code": -32000, "message": "no", "data": "x" * 1_000_000}
-        kept = ChildAnswered(
-            ask=f"a{n}",
-            result=None if n % 2 else large,
-            error=large if n % 2 else None,
-            handshake=None,
-        )
-        host._keep(kept)  # pyright: ignore[reportPrivateUsage]
+        kept = Result(ask=f"a{n}", result=None if n % 2 else large, error=large if n % 2 else None)
+        served._keep(kept)  # pyright: ignore[reportPrivateUsage]
     for n in (0, 48, 49):
-        work = host.handle(THERE, ChildAwaited(ask=f"a{n}", is_awaited=True))
+        work = served.asked_for(THERE, Alive(ask=f"a{n}", is_open=True))
         assert work is not None
         await work
     first, *last = bus.told
-    assert first.error["code"] == -31012, "nobody knows any more"
-    assert [each.ask for each in last if each.error is None or "data" in each.error][-1:] == ["a49"]
-    held = host._answered  # pyright: ignore[reportPrivateUsage]
+    assert first == Gone(ask="a0"), "nobody knows any more"
+    assert [each.ask for each in last if isinstance(each, Result)][-1:] == ["a49"]
+    held = served._kept  # pyright: ignore[reportPrivateUsage]
     assert 0 < len(held) <= 8
 
 
@@ -221,13 +231,15 @@ async def test_who_asks_and_is_cancelled_when_the_request_is_over_leaves_nothing
 ) -> None:
     """A child dies with a question to a client elsewhere."""
     bus: Any = Bus()
-    call = RemoteCall(bus, THERE, "ask", ANONYMOUS, True)
+    asking = RequestRelay(bus)
+    asker = Asker(asking, THERE, "ask")
+    call = RemoteCall(asker, ANONYMOUS, True)
     waits, cancelled = (
         asyncio.create_task(call.send_request(PeerRequest("roots/list", {}))) for _ in range(2)
     )
     await until(lambda: len(bus.told) == 2, "both are asked")
     cancelled.cancel()
-    call.over()
+    asking._end_within(asker)  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(PeerError, match="the request that asked is over"):
         await waits
     await asyncio.wait({cancelled})

@@ -9,6 +9,7 @@ change only with the messages' version.
 import ast
 import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,18 +19,22 @@ from hypothesis import strategies as st
 
 from mcp_sessions.errors import Detached
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.cluster.codec import KINDS, MalformedMessage, decode, encode
-from mcp_sessions.server.cluster.messages import AskChild, Message, RunOver, ServerChanged
+from mcp_sessions.server.cluster.codec import (
+    KINDS,
+    REQUESTS,
+    MalformedMessage,
+    OtherVersion,
+    decode,
+    encode,
+)
+from mcp_sessions.server.cluster.messages import Ask, Message, Request, ServerChanged
 from mcp_sessions.server.dispatch import cluster_handlers
 
 BEFORE = (Path(__file__).parent / "written_before.jsonl").read_bytes().splitlines()
 
 YOUNGER = {
     "change": {"id"},
-    "child_ask": {"asks"},
     "displaced": {"instance"},
-    "join": {"run"},
-    "join_done": {"never_began"},
     "push": {"key"},
 }
 """Kind → the members that were added to it, and that an older release does not send."""
@@ -43,16 +48,24 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAMES = TEXT | st.none()
 OBJECTS = st.dictionaries(TEXT, TEXT | st.integers(-(2**63), 2**63 - 1), max_size=3)
 st.register_type_strategy(Principal, st.builds(Principal, NAMES, NAMES, NAMES))
-MESSAGES = st.sampled_from(list(KINDS.values())).flatmap(
-    lambda message: st.builds(
-        message,
-        **{
-            name: OBJECTS if name == "client" else OBJECTS | st.none()
-            for name in ("params", "result", "error", "client", "handshake", "progress")
-            if name in inspect.signature(message).parameters
-        },
+
+
+def made_of(kinds: Sequence[type[Any]], **of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    objects = dict.fromkeys(("params", "result", "error", "asks"), OBJECTS | st.none())
+    members = {**objects, "client": OBJECTS, "message": OBJECTS, **of}
+    return st.sampled_from(kinds).flatmap(
+        lambda kind: st.builds(
+            kind,
+            **{
+                name: values
+                for name, values in members.items()
+                if name in inspect.signature(kind).parameters
+            },
+        )
     )
-)
+
+
+MESSAGES = made_of([*KINDS.values()], request=made_of([*REQUESTS.values()]))
 
 
 def read(text: bytes) -> tuple[str, Message]:
@@ -70,14 +83,7 @@ def test_what_the_release_before_wrote_is_read_and_written_alike(text: bytes) ->
     """A replica of either release reads what one of the other sends."""
     sender, message = read(text)
     written = encode(message, sender)
-    if message == RunOver(join=getattr(message, "join", "")) and b"never_began" not in text:
-        # What was left out then is said now; it was read in both forms.
-        assert json.loads(written) == {**json.loads(text), "never_began": False}
-    elif isinstance(message, AskChild):
-        # What was not known is said now, and means the same.
-        assert json.loads(written) == {**json.loads(text), "asks": None}
-    else:
-        assert written == text
+    assert written == text
 
 
 @pytest.mark.parametrize("text", BEFORE)
@@ -98,7 +104,9 @@ def test_a_member_of_a_later_release_is_not_read(text: bytes) -> None:
 
 @pytest.mark.parametrize("text", BEFORE)
 def test_another_version_is_left_out(text: bytes) -> None:
-    assert decode(text.replace(b'"v":1', b'"v":2', 1)) is None
+    with pytest.raises(OtherVersion) as other:
+        decode(text.replace(b'"v":1', b'"v":2', 1))
+    assert (other.value.sender, other.value.version) == (json.loads(text)["from"], 2)
 
 
 def test_an_unknown_kind_is_left_out() -> None:
@@ -163,7 +171,7 @@ def is_read_or_refused(text: bytes) -> bool:
     try:
         decode(text)
     except Exception as failed:
-        return isinstance(failed, MalformedMessage)
+        return isinstance(failed, (MalformedMessage, OtherVersion))
     return True
 
 
@@ -180,16 +188,20 @@ def arms(source: str) -> set[str]:
 
 
 def test_every_message_has_an_arm_in_the_one_handler() -> None:
-    names = {message.__name__ for message in get_args(Message)}
+    names = {message.__name__ for message in (*get_args(Message), *get_args(Request))}
     assert names == arms(inspect.getsource(cluster_handlers))
 
 
 def test_every_message_has_an_example() -> None:
-    assert {json.loads(text)["kind"] for text in BEFORE} == KINDS.keys()
+    messages = [json.loads(text) for text in BEFORE]
+    assert {message["kind"] for message in messages} == KINDS.keys()
+    asked = {message["request"]["kind"] for message in messages if message["kind"] == Ask.kind}
+    assert asked == REQUESTS.keys()
 
 
 def test_no_two_messages_are_of_one_kind() -> None:
     assert len(KINDS) == len(get_args(Message))
+    assert len(REQUESTS) == len(get_args(Request))
 
 
 def test_every_reason_for_a_displacement_can_be_said() -> None:

@@ -15,6 +15,7 @@ from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, Out
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.locks import Locks
 from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage
+from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.environment import Environment
@@ -33,6 +34,7 @@ class Idempotency:
         association: Association,
         *,
         sealed: SealedState,
+        relay: RequestRelay,
     ) -> None:
         self._bus, self._runner = environment.bus, runner
         self._most_key_bytes = environment.policy.request_key_bytes
@@ -44,7 +46,7 @@ class Idempotency:
         """
 
         self.joining = Joining(
-            self._bus, self._runner, self._admit_again, self._answer_kept, self.begin_of
+            relay, self._runner, self._admit_again, self._answer_kept, self.begin_of
         )
         """Those that run in other processes."""
 

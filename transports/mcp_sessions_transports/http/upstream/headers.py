@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from mcp_sessions.core.messages import members_of
-from mcp_sessions.server.upstream.asks import NAMED
+from mcp_sessions.core.named import NAMED
 
 HEADER_MISMATCH: Final = -32020
 """The error of a request whose headers are not what they have to be: it did not run."""

@@ -1,0 +1,118 @@
+"""Hold a request that another process serves, until its result is here (``relay.py``)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_sessions.core.messages import encode
+from mcp_sessions.server.cluster.messages import Result, Update
+
+logger = logging.getLogger(__name__)
+
+_WAITING = 1_048_576
+"""Bytes of updates that wait for one client, at most. Beyond that notifications are left out."""
+
+_OVERHEAD = 1_024
+"""Bytes that an update counts in addition to its own."""
+
+Outcome = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
+"""A result, or an error. Neither: the request did not run here, and never will."""
+
+OnUpdate = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(eq=False)
+class Pending:
+    """A request that another process serves."""
+
+    process: str
+    within: str | None
+    is_repeatable: bool
+    on_update: OnUpdate
+    serve: Callable[[Any, Any], Coroutine[Any, Any, Outcome]] | None
+    """Serves what is asked within it."""
+
+    waiting: deque[tuple[Update | asyncio.Event, int]] = field(
+        default_factory=deque[tuple[Update | asyncio.Event, int]]
+    )
+    """Updates that its client did not get yet, each with its size, and turns of what is asked."""
+
+    size: int = 0
+    is_full: bool = False
+    is_open: bool = True
+    """Whether its client listens."""
+
+    is_gone: bool = False
+    """The receiver does not know it."""
+
+    result: Result | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    served: dict[str, tuple[Callable[[], None], asyncio.Task[None]]] = field(
+        default_factory=dict[str, "tuple[Callable[[], None], asyncio.Task[None]]"]
+    )
+    """What is asked within it: how its sender leaves, and the task."""
+
+    def add(self, update: Update) -> None:
+        size = len(encode(update.message)) + _OVERHEAD
+        if self.size and self.size + size > _WAITING and "id" not in update.message:
+            if not self.is_full:
+                logger.warning(
+                    "a client reads progress and log messages too slowly; some are dropped"
+                )
+            self.is_full = True
+            return
+        self.waiting.append((update, size))
+        self.size += size
+        self.news.set()
+
+    async def turn(self) -> None:
+        """Wait until the updates before are passed on."""
+        mine = asyncio.Event(), 0
+        self.waiting.append(mine)
+        self.news.set()
+        try:
+            await mine[0].wait()
+        finally:
+            with suppress(ValueError):
+                self.waiting.remove(mine)
+
+    async def pass_on(self) -> None:
+        while self.waiting:
+            first, size = self.waiting.popleft()
+            if isinstance(first, asyncio.Event):
+                first.set()
+                # What waited for this goes first.
+                await asyncio.sleep(0)
+            else:
+                await self.on_update(first.message)
+            self.size -= size
+
+    def listens(self, is_open: bool) -> None:
+        """Note whether its client listens."""
+        self.is_open = is_open
+
+    def is_unknown(self) -> None:
+        """Its receiver says that it does not know it."""
+        self.is_gone = True
+        self.news.set()
+
+    def is_sent(self) -> None:
+        """It is sent again."""
+        self.is_gone = False
+
+    def end(self, result: Result) -> None:
+        if self.result is None:
+            self.result = result
+            self.news.set()
+
+    def stop(self) -> None:
+        """Cancel what is asked within it."""
+        for leaves, task in list(self.served.values()):
+            leaves()
+            task.cancel()

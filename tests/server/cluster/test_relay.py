@@ -1,0 +1,250 @@
+"""A request that another replica serves: once, whatever message is lost, and for as long as its
+sender waits.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mcp_sessions.errors import OutcomeUnknown
+from mcp_sessions.security import mint_process
+from mcp_sessions.server.cluster import relay
+from mcp_sessions.server.cluster.codec import VERSION
+from mcp_sessions.server.cluster.messages import Alive, Ask, ClientRequest, Gone, Result, Update
+from mcp_sessions.server.cluster.relay import Asker, RequestRelay, Unreachable, Unserved
+from tests.support.virtual_time import VIRTUAL, Backend
+
+pytestmark = pytest.mark.anyio
+
+QUESTION = ClientRequest(method="roots/list", params=None)
+Message = Ask | Update | Result | Alive | Gone
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return VIRTUAL
+
+
+class Side:
+    """One of two processes; a `ClusterBus`."""
+
+    def __init__(self, version: int = VERSION) -> None:
+        self.process = mint_process(version)
+        self.relay = RequestRelay(self)  # pyright: ignore[reportArgumentType]
+        self.sent: list[Message] = []
+        self.loses: Callable[[Message], bool] = lambda _: False
+        self.is_dead = False
+        self.runs = 0
+        self.heard: list[bool] = []
+        self.may_end = asyncio.Event()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.other = self
+        self.serve: relay.Serve = self.runs_it
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def is_alive(self, _: str) -> bool:
+        return not self.other.is_dead
+
+    async def send(self, message: Message, *, to: str) -> bool:
+        self.sent.append(message)
+        assert to == self.other.process
+        if self.other.is_dead:
+            return False
+        if not self.loses(message):
+            work = self.other.handle(message)
+            if work is not None:
+                self.other.spawn(work)
+        return True
+
+    tell = send
+
+    def handle(self, message: Message) -> Coroutine[Any, Any, None] | None:
+        sender = self.other.process
+        match message:
+            case Ask():
+                return self.relay.asked(sender, message, self.serve)
+            case Update():
+                return self.relay.updated(sender, message)
+            case Result():
+                return self.relay.answered(sender, message)
+            case Alive():
+                return self.relay.asked_for(sender, message)
+            case Gone():
+                return self.relay.gone(sender, message)
+
+    async def runs_it(self, asker: Asker, _: object) -> relay.Outcome:
+        self.runs += 1
+        asker.watch(self.heard.append)
+        await self.may_end.wait()
+        return {"runs": self.runs}, None
+
+
+async def taken(_: Mapping[str, Any]) -> None:
+    """Take a message."""
+
+
+@asynccontextmanager
+async def sides(version: int = VERSION) -> AsyncGenerator[tuple[Side, Side]]:
+    here, there = Side(), Side(version)
+    here.other, there.other = there, here
+    there.may_end.set()
+    yield here, there
+    for each in (here, there):
+        for task in list(each.tasks):
+            task.cancel()
+        await asyncio.gather(*each.tasks, return_exceptions=True)
+
+
+def first_of(kind: type[Message]) -> Callable[[Message], bool]:
+    """The first message of a kind is lost."""
+    seen: list[Message] = []
+
+    def is_lost(message: Message) -> bool:
+        seen.extend([message] if isinstance(message, kind) else [])
+        return seen == [message]
+
+    return is_lost
+
+
+@pytest.mark.parametrize("is_repeatable", [True, False])
+async def test_a_request_that_is_lost_is_sent_again_only_if_it_may_run_twice(
+    is_repeatable: bool,
+) -> None:
+    async with sides() as (here, there):
+        here.loses = first_of(Ask)
+        asking = here.relay.ask(there.process, QUESTION, taken, is_repeatable=is_repeatable)
+        if is_repeatable:
+            assert (await asking).result == {"runs": 1}
+        else:
+            with pytest.raises(OutcomeUnknown):
+                await asking
+        assert there.runs == is_repeatable
+
+
+async def test_a_result_that_is_lost_is_sent_again_and_the_request_runs_once() -> None:
+    async with sides() as (here, there):
+        there.loses = first_of(Result)
+        answer = await here.relay.ask(there.process, QUESTION, taken)
+        assert (answer.result, there.runs) == ({"runs": 1}, 1)
+
+
+async def test_a_request_that_comes_twice_runs_once() -> None:
+    async with sides() as (here, there):
+        there.may_end.clear()
+        asking = asyncio.create_task(here.relay.ask(there.process, QUESTION, taken))
+        await asyncio.sleep(1)
+        await here.send(here.sent[0], to=there.process)
+        there.may_end.set()
+        assert (await asking).result == {"runs": 1}
+        await here.send(here.sent[0], to=there.process)
+        await asyncio.sleep(1)
+        assert there.runs == 1
+        assert there.sent[-1] == there.sent[-2], "who asks again gets the same result"
+
+
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+async def test_a_process_of_another_version_is_asked_nothing(version: int) -> None:
+    async with sides(version) as (here, there):
+        with pytest.raises(Unreachable):
+            await here.relay.ask(there.process, QUESTION, taken)
+        assert not [each for each in here.sent if isinstance(each, Ask)]
+
+
+async def test_a_request_for_a_dead_process_did_not_run_and_of_one_that_dies_nobody_knows() -> None:
+    async with sides() as (here, there):
+        there.may_end.clear()
+        asking = asyncio.create_task(here.relay.ask(there.process, QUESTION, taken))
+        await asyncio.sleep(1)
+        there.is_dead = True
+        with pytest.raises(OutcomeUnknown):
+            await asking
+        with pytest.raises(Unreachable):
+            await here.relay.ask(there.process, QUESTION, taken)
+
+
+async def test_a_process_that_says_so_did_not_run_the_request() -> None:
+    async with sides() as (here, there):
+
+        async def not_here(*_: object) -> relay.Outcome:
+            return None, None
+
+        there.serve = not_here
+        with pytest.raises(Unserved) as unserved:
+            await here.relay.ask(there.process, QUESTION, taken)
+        assert not isinstance(unserved.value, Unreachable)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "dead"])
+async def test_a_request_is_cancelled_when_its_sender_does_not_wait(how: str) -> None:
+    """Its result goes nowhere."""
+    async with sides() as (here, there):
+        there.may_end.clear()
+        asking = asyncio.create_task(here.relay.ask(there.process, QUESTION, taken))
+        await asyncio.sleep(1)
+        assert len(there.relay.served(ClientRequest)) == 1
+        if how == "cancelled":
+            asking.cancel()
+        else:
+            here.is_dead = True
+            await there.relay.round()
+        await asyncio.sleep(1)
+        assert not there.relay.served(ClientRequest)
+        assert not [each for each in there.sent if isinstance(each, Result)]
+        asking.cancel()
+        await asyncio.wait({asking})
+
+
+async def test_whether_the_client_listens_is_said_at_once_and_again() -> None:
+    """The first message may be lost."""
+    async with sides() as (here, there):
+        there.may_end.clear()
+        asking = asyncio.create_task(here.relay.ask(there.process, QUESTION, taken, name="n"))
+        await asyncio.sleep(1)
+        here.relay.listens("n", is_open=False)
+        await asyncio.sleep(0.5)
+        assert there.heard == [False]
+        await asyncio.sleep(relay.ALIVE_EVERY)
+        assert there.heard[-2:] == [False, False]
+        there.may_end.set()
+        await asking
+
+
+async def test_what_is_asked_within_a_request_waits_its_turn_and_ends_with_the_request() -> None:
+    """A client gets the messages before a question first."""
+    async with sides() as (here, there):
+        takes, order = asyncio.Event(), list[object]()
+
+        async def slowly(message: Mapping[str, Any]) -> None:
+            await takes.wait()
+            order.append(message["n"])
+
+        async def asks(asker: Asker, _: object) -> relay.Outcome:
+            await asker.update({"n": 1})
+            return (await asker.ask(QUESTION, taken)).result, None
+
+        async def asked(_: Asker, __: object) -> relay.Outcome:
+            order.append("asked")
+            return {"yes": True}, None
+
+        there.serve = asks
+        asking = asyncio.create_task(here.relay.ask(there.process, QUESTION, slowly, serve=asked))
+        await asyncio.sleep(1)
+        assert order == []
+        takes.set()
+        assert (await asking).result == {"yes": True}
+        assert order == [1, "asked"]
+
+        request = Ask(ask="late", within="over", request=QUESTION)
+        late = here.relay.asked(there.process, request, here.serve)
+        assert late is not None
+        await late
+        answer = here.sent[-1]
+        assert isinstance(answer, Result) and answer.error is not None and here.runs == 0
