@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from mcp_sessions.core.named import NAMED
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.upstream.asks import NAMED, Asks
+from mcp_sessions.server.upstream.asks import Asks
 from mcp_sessions.server.upstream.external.child import Sender
 from mcp_sessions.server.upstream.port import Call, Wanted
 
