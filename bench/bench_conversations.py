@@ -31,8 +31,8 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.stores.redis.store import RedisStore
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.redis.redis_store import RedisStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.support.redis_server import redis_server
 
 SLEEPING, USERS = 10_000, 100

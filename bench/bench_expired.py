@@ -22,7 +22,7 @@ from mcp_sessions.core.log import Draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 
 WITHIN = 60.0
 """Seconds in which a store gives its space back."""

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mcp_sessions.client.jar import FileJar
     from mcp_sessions.client.open_calls import OpenCall
-    from mcp_sessions.client.outcome import ConnectionLost, KnownSession, ResumeOutcome
-    from mcp_sessions.client.policy import ReconnectPolicy
+    from mcp_sessions.client.reconnect_policy import ReconnectPolicy
+    from mcp_sessions.client.resume_report import ConnectionLost, KnownSession, ResumeOutcome
     from mcp_sessions.client.sdk import ResumableTransport, is_outcome_unknown
     from mcp_sessions.client_transport import resumable
     from mcp_sessions.conversations import Conversations
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from mcp_sessions.server.dispatch.admin import SessionInfo
     from mcp_sessions.server.requests.handle import SessionHandle, current_session
     from mcp_sessions.stdio_server import StdioServer
-    from mcp_sessions.stores.redis.store import RedisStore
-    from mcp_sessions.stores.sqlite.store import SQLiteStore
+    from mcp_sessions.stores.redis.redis_store import RedisStore
+    from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 
 __version__ = "0.1.0"
 
@@ -95,16 +95,16 @@ _DEFINED_IN = {
     "DataConflict": "mcp_sessions.errors",
     "FileJar": "mcp_sessions.client.jar",
     "HTTPServer": "mcp_sessions.http_server",
-    "KnownSession": "mcp_sessions.client.outcome",
+    "KnownSession": "mcp_sessions.client.resume_report",
     "LimitReached": "mcp_sessions.errors",
     "OpenCall": "mcp_sessions.client.open_calls",
     "Principal": "mcp_sessions.principal",
-    "ReconnectPolicy": "mcp_sessions.client.policy",
-    "RedisStore": "mcp_sessions.stores.redis.store",
+    "ReconnectPolicy": "mcp_sessions.client.reconnect_policy",
+    "RedisStore": "mcp_sessions.stores.redis.redis_store",
     "ResumableTransport": "mcp_sessions.client.sdk",
-    "ConnectionLost": "mcp_sessions.client.outcome",
-    "ResumeOutcome": "mcp_sessions.client.outcome",
-    "SQLiteStore": "mcp_sessions.stores.sqlite.store",
+    "ConnectionLost": "mcp_sessions.client.resume_report",
+    "ResumeOutcome": "mcp_sessions.client.resume_report",
+    "SQLiteStore": "mcp_sessions.stores.sqlite.sqlite_store",
     "SessionHandle": "mcp_sessions.server.requests.handle",
     "SessionInfo": "mcp_sessions.server.dispatch.admin",
     "SessionLayer": "mcp_sessions.layer",

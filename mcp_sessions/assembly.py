@@ -34,7 +34,7 @@ from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.capabilities import advertise
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
-from mcp_sessions.server.dispatch.conversations import BoundSessions
+from mcp_sessions.server.dispatch.conversation_sessions import BoundSessions
 from mcp_sessions.server.dispatch.history import History
 from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
@@ -45,7 +45,7 @@ from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.dispatch.stages.audited import Audited
-from mcp_sessions.server.dispatch.stages.conversation import Conversation
+from mcp_sessions.server.dispatch.stages.conversation_stage import Conversation
 from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, LearnedTools
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency

@@ -19,16 +19,16 @@ from urllib.parse import urlsplit
 
 from mcp_sessions.client.dialer import Dialer
 from mcp_sessions.client.jar import Jar
-from mcp_sessions.client.outcome import OnLost, OnResume
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
+from mcp_sessions.client.resume_report import OnLost, OnResume
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.core.addresses import HTTP, HTTP_AND_WEBSOCKET, wrong_address
 from mcp_sessions.core.headers import check_headers
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions_transports.http.client.link import HttpDialer
 from mcp_sessions_transports.http.client.requester import Access
-from mcp_sessions_transports.stdio.client import StdioDialer, is_stdio
-from mcp_sessions_transports.websocket.client import WebSocketDialer
+from mcp_sessions_transports.stdio.stdio_client import StdioDialer, is_stdio
+from mcp_sessions_transports.websocket.websocket_client import WebSocketDialer
 
 if TYPE_CHECKING:
     import httpx2

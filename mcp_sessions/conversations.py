@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_sessions.core.conversations import KNOWN_HOSTS, Rule
+from mcp_sessions.core.conversation_keys import KNOWN_HOSTS, Rule
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.errors import ConfigurationError
 

@@ -37,7 +37,7 @@ from mcp.shared.exceptions import NoBackChannelError
 
 from mcp_sessions import client_transport
 from mcp_sessions.client.open_calls import OpenCall
-from mcp_sessions.client.outcome import KnownSession, ResumeOutcome
+from mcp_sessions.client.resume_report import KnownSession, ResumeOutcome
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.errors import DataConflict
 from mcp_sessions.server.requests.handle import SessionHandle, current_session

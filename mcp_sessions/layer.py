@@ -23,12 +23,12 @@ from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.endpoint import Endpoint
-from mcp_sessions.serve.http import RUN_IS_REFUSED, Leaving, draining_server
 from mcp_sessions.serve.open_connections import connection_limits
 from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.sockets import listen_on
 from mcp_sessions.serve.stdio import serve_stdio
 from mcp_sessions.serve.tls import certificate_of
+from mcp_sessions.serve.uvicorn_server import RUN_IS_REFUSED, Leaving, draining_server
 from mcp_sessions.server.delivery.waiting_changes import noting
 from mcp_sessions.server.upstream.port import told_handler
 from mcp_sessions.server.upstream.sdk.authentication import (
@@ -52,7 +52,7 @@ class SessionLayer:
     """
 
     _clock: Callable[[], float] = time.time
-    """Seconds since 1970. Only a test has another one (:mod:`mcp_sessions.testing.clock`)."""
+    """Seconds since 1970. Only a test has another one (:mod:`mcp_sessions.testing.timed_layer`)."""
 
     def __init__(
         self,

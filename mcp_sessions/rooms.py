@@ -13,9 +13,9 @@ from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.cluster.children import ChildrenElsewhere
 from mcp_sessions.server.cluster.codec import VERSION
 from mcp_sessions.server.cluster.relay import RequestRelay
+from mcp_sessions.server.cluster.remote_children import ChildrenElsewhere
 from mcp_sessions.server.cluster.shared_bus import SharedBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
@@ -28,7 +28,7 @@ from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.server.environment import Environment
-from mcp_sessions.server.requests.visibility import check_patterns
+from mcp_sessions.server.requests.session_visibility import check_patterns
 from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
@@ -36,8 +36,8 @@ from mcp_sessions.server.upstream.modern_rules import ModernRules
 from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.sdk.authentication import Authentication
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream, primes_streams
-from mcp_sessions.server.upstream.sdk.modern import SdkModernRules
-from mcp_sessions.server.upstream.stdio.child import StdioChildren
+from mcp_sessions.server.upstream.sdk.sdk_modern_rules import SdkModernRules
+from mcp_sessions.server.upstream.stdio.stdio_child import StdioChildren
 from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Peer, SessionRecord
@@ -144,8 +144,8 @@ class Outside:
                 rounds=rounds,
                 remembers=store.remembers,
             )
-            return Outside(relay, external, elsewhere, asking)
-        return Outside(relay, None, elsewhere, asking)
+            return Outside(relay, external, elsewhere, rounds=asking)
+        return Outside(relay, None, elsewhere, rounds=asking)
 
 
 def _starter(server: ExternalServer, longest: int, *, lasting: bool) -> Starter:

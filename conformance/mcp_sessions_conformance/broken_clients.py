@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from mcp_sessions_conformance.fault import Case, Fault, Http, Late
-from mcp_sessions_conformance.faults.common import arguments, meta_of, named, params_of, tool
+from mcp_sessions_conformance.faults.shared_faults import arguments, meta_of, named, params_of, tool
 from mcp_sessions_conformance.values import KEY, SESSION, Json, as_object
 
 Rewrite = Callable[[Case], "list[Json | Late] | None"]

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from mcp_sessions_conformance.client_scenarios import SCENARIOS
-from mcp_sessions_conformance.client_scenarios.common import Scenario
+from mcp_sessions_conformance.client_scenarios.shared_steps import Scenario
 from mcp_sessions_conformance.fault import Fault, FaultInjector
 from mcp_sessions_conformance.fault_proxy import FaultProxy
 from mcp_sessions_conformance.loader import Duty

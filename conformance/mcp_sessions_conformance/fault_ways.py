@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from mcp_sessions_conformance.fault import Fault, Http
-from mcp_sessions_conformance.faults.common import text_of, tool
+from mcp_sessions_conformance.faults.shared_faults import text_of, tool
 from mcp_sessions_conformance.peer import MODERN_VERSION
 from mcp_sessions_conformance.values import Json
 

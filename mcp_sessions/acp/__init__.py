@@ -20,9 +20,9 @@ except ModuleNotFoundError as error:
         name="acp",
     ) from error
 
+from mcp_sessions.acp.agent_layer import AcpSessionLayer
 from mcp_sessions.acp.conversation import Conversation
 from mcp_sessions.acp.current import current_conversation
-from mcp_sessions.acp.layer import AcpSessionLayer
 
 __all__ = ["AcpSessionLayer", "Conversation", "current_conversation"]
 

@@ -18,9 +18,9 @@ from acp.agent.connection import AgentSideConnection
 from acp.agent.router import build_agent_router
 from pydantic import BaseModel, ValidationError
 
-from mcp_sessions.acp import refusals
+from mcp_sessions.acp import acp_errors
+from mcp_sessions.acp.agent_questions import Json
 from mcp_sessions.acp.current import CALL, Call
-from mcp_sessions.acp.questions import Json
 from mcp_sessions.acp.tasks import WorkCancelled, ended_with_caller
 from mcp_sessions.background import watched
 
@@ -97,7 +97,7 @@ class AgentSide:
         try:
             return await ended_with_caller(self.called(method, params, call))
         except WorkCancelled:
-            raise refusals.internal_error("the agent's task was cancelled") from None
+            raise acp_errors.internal_error("the agent's task was cancelled") from None
 
     async def called(self, method: str, params: Mapping[str, Any], call: Call) -> Json:
         """The same in the caller's task, which must be one of its own: ``call`` stays in it."""
@@ -107,12 +107,12 @@ class AgentSide:
         except RequestError:
             raise
         except ValidationError as error:
-            raise refusals.invalid_params(explained(error)) from None
+            raise acp_errors.invalid_params(explained(error)) from None
         except Exception as error:
             # The boundary to the agent's code, which may raise anything. As the library has
             # it, the client is told the text.
             logger.exception("the agent failed in %s", method)
-            raise refusals.internal_error(str(error) or type(error).__name__) from error
+            raise acp_errors.internal_error(str(error) or type(error).__name__) from error
 
     async def notify(self, method: str, params: Mapping[str, Any], call: Call) -> None:
         """Tell the agent something; its failures are logged."""
@@ -171,7 +171,7 @@ def _json_of(result: object) -> Json:
         return {}
     if isinstance(result, dict):
         return cast("Json", result)
-    raise refusals.internal_error(f"the agent answered with a {type(result).__name__}")
+    raise acp_errors.internal_error(f"the agent answered with a {type(result).__name__}")
 
 
 def explained(error: ValidationError) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from mcp_sessions.acp.refusals import invalid_params
+from mcp_sessions.acp.acp_errors import invalid_params
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import digest
 from mcp_sessions.stores.records import SessionRecord

@@ -19,10 +19,10 @@ from typing import Any, Protocol, cast
 
 from acp import RequestError
 
-from mcp_sessions.acp import refusals
+from mcp_sessions.acp import acp_errors
+from mcp_sessions.acp.agent_questions import Json, Questions
+from mcp_sessions.acp.client_line import MessageTooLong, Wire
 from mcp_sessions.acp.outgoing import Outgoing
-from mcp_sessions.acp.questions import Json, Questions
-from mcp_sessions.acp.wire import MessageTooLong, Wire
 from mcp_sessions.background import stopped, watched
 from mcp_sessions.core.messages import (
     Malformed,
@@ -71,7 +71,7 @@ class Incoming:
         """Send an error, unless it was answered."""
         if not self.answered:
             self.answered = True
-            self.link.push(error_message(self.id, refusals.body(error)) + b"\n")
+            self.link.push(error_message(self.id, acp_errors.body(error)) + b"\n")
 
 
 class Service(Protocol):
@@ -234,7 +234,7 @@ class Link:
         async def serve(incoming: Incoming) -> None:
             if not await self._is_initialized():
                 text = f"initialize comes first, then {incoming.method}"
-                raise refusals.invalid_request(text, "not_initialized")
+                raise acp_errors.invalid_request(text, "not_initialized")
             await self._service.serve(incoming)
 
         await self._answering(incoming, serve)
@@ -247,18 +247,18 @@ class Link:
         except RequestError as error:
             incoming.refuse(error)
         except WireError as error:
-            incoming.refuse(refusals.of_wire_error(error))
+            incoming.refuse(acp_errors.of_wire_error(error))
         except StoreUnavailable:
             logger.exception("the store failed during %s", incoming.method)
-            incoming.refuse(refusals.store_unavailable())
+            incoming.refuse(acp_errors.store_unavailable())
         except asyncio.CancelledError:
-            incoming.refuse(refusals.internal_error("the agent is shutting down"))
+            incoming.refuse(acp_errors.internal_error("the agent is shutting down"))
             raise
         except Exception:
             # The boundary: whatever fails in one request, the client hears of it, and the
             # connection goes on.
             logger.exception("%s failed", incoming.method)
-            incoming.refuse(refusals.internal_error("see the agent's log"))
+            incoming.refuse(acp_errors.internal_error("see the agent's log"))
 
     async def _notified(self, notification: Notification) -> None:
         if not await self._is_initialized():

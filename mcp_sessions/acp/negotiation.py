@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from acp import PROTOCOL_VERSION
 
-from mcp_sessions.acp.refusals import invalid_params
+from mcp_sessions.acp.acp_errors import invalid_params
 from mcp_sessions.core.messages import members_of
 
 SUPPORTED = frozenset({PROTOCOL_VERSION})

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions.acp.acp_errors import internal_error, session_not_found
+from mcp_sessions.acp.agent_questions import Json
 from mcp_sessions.acp.conversation import Conversation
 from mcp_sessions.acp.link import Link
-from mcp_sessions.acp.questions import Json
 from mcp_sessions.acp.record import Record
-from mcp_sessions.acp.refusals import internal_error, session_not_found
 from mcp_sessions.acp.servers import Servers
 from mcp_sessions.acp.tasks import to_the_end
 from mcp_sessions.core.log import LoggedEvent

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from mcp_sessions.acp.wire import Wire
+from mcp_sessions.acp.client_line import Wire
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
-from mcp_sessions.acp.refusals import invalid_params, session_not_found
+from mcp_sessions.acp.acp_errors import invalid_params, session_not_found
 from mcp_sessions.ids import SessionId, parse_session_id
 
 Params = Mapping[str, Any]

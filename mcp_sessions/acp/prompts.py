@@ -21,14 +21,14 @@ from typing import Any, cast
 from acp.schema import PromptRequest
 from pydantic import ValidationError
 
-from mcp_sessions.acp import catalogue, refusals
+from mcp_sessions.acp import acp_errors, catalogue
 from mcp_sessions.acp.agent import AgentSide, explained
+from mcp_sessions.acp.agent_questions import Json
 from mcp_sessions.acp.current import Call
 from mcp_sessions.acp.link import Incoming, Link
 from mcp_sessions.acp.open_conversation import OpenConversation, Turn
 from mcp_sessions.acp.options import Options
 from mcp_sessions.acp.params import session_id_of
-from mcp_sessions.acp.questions import Json
 from mcp_sessions.acp.registry import Registry, for_agent
 from mcp_sessions.background import stopped
 from mcp_sessions.errors import StoreUnavailable
@@ -100,10 +100,12 @@ class Prompts:
         if task.cancelled():
             if turn.cancelled:
                 return {"stopReason": "cancelled"}
-            raise refusals.internal_error("the agent's task was cancelled")
+            raise acp_errors.internal_error("the agent's task was cancelled")
         result = task.result()
         if not isinstance(result.get("stopReason"), str):
-            raise refusals.internal_error("the agent's answer to session/prompt has no stopReason")
+            raise acp_errors.internal_error(
+                "the agent's answer to session/prompt has no stopReason"
+            )
         await self._note_activity(conversation, ())
         return result
 
@@ -188,4 +190,4 @@ def _check_prompt(params: Json) -> None:
     try:
         PromptRequest.model_validate(params)
     except ValidationError as error:
-        raise refusals.invalid_params(explained(error)) from None
+        raise acp_errors.invalid_params(explained(error)) from None

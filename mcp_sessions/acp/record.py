@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any
 
-from mcp_sessions.acp.refusals import session_not_found
+from mcp_sessions.acp.acp_errors import session_not_found
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.errors import StoreUnavailable

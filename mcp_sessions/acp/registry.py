@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from mcp_sessions.acp import refusals
+from mcp_sessions.acp import acp_errors
+from mcp_sessions.acp.agent_questions import Json
 from mcp_sessions.acp.current import Call
 from mcp_sessions.acp.link import Link
 from mcp_sessions.acp.open_conversation import OpenConversation
 from mcp_sessions.acp.params import session_id_of
-from mcp_sessions.acp.questions import Json
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import ANONYMOUS
@@ -89,12 +89,12 @@ class Registry:
         conversation = self._open.get(session_id)
         if conversation is None:
             await self._admit(session_id)
-            raise refusals.not_open(session_id)
+            raise acp_errors.not_open(session_id)
         admitted = await self._admit(session_id, conversation.fencing_epoch)
         if conversation.link is not link or admitted.displaced:
             if conversation.was_seen_by(link):
-                raise refusals.taken_over(session_id)
-            raise refusals.not_open(session_id)
+                raise acp_errors.taken_over(session_id)
+            raise acp_errors.not_open(session_id)
         return conversation
 
     async def record_of(self, session_id: SessionId) -> SessionRecord:
@@ -114,7 +114,7 @@ class Registry:
             session_id, ANONYMOUS, mode=mode, now=now, fencing_epoch=fencing_epoch
         )
         if admitted is None:
-            raise refusals.session_not_found(session_id)
+            raise acp_errors.session_not_found(session_id)
         return admitted
 
     def named(self, call: Call | None, agent_id: object) -> OpenConversation | None:

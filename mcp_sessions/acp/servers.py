@@ -18,9 +18,9 @@ from mcp.client.sse import sse_client
 from mcp.types import Implementation
 
 from mcp_sessions import __version__
-from mcp_sessions.acp.jar import StoreJar
+from mcp_sessions.acp.conversation_jar import StoreJar
 from mcp_sessions.acp.params import ServerSpec
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client_transport import resumable
 
 logger = logging.getLogger(__name__)

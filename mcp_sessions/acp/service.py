@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from mcp_sessions.acp import catalogue, refusals
+from mcp_sessions.acp import acp_errors, catalogue
 from mcp_sessions.acp.agent import AcpAgent, AgentSide
+from mcp_sessions.acp.agent_questions import Answered, Json, Question
+from mcp_sessions.acp.conversation_methods import Openings
 from mcp_sessions.acp.current import CALL, Call, Opening
 from mcp_sessions.acp.link import Incoming, Link
 from mcp_sessions.acp.negotiation import client_capabilities, negotiated, with_ours
-from mcp_sessions.acp.opening import Openings
 from mcp_sessions.acp.options import Options
 from mcp_sessions.acp.prompts import Prompts
-from mcp_sessions.acp.questions import Answered, Json, Question
 from mcp_sessions.acp.registry import Registry, for_agent
 from mcp_sessions.core.messages import Notification
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
@@ -88,7 +88,7 @@ class AcpService:
             case "session/prompt":
                 await self.prompts.prompt(incoming)
             case "session/fork":
-                raise refusals.method_not_found(incoming.method)
+                raise acp_errors.method_not_found(incoming.method)
             case _:
                 await self._pass_on(incoming)
 
@@ -133,14 +133,14 @@ class AcpService:
             self._hold(opening, update)
             return
         if conversation is None:
-            raise refusals.invalid_params("sessionId names no session that is open")
+            raise acp_errors.invalid_params("sessionId names no session that is open")
         try:
             await conversation.record([update])
         except StoreUnavailable as error:
             if call is not None and call.turn is not None:
                 # Also an agent that goes on as if nothing had happened does not end well.
                 call.turn.failed(error)
-            raise refusals.store_unavailable() from error
+            raise acp_errors.store_unavailable() from error
         title = update["update"].get("title")
         if update["update"].get("sessionUpdate") == "session_info_update" and title is not None:
             await self._store.change_state(conversation.session_id, {catalogue.TITLE: title}, ())
@@ -150,7 +150,7 @@ class AcpService:
         if not opening.is_new and kind in CONVERSATION_CONTENT:
             return
         if len(opening.held) >= MAX_HELD:
-            raise refusals.internal_error("too many updates before the session is open")
+            raise acp_errors.internal_error("too many updates before the session is open")
         opening.held.append(update)
 
     def asked(self, method: str, params: Json, answered: Answered) -> None:

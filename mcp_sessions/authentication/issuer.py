@@ -18,9 +18,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, cast
 
-from mcp_sessions.authentication.addresses import discovery_urls, is_safe
 from mcp_sessions.authentication.credential import CannotVerify
 from mcp_sessions.authentication.fetching import FetchFailed, fetch_json
+from mcp_sessions.authentication.issuer_addresses import discovery_urls, is_safe
 
 logger = logging.getLogger(__name__)
 

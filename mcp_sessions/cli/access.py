@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mcp_sessions.authentication.addresses import checked_url
+from mcp_sessions.authentication.issuer_addresses import checked_url
 from mcp_sessions.cli.arguments import Options
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.errors import ConfigurationError

@@ -53,10 +53,10 @@ async def _bridge(options: argparse.Namespace) -> int:
 
         from mcp_sessions.cli.bridging import HostPipe
         from mcp_sessions.client.jar import FileJar
-        from mcp_sessions.client.policy import ReconnectPolicy
+        from mcp_sessions.client.reconnect_policy import ReconnectPolicy
         from mcp_sessions.client.resuming import ResumingClient
         from mcp_sessions.client_transport import dial_with
-        from mcp_sessions_transports.stdio.server import standard_streams
+        from mcp_sessions_transports.stdio.stdio_server import standard_streams
 
     policy = ReconnectPolicy(max_message=options.max_message)
     dial = dial_with(headers=dict(options.header), policy=policy)

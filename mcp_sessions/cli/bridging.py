@@ -24,7 +24,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from mcp_sessions.client import wire
+from mcp_sessions.client import rpc
 from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.resuming import ResumingClient
@@ -39,14 +39,14 @@ from mcp_sessions.core.messages import (
     parse,
 )
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
-from mcp_sessions_transports.stdio.server import lines, writing
+from mcp_sessions_transports.stdio.stdio_server import lines, writing
 
 logger = logging.getLogger(__name__)
 
 _WAITING = 256
 """Messages of the host that wait for the answer to an earlier one."""
 
-_GOES_FIRST = frozenset({wire.INITIALIZE, *wire.OUR_METHODS})
+_GOES_FIRST = frozenset({rpc.INITIALIZE, *rpc.OUR_METHODS})
 """Methods whose answer changes the meaning of later messages. Over HTTP each message travels on its
 own.
 """
@@ -157,7 +157,7 @@ class HostPipe:
         """Whether a message concerns an earlier one, which all others may wait for."""
         if "method" not in message:
             return True
-        if message["method"] != wire.CANCELLED:
+        if message["method"] != rpc.CANCELLED:
             return False
         return members_of(message.get("params")).get("requestId") not in self._queued
 
@@ -199,7 +199,7 @@ class HostPipe:
     async def _refuse(self, question_id: RequestId) -> None:
         text = "the host's input has ended: nobody can answer"
         if self._client is not None:
-            await self._client.take(wire.error_answer(question_id, INTERNAL_ERROR, text), {})
+            await self._client.take(rpc.error_answer(question_id, INTERNAL_ERROR, text), {})
 
     # --- to the host -------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from mcp_sessions.authentication import key_file
 from mcp_sessions.authentication.key_file import ApiKey
 from mcp_sessions.cli.arguments import LEGEND, OneLineParser, Options
-from mcp_sessions.cli.environment import variable_of
+from mcp_sessions.cli.option_variables import variable_of
 from mcp_sessions.errors import ConfigurationError
 
 _VARIABLE = variable_of("--api-keys")

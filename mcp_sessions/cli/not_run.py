@@ -41,7 +41,7 @@ def nothing_runs() -> Generator[Runs]:
     """Block the ways to serve until the block ends."""
     import uvicorn
 
-    from mcp_sessions.serve.http import RUN_IS_REFUSED
+    from mcp_sessions.serve.uvicorn_server import RUN_IS_REFUSED
 
     runs = Runs()
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mcp_sessions.authentication.addresses import checked_url
+from mcp_sessions.authentication.issuer_addresses import checked_url
 from mcp_sessions.errors import ConfigurationError
 
 PROVIDERS: Final = {

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.access import SERVER, access_of, authenticating
-from mcp_sessions.cli.addresses import redacted
 from mcp_sessions.cli.arguments import INTERRUPTED
 from mcp_sessions.cli.audit_file import AuditFile
-from mcp_sessions.cli.environment import variables_named, warn_of
 from mcp_sessions.cli.external import external_server
+from mcp_sessions.cli.option_variables import variables_named, warn_of
+from mcp_sessions.cli.safe_addresses import redacted
 from mcp_sessions.cli.serve_options import (
     DEFAULT_PORT,
     DEFAULT_STORE,
@@ -259,7 +259,7 @@ def _security(options: argparse.Namespace) -> SecuritySettings | None:
     """Return the allowed Hosts and Origins. None: the address that it listens on decides."""
     if not options.allowed_host and not options.allowed_origin:
         return None
-    from mcp_sessions.server.upstream.sdk.http import allowing
+    from mcp_sessions.server.upstream.sdk.http_application import allowing
 
     return allowing(options.allowed_host, options.allowed_origin)
 

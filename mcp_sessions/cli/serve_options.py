@@ -11,8 +11,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sessions.cli import access
 from mcp_sessions.cli import arguments as types
-from mcp_sessions.cli.environment import NOTES, parse, unknown, variable_of, variables_named
 from mcp_sessions.cli.limit_options import add_limits
+from mcp_sessions.cli.option_variables import NOTES, parse, unknown, variable_of, variables_named
 from mcp_sessions.cli.targets import SHAPE, program_of
 from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
 from mcp_sessions.core.nearness import is_loopback

@@ -28,7 +28,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from mcp_sessions.cli.addresses import without_secrets
+from mcp_sessions.cli.safe_addresses import without_secrets
 from mcp_sessions.cli.telemetry_failures import Failures
 from mcp_sessions.errors import ConfigurationError
 

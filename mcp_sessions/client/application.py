@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from mcp_sessions.client import explaining, wire
+from mcp_sessions.client import explaining, rpc
 from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Json
 from mcp_sessions.client.explaining import Loss
-from mcp_sessions.client.listening import Listens
-from mcp_sessions.client.outcome import ConnectionLost, OnLost, OnResume, ResumeOutcome
-from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.listen_streams import Listens
 from mcp_sessions.client.requests import Pending, Questions, Requests
+from mcp_sessions.client.resume_report import ConnectionLost, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Application:
 
     async def answer(self, pending: Pending, code: int, text: str, data: Any = None) -> None:
         """Answer a request from here, unless it was answered."""
-        await self.conclude(pending, wire.error_answer(pending.app_id, code, text, data))
+        await self.conclude(pending, rpc.error_answer(pending.app_id, code, text, data))
 
     async def conclude(self, pending: Pending, answer: Json) -> None:
         """Give it the answer to a request, unless it was answered."""
@@ -105,15 +105,15 @@ class Application:
             return
         for name in () if self._peer.hosted.has_attached else self._peer.abilities.lists:
             # A session of its own tells it of the lists (EVT11).
-            await self.deliver(wire.notification(f"notifications/{name}/list_changed"))
+            await self.deliver(rpc.notification(f"notifications/{name}/list_changed"))
         for uri in list(self._peer.subscribed):
-            await self.deliver(wire.notification(wire.RESOURCE_UPDATED, {"uri": uri}))
+            await self.deliver(rpc.notification(rpc.RESOURCE_UPDATED, {"uri": uri}))
 
     async def forget_questions(self) -> None:
         """Cancel the open questions: the asker is gone, with its session."""
         for question_id in self.questions.forget():
             params = {"requestId": question_id, "reason": "the session of the server is over"}
-            await self.deliver(wire.notification(wire.CANCELLED, params))
+            await self.deliver(rpc.notification(rpc.CANCELLED, params))
 
     def lost(self, address: str, failure: Failure) -> None:
         """The connection is lost: say so in the log, and call ``on_lost``, once until it is

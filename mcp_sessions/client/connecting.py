@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import anyio
 
 from mcp_sessions.client.dialer import Dialer, Event, Failed, Failure, Link
-from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.resume import Cause
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from mcp_sessions.client import wire
+from mcp_sessions.client import rpc
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link
-from mcp_sessions.client.exchange import Exchanges, Refused
-from mcp_sessions.client.outcome import ResumeOutcome
-from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.own_requests import Exchanges, Refused
+from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.messages import INSTANCE_META, SESSION_META
 from mcp_sessions.core.resume import AWAY, NEVER_RAN, Cause, Step, after_status
@@ -67,7 +67,7 @@ class SessionControl:
         if peer.initialize is None:
             return False
         try:
-            result = await self._ask(link, wire.INITIALIZE, peer.initialize)
+            result = await self._ask(link, rpc.INITIALIZE, peer.initialize)
         except Refused as refused:
             text = f"{link.name}: initialize was refused"
             failure = Failure(Cause.STATUS, text, error=refused.error)
@@ -78,7 +78,7 @@ class SessionControl:
         peer.learn(result)
         link.configure(peer.settings())
         headers = {"mcp-protocol-version": peer.protocol_version or ""}
-        await link.send(wire.notification(wire.INITIALIZED), headers)
+        await link.send(rpc.notification(rpc.INITIALIZED), headers)
         return True
 
     async def discover(self, link: Link) -> None:
@@ -88,7 +88,7 @@ class SessionControl:
             Failed: The server did not answer.
         """
         try:
-            self._peer.learn(await self._ask(link, wire.DISCOVER, {}))
+            self._peer.learn(await self._ask(link, rpc.DISCOVER, {}))
         except Refused:
             self._peer.note_no_sessions()
 
@@ -101,9 +101,9 @@ class SessionControl:
         if not self._peer.is_modern:
             return
         try:
-            await self._ask(link, wire.DISCOVER, {})
+            await self._ask(link, rpc.DISCOVER, {})
         except Refused as refused:
-            logger.debug("%s: %s", wire.DISCOVER, refused)
+            logger.debug("%s: %s", rpc.DISCOVER, refused)
 
     async def take_up(self, link: Link) -> ResumeOutcome:
         """Go on on a new link: with the session, or, at a server without, as well as can be.
@@ -259,11 +259,11 @@ class SessionControl:
         try:
             if known.may("start"):
                 result = await self._ask_quietly(link, "session/start", {})
-                started = wire.session_of_start(result) if result is not None else None
+                started = rpc.session_of_start(result) if result is not None else None
             if started is None and known.may("create"):
                 result = await self._ask_quietly(link, "sessions/create", None)
                 if result is not None:
-                    started = wire.session_of_create(result, may_resume=known.may("resume"))
+                    started = rpc.session_of_create(result, may_resume=known.may("resume"))
         finally:
             link.configure(peer.settings())
         if started is None:
@@ -279,7 +279,7 @@ class SessionControl:
         try:
             return await self._ask(link, method, params)
         except Refused as refused:
-            if wire.says_not_begun(refused.error):
+            if rpc.says_not_begun(refused.error):
                 failure = Failure(Cause.STATUS, str(refused), error=refused.error)
                 raise Failed(failure) from None
             logger.debug("%s: %s", method, refused)
@@ -297,7 +297,7 @@ class SessionControl:
         for uri in list(self._peer.subscribed):
             params: Json = {"uri": uri, "_meta": {SESSION_META: session.metadata()}}
             try:
-                await self._exchanges.ask(link, wire.SUBSCRIBE, params)
+                await self._exchanges.ask(link, rpc.SUBSCRIBE, params)
             except Refused as refused:
                 logger.info("a subscription could not be restored: %s", refused)
 

@@ -24,7 +24,7 @@ from typing import cast
 
 import anyio
 
-from mcp_sessions.client import stamping, wire
+from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.core.messages import SESSION_META, members_of, meta_of
@@ -37,7 +37,7 @@ _ENDED_KEPT = 256
 _TAKING = frozenset({"session/start", "session/resume", "sessions/create"})
 """Their answer comes before the events of the session that they take (RES6)."""
 
-_SESSIONLESS = frozenset({wire.INITIALIZE, wire.DISCOVER, "ping", *wire.OUR_METHODS})
+_SESSIONLESS = frozenset({rpc.INITIALIZE, rpc.DISCOVER, "ping", *rpc.OUR_METHODS})
 
 
 class Standing(Enum):
@@ -159,7 +159,7 @@ class HostedSessions:
 
     def note(self, message: Json) -> None:
         """The application asks something: does it speak of sessions?"""
-        if message["method"] in wire.OUR_METHODS or stamping.names_own_session(message):
+        if message["method"] in rpc.OUR_METHODS or stamping.names_own_session(message):
             self.is_used = True
 
     def session_of(self, message: Json) -> tuple[str | None, Standing]:
@@ -207,12 +207,12 @@ class HostedSessions:
             return
         match pending.method:
             case "session/start":
-                started = wire.session_of_start(result)
+                started = rpc.session_of_start(result)
                 if started is not None:
                     self.follow(started[0].session_id, started[1])
                     self._make_current(pending, started[0].session_id)
             case "sessions/create":
-                created = wire.session_of_create(result, may_resume=True)
+                created = rpc.session_of_create(result, may_resume=True)
                 if created is not None:
                     self.follow(created[0].session_id, created[1])
             case "session/resume":
@@ -245,7 +245,7 @@ class HostedSessions:
         if result.get("reason") == "no_stream":
             return
         is_whole = result.get("catchup") is True and is_event_id(position)
-        self.follow(session_id, position if is_whole else wire.head_of(result))
+        self.follow(session_id, position if is_whole else rpc.head_of(result))
         self._make_current(pending, session_id)
 
     def _make_current(self, pending: Pending, session_id: str) -> None:

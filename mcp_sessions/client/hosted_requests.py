@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from mcp_sessions.client import stamping, wire
+from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.dialer import Failure, Json
 from mcp_sessions.client.hosted import Standing
-from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META, members_of, meta_of
 from mcp_sessions.core.resume import SessionView
 from mcp_sessions.errors import LIMIT_REACHED
 
-_UNNAMED = frozenset({wire.INITIALIZE, wire.DISCOVER, "ping", *wire.OUR_METHODS})
+_UNNAMED = frozenset({rpc.INITIALIZE, rpc.DISCOVER, "ping", *rpc.OUR_METHODS})
 
 
 def refused(pending: Pending, peer: Peer) -> Standing | None:
@@ -67,7 +67,7 @@ def prepared(
         pending.is_named_here = True
     if is_modern and stamping.names_own_session(message) and pending.hosted is not None:
         headers.update(stamping.session_headers(SessionView(pending.hosted)))
-    if pending.hosted is not None and method not in (wire.LISTEN, "sessions/delete"):
+    if pending.hosted is not None and method not in (rpc.LISTEN, "sessions/delete"):
         key = meta.get(REQUEST_KEY_META)
         if isinstance(key, str):
             pending.key = key
@@ -88,7 +88,7 @@ def may_go_again(pending: Pending, peer: Peer) -> bool | None:
 
     What takes a session takes it again, to no other effect; all else needs a key (KEY17).
     """
-    if pending.method in (wire.LISTEN, "session/resume"):
+    if pending.method in (rpc.LISTEN, "session/resume"):
         return True
     if pending.hosted is None or peer.hosted.find(pending.hosted) is None:
         return pending.first_sent is None
@@ -99,7 +99,7 @@ def is_answer(pending: Pending, failure: Failure) -> bool:
     """Whether an HTTP status came with the server's own answer to a request. In the handshake
     era 404 is about the connection (CLI10).
     """
-    if not failure.is_answer or failure.error is None or wire.says_not_begun(failure.error):
+    if not failure.is_answer or failure.error is None or rpc.says_not_begun(failure.error):
         return False
     is_modern = stamping.envelope_of(pending.message) is not None
     return is_modern or (failure.status != 404 and not failure.says_session)

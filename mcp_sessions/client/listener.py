@@ -11,12 +11,12 @@ import logging
 from dataclasses import dataclass
 from typing import cast
 
-from mcp_sessions.client import stamping, wire
+from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import Hopeless, SessionControl
 from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Json, Link
-from mcp_sessions.client.exchange import Refused
-from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.own_requests import Refused
 from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.state import ClientState, Phase, Runtime
@@ -33,7 +33,7 @@ _TOO_LARGE = 413
 def _is_unreachable(error: Failed | Refused) -> bool:
     """Whether a failure is the address's, and not the server's word."""
     if isinstance(error, Refused):
-        return wire.says_not_begun(error.error)
+        return rpc.says_not_begun(error.error)
     return is_away(error.failure.cause, error.failure.status)
 
 
@@ -131,7 +131,7 @@ class Listener:
         listens.cut()
         if link.kind != "http":
             try:
-                await link.send(wire.notification(wire.CANCELLED, {"requestId": wire_id}), {})
+                await link.send(rpc.notification(rpc.CANCELLED, {"requestId": wire_id}), {})
             except Failed as failed:
                 logger.debug("%s", failed)
         link.abandon(wire_id)
@@ -170,5 +170,5 @@ class Listener:
 
     def _look_at_state(self, error: Json | None) -> None:
         session = self._peer.session
-        if session is not None and error is not None and wire.says_state_refused(error):
+        if session is not None and error is not None and rpc.says_state_refused(error):
             self._peer.drop_state(session.session_id, self._sent_state)

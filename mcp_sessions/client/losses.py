@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from mcp_sessions.client import explaining, wire
+from mcp_sessions.client import explaining, rpc
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import Failure, Json, Link
-from mcp_sessions.client.exchange import Exchanges
 from mcp_sessions.client.hosted import HostedSession
-from mcp_sessions.client.outcome import ResumeOutcome
-from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.own_requests import Exchanges
 from mcp_sessions.client.recovery import Recovery, Way
+from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.sending import Sender
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
 from mcp_sessions.core.backoff import spread
@@ -128,7 +128,7 @@ class Losses:
             ):
                 self._peer.hosted.left(held.session_id)
                 if self._peer.hosted.is_declared:
-                    await self._app.deliver(wire.notification(wire.DETACHED, params))
+                    await self._app.deliver(rpc.notification(rpc.DETACHED, params))
             case Detached.DRAINING.value:
                 self._come_back_later(link, params)
             case _:

@@ -13,11 +13,11 @@ import logging
 from dataclasses import dataclass
 from typing import cast
 
-from mcp_sessions.client import stamping, wire
+from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.connecting import Connector
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link, LinkSettings
-from mcp_sessions.client.exchange import Exchanges, Refused
-from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.own_requests import Exchanges, Refused
 from mcp_sessions.core.resume import Cause
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Pushing:
             "clientInfo": info or _CLIENT_INFO,
         }
         try:
-            result = await self._exchanges.ask(link, wire.INITIALIZE, params)
+            result = await self._exchanges.ask(link, rpc.INITIALIZE, params)
         except Failed as failed:
             error = failed.failure.error
             if failed.failure.cause is Cause.STATUS and error and failed.failure.status == 400:
@@ -80,7 +80,7 @@ class Pushing:
             text = f"{link.name}: the server agreed on no protocol version"
             raise Failed(Failure(Cause.STATUS, text))
         link.configure(LinkSettings(has_sessions=True, protocol_version=version))
-        await link.send(wire.notification(wire.INITIALIZED), {"mcp-protocol-version": version})
+        await link.send(rpc.notification(rpc.INITIALIZED), {"mcp-protocol-version": version})
         link.listen()
 
     async def drop(self) -> None:

@@ -18,14 +18,14 @@ from typing import cast
 
 import anyio
 
-from mcp_sessions.client import stamping, wire
+from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import SessionControl
 from mcp_sessions.client.dialer import Json, Link
-from mcp_sessions.client.exchange import Exchanges, Refused
 from mcp_sessions.client.hosted import HostedSession, session_named
-from mcp_sessions.client.listening import everything
-from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.listen_streams import everything
+from mcp_sessions.client.own_requests import Exchanges, Refused
 from mcp_sessions.client.pushing import Pushing
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.core.messages import INSTANCE_META, SESSION_META, members_of, meta_of
@@ -103,7 +103,7 @@ class Reattaching:
             return None
         if position is None:
             # Nothing of it was ever seen, so that nothing can be missed.
-            held.follower.restart(wire.head_of(result))
+            held.follower.restart(rpc.head_of(result))
             return None
         hosted.missed_events(held)
         return f"a gap ({result.get('reason')})"
@@ -111,7 +111,7 @@ class Reattaching:
     async def _tell_refused(self, held: HostedSession) -> None:
         if self._peer.hosted.is_declared:
             params = {"sessionId": held.session_id, "reason": Detached.EVICTED.value}
-            await self._app.deliver(wire.notification(wire.DETACHED, params))
+            await self._app.deliver(rpc.notification(rpc.DETACHED, params))
         elif held.is_withheld:
             await self._app.end(_HOLE)
 
@@ -122,7 +122,7 @@ class Reattaching:
             if self._peer.abilities.has_sessions:
                 params["_meta"] = {SESSION_META: None}
             try:
-                await self._exchanges.ask(link, wire.SUBSCRIBE, params)
+                await self._exchanges.ask(link, rpc.SUBSCRIBE, params)
             except Refused as refused:
                 logger.info("a subscription could not be restored: %s", refused)
         await self._app.tell_everything_changed()
@@ -220,7 +220,7 @@ class Reattaching:
         """A request is about to be answered: if it is a listen stream over HTTP, its session is
         attached nowhere then, and stays the application's (WSS19).
         """
-        if pending.method == wire.LISTEN and self._peer.pushed is not None:
+        if pending.method == rpc.LISTEN and self._peer.pushed is not None:
             self._is_left = self._is_left or pending.hosted is not None
 
     def is_left_by_listens(self) -> bool:
@@ -232,7 +232,7 @@ class Reattaching:
         """Return when all that ran in a session that ended has its answer (END4), or it takes
         too long.
         """
-        ended = session_named(ending.message) or wire.session_asked(ending.message)
+        ended = session_named(ending.message) or rpc.session_asked(ending.message)
         with anyio.move_on_after(_LAST_ANSWERS):
             for pending in self._app.requests:
                 if pending.hosted == ended and pending is not ending:
@@ -243,7 +243,7 @@ class Reattaching:
 
     def _listen_of(self, session_id: str, *, is_open: bool = True) -> Pending | None:
         for pending in reversed(list(self._app.requests)):
-            if pending.hosted == session_id and pending.method == wire.LISTEN:
+            if pending.hosted == session_id and pending.method == rpc.LISTEN:
                 if pending.is_acknowledged or not is_open:
                     return pending
         return None

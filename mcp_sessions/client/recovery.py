@@ -23,9 +23,9 @@ from mcp_sessions.client.application import Application
 from mcp_sessions.client.connecting import Connector
 from mcp_sessions.client.control import Hopeless, SessionControl
 from mcp_sessions.client.dialer import Dialer, Failed, Failure, Link
-from mcp_sessions.client.outcome import ResumeOutcome
-from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.reattaching import Reattaching
+from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.scouting import Place, Places
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
 from mcp_sessions.core.resume import AWAY, Cause, is_away

@@ -20,8 +20,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from mcp_sessions.client import explaining, hosted_requests, stamping, wire
-from mcp_sessions.client.addresses import Addresses
+from mcp_sessions.client import explaining, hosted_requests, rpc, stamping
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.connecting import Connector
 from mcp_sessions.client.control import SessionControl
@@ -44,22 +43,23 @@ from mcp_sessions.client.dialer import (
     Unanswered,
 )
 from mcp_sessions.client.elapsed import Elapsed
-from mcp_sessions.client.exchange import Exchanges
+from mcp_sessions.client.first_link import Opening
 from mcp_sessions.client.jar import JarSlot, SavedSession
+from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.losses import Losses
 from mcp_sessions.client.open_calls import OpenCall
-from mcp_sessions.client.opening import Opening
 from mcp_sessions.client.outbox import Outbox
-from mcp_sessions.client.outcome import KnownSession, OnLost, OnResume, ResumeOutcome
-from mcp_sessions.client.peer import Peer
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.own_requests import Exchanges
 from mcp_sessions.client.pushing import Pushing, as_modern
 from mcp_sessions.client.reattaching import Reattaching
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.resume_report import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.scouting import Places, shared_places
 from mcp_sessions.client.sending import Sender
+from mcp_sessions.client.server_addresses import Addresses
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import RequestId, meta_of
@@ -228,7 +228,7 @@ class ResumingClient:
 
     def waiting(self) -> list[Pending]:
         """The application's requests that will be answered; a listen stream lasts."""
-        return [p for p in self._app.requests if p.method != wire.LISTEN]
+        return [p for p in self._app.requests if p.method != rpc.LISTEN]
 
     def questions(self) -> list[RequestId]:
         """The server's questions without an answer of the application."""
@@ -251,20 +251,20 @@ class ResumingClient:
                 await self._outbox.answer(question_id, message)
         elif "id" in message:
             await self._take_request(message, headers)
-        elif message["method"] == wire.CANCELLED:
+        elif message["method"] == rpc.CANCELLED:
             await self._outbox.cancel(message, headers)
             if self._reattaching.is_left_by_listens():
                 self._recovery.begin(Way.REATTACH)
         else:
             await self._outbox.notification(message, headers)
-            if message["method"] == wire.INITIALIZED:
+            if message["method"] == rpc.INITIALIZED:
                 self._initialized()
 
     async def _take_request(self, message: Json, headers: Mapping[str, str]) -> None:
         state, peer = self._state, self._peer
         if self._app.requests.asked(message["id"]) is not None:
             # REQ2: the first goes on.
-            await self._app.deliver(wire.duplicate_id(message["id"]))
+            await self._app.deliver(rpc.duplicate_id(message["id"]))
             return
         pending = self._app.asks(peer.asked(message), headers, now=self._runtime.clock())
         self._recovery.hurry()
@@ -298,7 +298,7 @@ class ResumingClient:
         peer = self._peer
         if peer.initialize is None and peer.hosted.is_used:
             return True
-        return peer.is_modern and pending.method != wire.DISCOVER
+        return peer.is_modern and pending.method != rpc.DISCOVER
 
     # --- from the server -----------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class ResumingClient:
                 if link is state.link:
                     text = "an answer is too large for the server"
                     logger.warning("%s: %s", link.name, text)
-                    refused = wire.error_answer(question_id, INTERNAL_ERROR, text)
+                    refused = rpc.error_answer(question_id, INTERNAL_ERROR, text)
                     app.questions.answered(question_id, refused)
             case StreamReopened(continued, was_lost):
                 if not continued:
@@ -366,10 +366,10 @@ class ResumingClient:
         app = self._app
         params = cast("Json | None", message.get("params"))
         match message["method"]:
-            case wire.DETACHED:
+            case rpc.DETACHED:
                 await self._losses.detached(link, params or {})
                 return
-            case wire.CANCELLED:
+            case rpc.CANCELLED:
                 app.questions.withdrawn((params or {}).get("requestId"))
             case "notifications/progress":
                 pending = app.requests.reporting((params or {}).get("progressToken"))
@@ -380,7 +380,7 @@ class ResumingClient:
             case _:
                 pass
         session = self._peer.session
-        is_acknowledgement = message["method"] == wire.ACKNOWLEDGED
+        is_acknowledgement = message["method"] == rpc.ACKNOWLEDGED
         if is_acknowledgement and await self._reattaching.took_acknowledgement(message):
             return
         if await self._reattaching.took_event(link, message):
@@ -396,7 +396,7 @@ class ResumingClient:
                 # CLI3: it was seen.
                 return
             self._state.progressed()
-            if self._peer.hosted.has_attached and message["method"] != wire.RESOURCE_UPDATED:
+            if self._peer.hosted.has_attached and message["method"] != rpc.RESOURCE_UPDATED:
                 # EVT11: a session of the application tells it.
                 return
         if not (self._peer.is_modern and app.listens):
@@ -426,7 +426,7 @@ class ResumingClient:
             return
         result = cast("Json | None", message.get("result"))
         error = cast("Json", message.get("error") or {})
-        if wire.says_not_begun(error):
+        if rpc.says_not_begun(error):
             if self._opening.failed(link, pending, SHUTTING_DOWN):
                 return
             if await self._sender.not_begun(link, pending):
@@ -437,7 +437,7 @@ class ResumingClient:
             return
         if pending.is_hosts:
             peer.hosted.answered(pending, result, error)
-            if pending.method in (wire.INITIALIZE, wire.DISCOVER) and result is not None:
+            if pending.method in (rpc.INITIALIZE, rpc.DISCOVER) and result is not None:
                 peer.learn(result)
             if result is not None and pending.hosted is None and peer.session is None:
                 peer.note_subscription(pending.message)
@@ -446,14 +446,14 @@ class ResumingClient:
             if link is peer.pushed and stamping.envelope_of(pending.message) is not None:
                 message = as_modern(message)
             self._reattaching.note_end_of(pending)
-            if link.kind == "http" and pending.method in wire.ENDS_SESSION:
+            if link.kind == "http" and pending.method in rpc.ENDS_SESSION:
                 # On the application's one connection nothing follows it (END4).
                 await self._reattaching.until_last(pending)
         elif pending.session_id is not None:
             if self._says_lost(pending, result, error):
                 await self._sender.session_refused(pending, error)
                 return
-            elif wire.says_state_refused(error):
+            elif rpc.says_state_refused(error):
                 if await self._sender.state_refused(pending):
                     return
             elif result is not None:
@@ -462,12 +462,12 @@ class ResumingClient:
                     peer.session.merge(result)
                 peer.lives.used()
                 peer.note_subscription(pending.message)
-        elif result is not None and pending.method in (wire.INITIALIZE, wire.DISCOVER):
+        elif result is not None and pending.method in (rpc.INITIALIZE, rpc.DISCOVER):
             peer.learn(result)
         elif result is not None and peer.session is None:
             peer.lives.used()
         self._state.progressed()
-        if not pending.is_hosts and wire.says_unknown(error):
+        if not pending.is_hosts and rpc.says_unknown(error):
             # ERR7: the wire says no more. The application knows the request by its name. Only a
             # host that manages its sessions gets each answer as the server gave it.
             text = explaining.may_have_run(pending.message, f"{link.name}: {explaining.RESTARTED}")
@@ -484,7 +484,7 @@ class ResumingClient:
     def _says_lost(self, pending: Pending, result: Json | None, error: Json) -> bool:
         if error.get("code") == SESSION_NOT_FOUND:
             return True
-        if result is None or pending.method != wire.TOOL_CALL or self._peer.abilities.is_ours:
+        if result is None or pending.method != rpc.TOOL_CALL or self._peer.abilities.is_ours:
             return False
         # Some servers say it as the result of the tool.
         return says_session_not_found(result)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import anyio
 from anyio.lowlevel import RunVar
 
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.backoff import spread
 
 RATE = 100.0

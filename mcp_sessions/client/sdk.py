@@ -23,8 +23,8 @@ from pydantic import ValidationError
 from mcp_sessions.client.dialer import Dialer, Failed, Json
 from mcp_sessions.client.jar import Jar
 from mcp_sessions.client.open_calls import OpenCall
-from mcp_sessions.client.outcome import KnownSession, OnLost, OnResume, ResumeOutcome
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
+from mcp_sessions.client.resume_report import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.resuming import ResumingClient
 from mcp_sessions.core.messages import answer_in_place_of
 from mcp_sessions.errors import OUTCOME_UNKNOWN

@@ -13,13 +13,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mcp_sessions.client import explaining, hosted_requests, pushing, stamping, wire
+from mcp_sessions.client import explaining, hosted_requests, pushing, rpc, stamping
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Json, Link
 from mcp_sessions.client.hosted import REFUSALS
+from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.outbox import Outbox
-from mcp_sessions.client.peer import Peer
 from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.state import ClientState, Phase, Runtime
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _REFUSALS = 2
 
-_WITHOUT_SESSION = frozenset({wire.INITIALIZE, wire.DISCOVER, *wire.OUR_METHODS})
+_WITHOUT_SESSION = frozenset({rpc.INITIALIZE, rpc.DISCOVER, *rpc.OUR_METHODS})
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class Sender:
                 await self._app.answer(pending, *REFUSALS[standing])
                 return
             session = None
-        if session is not None and peer.is_modern and pending.method == wire.LISTEN:
+        if session is not None and peer.is_modern and pending.method == rpc.LISTEN:
             self._listener.add(pending)
             return
         message, headers = pending.message, dict(pending.headers)
@@ -95,7 +95,7 @@ class Sender:
         try:
             if pushing.goes_there(message):
                 link = await self._recovery.hosted.pushing.link_for(link)
-            elif pending.method == wire.LISTEN:
+            elif pending.method == rpc.LISTEN:
                 await self._recovery.hosted.before_listening(link, pending)
         except Failed as failed:
             # As if it could not be sent: it was not.
@@ -121,7 +121,7 @@ class Sender:
         if self._peer.session is None:
             return True
         # What it subscribed to outside of its sessions is kept in the client's own.
-        is_own = pending.method in (wire.SUBSCRIBE, wire.UNSUBSCRIBE)
+        is_own = pending.method in (rpc.SUBSCRIBE, rpc.UNSUBSCRIBE)
         return pending.session_id is None and not (is_own and self._is_outside(pending))
 
     def _is_outside(self, pending: Pending) -> bool:
@@ -238,7 +238,7 @@ class Sender:
             return True
         took = self._runtime.elapsed() - pending.last_sent
         is_late = pending.was_accepted or took > self._runtime.policy.refusal_time
-        return pending.sent_before or (pending.method == wire.TOOL_CALL and is_late)
+        return pending.sent_before or (pending.method == rpc.TOOL_CALL and is_late)
 
     async def unanswered(self, link: Link, wire_id: RequestId, failure: Failure) -> None:
         pending = self._app.requests.find(wire_id)
@@ -248,7 +248,7 @@ class Sender:
         if pending.is_hosts and hosted_requests.is_answer(pending, failure):
             await self._tell_failure(pending, failure)
             return
-        if failure.error is not None and wire.says_state_refused(failure.error):
+        if failure.error is not None and rpc.says_state_refused(failure.error):
             # The modern era says it with a 400. Another connection would hear the same.
             if not await self.state_refused(pending):
                 await self._tell_failure(pending, failure)

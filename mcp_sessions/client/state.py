@@ -13,10 +13,10 @@ from types import MappingProxyType
 
 from anyio.abc import TaskGroup
 
-from mcp_sessions.client.addresses import Addresses
 from mcp_sessions.client.dialer import Link
-from mcp_sessions.client.peer import Peer
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
+from mcp_sessions.client.server_addresses import Addresses
 from mcp_sessions.core.backoff import Backoff
 
 

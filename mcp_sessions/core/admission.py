@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from mcp_sessions.core.lifetime import is_over
+from mcp_sessions.core.expiry import is_over
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch
 from mcp_sessions.principal import Principal
@@ -55,7 +55,7 @@ def admission(
     Args:
         mode: The mode that the caller takes the session for.
         now: Seconds since 1970.
-        held: See :func:`~mcp_sessions.core.lifetime.is_over`.
+        held: See :func:`~mcp_sessions.core.expiry.is_over`.
         fencing_epoch: The session's as the caller knows it; None: whichever it is.
     """
     # One and the same, mostly: of nobody who authenticates.

@@ -18,7 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.serve.not_found import NotFound
 from mcp_sessions.server.upstream.sdk.authentication import Authentication, Denied
-from mcp_sessions.server.upstream.sdk.http import http_shell, principal_of, security_settings
+from mcp_sessions.server.upstream.sdk.http_application import (
+    http_shell,
+    principal_of,
+    security_settings,
+)
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http.endpoint import Arriving, AtPath, MountedApp, StreamableHttp
@@ -27,7 +31,7 @@ from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard, SecuritySettings, readable_by_pages
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.websocket.authorizer import HandshakeAuthorizer
-from mcp_sessions_transports.websocket.server import WebSocketBinding
+from mcp_sessions_transports.websocket.websocket_server import WebSocketBinding
 
 logger = logging.getLogger(__name__)
 

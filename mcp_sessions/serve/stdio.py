@@ -9,10 +9,10 @@ import socket
 from typing import Any
 
 from mcp_sessions.serve.draining import Draining
-from mcp_sessions.serve.http import DrainingServer
 from mcp_sessions.serve.lifetime import Lifetime
+from mcp_sessions.serve.uvicorn_server import DrainingServer
 from mcp_sessions_transports.served import Served
-from mcp_sessions_transports.stdio.server import StdioBinding, standard_streams
+from mcp_sessions_transports.stdio.stdio_server import StdioBinding, standard_streams
 
 
 async def serve_stdio(

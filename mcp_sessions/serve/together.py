@@ -19,12 +19,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_sessions.background import Background, stopped
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.health import Health, health_routes
-from mcp_sessions.serve.http import Leaving, draining_server
 from mcp_sessions.serve.lifetime import Lifetime
 from mcp_sessions.serve.not_found import NotFound
 from mcp_sessions.serve.open_connections import ConnectionLimits
 from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.tls import Certificate
+from mcp_sessions.serve.uvicorn_server import Leaving, draining_server
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from opentelemetry import propagate, trace
 
-from mcp_sessions.core.conversations import ConversationKey
+from mcp_sessions.core.conversation_keys import ConversationKey
 from mcp_sessions.core.ends import SessionEnd
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import NotNamed

@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from mcp_sessions.core.conversations import ConversationKey
+from mcp_sessions.core.conversation_keys import ConversationKey
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (
     EXTENSION,

@@ -31,7 +31,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
-from mcp_sessions.stores.ends import Ends
+from mcp_sessions.stores.ends_contract import Ends
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.record_changes import RecordChange
 from mcp_sessions.stores.records import (
@@ -185,7 +185,7 @@ class SessionStore(Ends, Protocol):
         opened: bool,
     ) -> Sequence[SessionRecord]:
         """End up to ``limit`` sessions, none of ``held``; the records as they were. First go those
-        that sleep (:func:`~mcp_sessions.core.lifetime.asleep_by`), then transport-mode sessions
+        that sleep (:func:`~mcp_sessions.core.expiry.asleep_by`), then transport-mode sessions
         that are nobody's (:data:`~mcp_sessions.principal.ANONYMOUS`) and hold nothing: no
         subscription, no current session, no session that is attached there. Of these first those
         that were used for no longer than ``unused_for`` after they were made; and always those

@@ -12,7 +12,7 @@ from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.ends import end_by_operator
+from mcp_sessions.stores.ends_contract import end_by_operator
 from mcp_sessions.stores.probe import probe
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.urls import open_store, sqlite_place
@@ -61,7 +61,7 @@ async def open_beside(url: str, ended: Ended) -> Beside:
     """
     store = open_store(url)
     if store.name == "sqlite":
-        from mcp_sessions.stores.sqlite.operator import SQLiteBeside
+        from mcp_sessions.stores.sqlite.sqlite_operator import SQLiteBeside
 
         return SQLiteBeside(sqlite_place(url)[0])
     if not store.survives_process:
@@ -80,8 +80,8 @@ async def look(store: SessionStore, policy: SessionPolicy) -> str:
         StoreUnavailable: It cannot be reached, or refuses.
     """
     if store.name == "sqlite":
-        from mcp_sessions.stores.sqlite.operator import look_at
-        from mcp_sessions.stores.sqlite.store import SQLiteStore
+        from mcp_sessions.stores.sqlite.sqlite_operator import look_at
+        from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 
         if not isinstance(store, SQLiteStore):
             raise AssertionError("no other store has that name")

@@ -12,7 +12,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.stores.memory.store import MemoryStore
+from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
 
 

@@ -34,7 +34,7 @@ def open_store(url: str) -> SessionStore:
         return MemoryStore()
     if scheme in _REDIS:
         try:
-            from mcp_sessions.stores.redis.store import RedisStore
+            from mcp_sessions.stores.redis.redis_store import RedisStore
         except ModuleNotFoundError as missing:
             if (missing.name or "").partition(".")[0] != "redis":
                 raise
@@ -45,7 +45,7 @@ def open_store(url: str) -> SessionStore:
     if scheme == "sqlite":
         # Whoever keeps sessions elsewhere need not wait for it.
         from mcp_sessions.stores.sqlite.schema import Durability
-        from mcp_sessions.stores.sqlite.store import SQLiteStore
+        from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 
         path, durability = sqlite_place(url)
         return SQLiteStore(path, cast("Durability", durability))

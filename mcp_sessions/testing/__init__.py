@@ -26,20 +26,20 @@ from typing import TYPE_CHECKING
 import anyio
 
 from mcp_sessions.testing import (
-    admission,
-    attachment,
-    belongings,
-    ends,
-    exchange,
-    lives,
-    logs,
+    admission_checks,
+    attachment_checks,
+    belongings_checks,
+    change_checks,
+    ends_checks,
+    exchange_checks,
+    life_checks,
+    log_checks,
     sleeping,
-    telling,
 )
 from mcp_sessions.testing.parts import Check, MakeStore, MakeTwoStores
 
 if TYPE_CHECKING:
-    from mcp_sessions.testing.client import connect
+    from mcp_sessions.testing.memory_client import connect
 
 __all__ = [
     "EXCHANGE_CHECKS",
@@ -53,18 +53,18 @@ __all__ = [
 ]
 
 STORE_CHECKS: Sequence[Check] = (
-    *lives.CHECKS,
+    *life_checks.CHECKS,
     *sleeping.CHECKS,
-    *admission.CHECKS,
-    *logs.CHECKS,
-    *attachment.CHECKS,
-    *belongings.CHECKS,
-    *telling.CHECKS,
-    *ends.CHECKS,
+    *admission_checks.CHECKS,
+    *log_checks.CHECKS,
+    *attachment_checks.CHECKS,
+    *belongings_checks.CHECKS,
+    *change_checks.CHECKS,
+    *ends_checks.CHECKS,
 )
 """The rules, by name. Run them one by one to see which of them a store breaks."""
 
-EXCHANGE_CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = exchange.CHECKS
+EXCHANGE_CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = exchange_checks.CHECKS
 """The rules of an exchange, by name."""
 
 
@@ -102,6 +102,6 @@ def __getattr__(name: str) -> object:
     # The checks of a store need no SDK, which takes over a second to import.
     if name != "connect":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mcp_sessions.testing.client import connect
+    from mcp_sessions.testing.memory_client import connect
 
     return connect

@@ -15,7 +15,7 @@ from acp import schema
 
 from mcp_sessions.acp import AcpSessionLayer, current_conversation
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.support.conversations import (
     ALL_CAPABILITIES,
     Json,

@@ -17,7 +17,7 @@ from mcp_sessions.errors import ConfigurationError, StoreInUse
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_key
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.stores.stateless import Stateless
 from tests.support.conversations import (
     WITHIN,

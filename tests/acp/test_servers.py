@@ -17,7 +17,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.layer import SessionLayer
 from mcp_sessions.security import mint_key
 from mcp_sessions.server.requests.handle import current_session
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.support.board import Board
 from tests.support.conversations import (
     Json,

@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions import SessionPolicy
-from mcp_sessions.testing.clock import ClockedLayer
+from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.support.identities import FAR, Guarded, Verifier, guarded, who
 from tests.support.modern import Heard, ModernClient, session_meta
 from tests.support.raw import (

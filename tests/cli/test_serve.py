@@ -19,7 +19,7 @@ from mcp_sessions.cli.serve import (
     _layer,  # pyright: ignore[reportPrivateUsage]
     listening_socket,
 )
-from mcp_sessions.cli.serve_config import layers_of
+from mcp_sessions.cli.serve_config import layer_maker, layers_of
 from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
@@ -210,7 +210,8 @@ def test_a_client_can_read_its_state_if_that_is_wanted(here: Path, readable: boo
     what = ["bare_app.py:mcp"] if of == "server" else ["--config", "mcp.json"]
     options = parsed([*(["--readable-state"] if readable else []), *what])
     if of == "config":
-        [assembly] = layers_of(options, "memory://", SessionPolicy(), None).values()
+        make = layer_maker(options, "memory://", SessionPolicy(), None)
+        [assembly] = layers_of(options, make).values()
     else:
         assembly = inside(_layer(options)[0])
     token = assembly.security.seal_state(

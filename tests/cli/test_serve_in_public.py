@@ -172,7 +172,7 @@ def test_the_client_is_what_a_trusted_proxy_says_and_no_other(
 def test_draining_and_stopping_have_one_line_each(here: Path) -> None:
     with served(here, "app.py", "--drain-delay", "0.1", "--grace", "3") as place:
         place.initialize()
-    said = [line for line in place.said.splitlines() if "mcp_sessions.serve.http" in line]
+    said = [line for line in place.said.splitlines() if "mcp_sessions.serve.uvicorn_server" in line]
     assert len(said) == 2, said
     assert "draining after SIG" in said[0] and said[0].endswith("calls may run for 3 s")
     assert said[1].endswith("stopped: every connection is closed")

@@ -19,8 +19,8 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from mcp_sessions.stores.record_changes import SetCurrent
 from mcp_sessions.stores.records import CurrentSession, Peer, SessionRecord
-from mcp_sessions.stores.sqlite import operator as sqlite_beside
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite import sqlite_operator as sqlite_beside
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.support.raw import at_most, in_session
 from tests.support.redis_server import namespace, redis_store, shared_redis
 from tests.support.world import world
@@ -162,7 +162,9 @@ async def test_an_id_that_begins_with_a_dash_is_no_option(
 ) -> None:
     """Ids are base64url: one in sixty-four does."""
     session_id = SessionId(begins.ljust(43, "i"))
-    monkeypatch.setattr("mcp_sessions.stores.sqlite.store.mint_session_id", lambda: session_id)
+    monkeypatch.setattr(
+        "mcp_sessions.stores.sqlite.sqlite_store.mint_session_id", lambda: session_id
+    )
     async with opened(path) as store:
         await store.create(Mode.PROTOCOL, ALICE, peer=None, now=time.time())
     assert await run(path, "show", session_id, "--ids") == 0

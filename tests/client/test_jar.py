@@ -15,7 +15,7 @@ from mcp.server import MCPServer
 from mcp_sessions import SessionLayer, current_session
 from mcp_sessions.client.jar import FileJar, SavedSession
 from mcp_sessions.client_transport import resumable
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.support.resuming import MODES, QUICK, Heard, serving, subscribe, text_of
 from tests.support.servers import serve
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from mcp import Client, MCPError
 
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from tests.support.resuming import QUICK, Heard, text_of

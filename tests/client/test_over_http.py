@@ -10,7 +10,7 @@ from mcp import Client, MCPError
 from mcp.server import MCPServer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from tests.support.apps import make_app

@@ -11,7 +11,7 @@ import pytest
 from mcp import Client, MCPError
 from websockets.asyncio.server import ServerConnection, serve
 
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.errors import ConfigurationError

@@ -9,7 +9,7 @@ import pytest
 from mcp import Client
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client_transport import resumable
 from tests.support.proxy import TcpProxy
 from tests.support.resuming import Heard, app_of, text_of

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mcp_sessions.client.peer import Peer
+from mcp_sessions.client.known_server import Peer
 from mcp_sessions.core.resume import SessionView
 
 HEAD = "ev-9"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.scouting import OVERDUE, RATE, Place, Places
 from tests.support.virtual_time import VIRTUAL, Backend, VirtualTimeLoop
 

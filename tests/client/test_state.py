@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from mcp_sessions.client.addresses import Addresses
-from mcp_sessions.client.peer import Peer
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
+from mcp_sessions.client.server_addresses import Addresses
 from mcp_sessions.client.state import TRANSITIONS, Change, ClientState, Phase, Runtime
 from mcp_sessions.core.backoff import Backoff
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mcp_sessions_conformance.fault import Case, Fault, Late
-from mcp_sessions_conformance.faults.common import answer, refuse, said, tool
+from mcp_sessions_conformance.faults.shared_faults import answer, refuse, said, tool
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.report import as_text
 from mcp_sessions_conformance.runner import Run, Selection, run

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions_conformance.fault import Case, Fault
-from mcp_sessions_conformance.faults.common import DESCRIBE, Edit, in_results
+from mcp_sessions_conformance.faults.shared_faults import DESCRIBE, Edit, in_results
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.report import as_text
 from mcp_sessions_conformance.runner import Run, Selection, run

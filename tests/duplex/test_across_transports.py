@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions_transports.stdio import server as stdio
+from mcp_sessions_transports.stdio import stdio_server as stdio
 from tests.support import apps
 from tests.support.duplex import DECLARED, ELICITS, WITHIN, DuplexPeer, DuplexWorld, duplex_world
 from tests.support.modern import Heard, ModernClient

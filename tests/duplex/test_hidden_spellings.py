@@ -13,7 +13,7 @@ from mcp.server import Server
 
 from mcp_sessions import Conversations, current_session
 from mcp_sessions.core.readings import folded
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.core.test_readings import SERVERS, read_as
 from tests.server.test_visibility import server_of
 from tests.support.children import child, child_world

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions import Conversations, current_session
-from mcp_sessions.server.upstream.sdk.http import allowing
+from mcp_sessions.server.upstream.sdk.http_application import allowing
 from tests.support.duplex import duplex_world, listening, websocket
 from tests.support.modern import ModernClient
 from tests.support.raw import Json, RawClient, in_process

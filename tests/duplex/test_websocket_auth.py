@@ -17,7 +17,7 @@ from pydantic import AnyHttpUrl
 from websockets.exceptions import InvalidStatus
 
 from mcp_sessions import SessionLayer, SessionPolicy
-from mcp_sessions.testing.clock import ClockedLayer
+from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.support import apps
 from tests.support.duplex import listening, websocket
 from tests.support.raw import SocketCarrier

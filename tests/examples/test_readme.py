@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.errors import InvalidReason, Refusal, SessionsError, WireError
 from mcp_sessions.policy import SessionPolicy
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity
-from mcp_sessions.serve.http import http_config
 from mcp_sessions.serve.open_connections import connection_limits
+from mcp_sessions.serve.uvicorn_server import http_config
 from tests.fuzz.fuzzer import WITHIN
 from tests.fuzz.hostile import shown
 from tests.support.duplex import ServerInLoop

@@ -14,10 +14,10 @@ from anyio.abc import TaskStatus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sessions.client import stamping, wire
+from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.dialer import Event, Json, Link, LinkSettings, Received
-from mcp_sessions.client.listening import Listens
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.listen_streams import Listens
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.resuming import ResumingClient
 from mcp_sessions.core.messages import EXTENSION, SESSION_META, Malformed, parse
@@ -106,16 +106,16 @@ def test_a_number_of_seconds_is_bounded(value: object) -> None:
 def test_what_a_server_says_of_itself_is_read_or_is_not_there(said: Json) -> None:
     found = abilities(said)
     assert 0 <= found.key_lifetime <= MAX_SECONDS
-    made = wire.session_of_start(said), wire.session_of_create(said, may_resume=True)
+    made = rpc.session_of_start(said), rpc.session_of_create(said, may_resume=True)
     for session in (view for view in made if view is not None):
         assert is_session_id(session[0].session_id)
         headers = stamping.session_headers(session[0])
         assert all(is_sendable(value) for value in headers.values())
     SessionView("s-1").merge(said)
     event_id_of(said, "s-1")
-    wire.head_of(said)
-    wire.says_not_begun(said)
-    wire.says_state_refused(said)
+    rpc.head_of(said)
+    rpc.says_not_begun(said)
+    rpc.says_state_refused(said)
     says_session_not_found(said)
     Attempts("me").is_own(said.get("instance"), now=0)
 
@@ -125,11 +125,11 @@ def test_a_listen_stream_takes_any_acknowledgement_and_any_event(said: Json, eve
     """Whatever is told goes to the one request that listens, or to nobody."""
     listens = Listens()
     asked = {"notifications": {"toolsListChanged": True, "resourceSubscriptions": ["a"]}}
-    message = {"jsonrpc": "2.0", "id": 1, "method": wire.LISTEN, "params": asked}
+    message = {"jsonrpc": "2.0", "id": 1, "method": rpc.LISTEN, "params": asked}
     listens.add(Pending(1, message, {}, 0.0))
     listens.next_request()
     listens.acknowledged(said)
-    for method in (wire.RESOURCE_UPDATED, "notifications/tools/list_changed", "notifications/x"):
+    for method in (rpc.RESOURCE_UPDATED, "notifications/tools/list_changed", "notifications/x"):
         told = listens.parts({"jsonrpc": "2.0", "method": method, "params": event})
         assert len(told) <= 1
     assert len(listens.everything()) == 2
@@ -278,7 +278,7 @@ async def running(answers: Mapping[str, Json]) -> AsyncGenerator[tuple[ResumingC
             params: Json = {"protocolVersion": "2025-11-25", "capabilities": {}}
             asked = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
             await client.take(asked, {})
-            await client.take(wire.notification(wire.INITIALIZED), {})
+            await client.take(rpc.notification(rpc.INITIALIZED), {})
             yield client, (puppet, told)
             await client.close()
             tasks.cancel_scope.cancel()
@@ -319,7 +319,7 @@ told_by_server = st.fixed_dictionaries(
     {
         "jsonrpc": st.just("2.0"),
         "method": st.sampled_from(
-            [wire.DETACHED, wire.CANCELLED, wire.ACKNOWLEDGED, wire.RESOURCE_UPDATED]
+            [rpc.DETACHED, rpc.CANCELLED, rpc.ACKNOWLEDGED, rpc.RESOURCE_UPDATED]
             + ["notifications/progress", "notifications/x", "roots/list"]
         ),
         "params": objects,
@@ -334,7 +334,7 @@ async def test_a_call_is_answered_whatever_its_server_says_before(said: list[Jso
     async with running({"session/start": STARTED}) as (client, (puppet, told)):
         await expect_answer(client, told, "one")
         for message in said:
-            if message["method"] == wire.DETACHED:
+            if message["method"] == rpc.DETACHED:
                 cast("Json", message["params"])["sessionId"] = "s-1"
             await puppet.newest.say(message)
         await expect_answer(client, told, "two")

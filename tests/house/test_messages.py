@@ -29,19 +29,22 @@ SETTINGS = "docs/setting-errors.md"
 ERRORS = "docs/limits.md"
 
 WORDLESS = {
-    ("mcp_sessions/client/opening.py", "open_for"): "the text of a Failure",
-    ("mcp_sessions/client/opening.py", "failed"): "the text of a Failure",
+    ("mcp_sessions/client/first_link.py", "open_for"): "the text of a Failure",
+    ("mcp_sessions/client/first_link.py", "failed"): "the text of a Failure",
     ("mcp_sessions/client/recovery.py", "_recover"): "the text of a Failure",
     ("mcp_sessions/client/resuming.py", "_on_event"): "one text, two lines above",
     ("mcp_sessions/server/audit.py", "write"): "a record of the audit",
     ("mcp_sessions/server/upstream/external/child.py", "_warn"): "its callers give the text",
     ("mcp_sessions/server/upstream/external/children.py", "start"): "the text of not_started",
     ("mcp_sessions/server/upstream/external/children.py", "_say_now_and_then"): "its callers' text",
-    ("mcp_sessions/server/upstream/stdio/child.py", "_died"): "a status, and a line of the process",
+    (
+        "mcp_sessions/server/upstream/stdio/stdio_child.py",
+        "_died",
+    ): "a status, and a line of the process",
     ("mcp_sessions/server/upstream/stdio/stderr.py", "_say"): "a line that the process wrote",
     ("mcp_sessions/stores/sqlite/checkpointing.py", "begin_anew"): "SQLite's own text",
     ("mcp_sessions/stores/sqlite/checkpointing.py", "_copy"): "SQLite's own text",
-    ("mcp_sessions/stores/sqlite/recovery.py", "shut_down"): "the system's own text",
+    ("mcp_sessions/stores/sqlite/cleaning.py", "shut_down"): "the system's own text",
     ("mcp_sessions/stores/sqlite/writer.py", "_chore_done"): "the text of a StoreUnavailable",
     ("mcp_sessions/stores/sqlite/writer.py", "_rest"): "SQLite's own text",
 }

@@ -53,6 +53,6 @@ def test_each_test_of_a_mirrored_folder_has_its_module() -> None:
 
 def test_a_test_without_a_module_is_seen() -> None:
     assert has_module(Path("tests/core/test_log.py"))
-    assert has_module(Path("tests/stores/redis/test_store_away.py"))
+    assert has_module(Path("tests/stores/redis/test_redis_store_away.py"))
     assert not has_module(Path("tests/core/test_logs.py"))
     assert not has_module(Path("tests/transports/http/test_nothing.py"))

@@ -30,11 +30,11 @@ OTHER = {
     "mcp_sessions/server/dispatch/sealed_state.py": "writes into a result",
     "mcp_sessions/server/upstream/external": "speaks the protocol with a server outside",
     "mcp_sessions/server/upstream/sdk/kernel.py": "a change of the wrapped server's",
-    "mcp_sessions/server/upstream/sdk/spans.py": "params on their way to the SDK",
+    "mcp_sessions/server/upstream/sdk/sdk_spans.py": "params on their way to the SDK",
     "transports/mcp_sessions_transports/http/client": "the client's half",
     "transports/mcp_sessions_transports/http/upstream": "a wrapped server's wire",
-    "transports/mcp_sessions_transports/stdio/client.py": "the client's half",
-    "transports/mcp_sessions_transports/websocket/client.py": "the client's half",
+    "transports/mcp_sessions_transports/stdio/stdio_client.py": "the client's half",
+    "transports/mcp_sessions_transports/websocket/websocket_client.py": "the client's half",
 }
 """File or folder → what it opens ``_meta`` of: nothing that a client sent."""
 

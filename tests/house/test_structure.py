@@ -1,4 +1,5 @@
-"""How the packages are built: no circles of imports, nobody finishes another object, short files.
+"""How the packages are built: no circles of imports, nobody finishes another object, short files,
+each with a name of its own.
 
 What does not keep a rule yet is listed here by name. A list only shrinks: an entry that is no
 longer needed fails.
@@ -215,6 +216,30 @@ def test_a_file_that_grows_is_seen_and_so_is_one_that_is_short_by_now(copy: Path
         (copy / f"mcp_sessions/spoilt{number}.py").write_text("\n" * (FEW_LINES + 1))
     with pytest.raises(AssertionError, match="too many long"):
         expect_short(copy)
+
+
+# --- names --------------------------------------------------------------------------------
+
+
+def expect_names_used_once(root: Path) -> None:
+    """Fail with every name that two files of one package have."""
+    files: dict[tuple[str, str], list[str]] = {}
+    for module in modules(root).values():
+        if not module.path.name.startswith("__"):
+            package = module.name.partition(".")[0]
+            files.setdefault((package, module.path.name), []).append(module.file)
+    assert [found for found in files.values() if len(found) > 1] == [], "rename one of them"
+
+
+def test_a_name_of_a_file_is_used_once_in_its_package() -> None:
+    """A reader who searches for a file by its name finds one."""
+    expect_names_used_once(ROOT)
+
+
+def test_a_name_that_is_used_twice_is_seen(copy: Path) -> None:
+    (copy / "mcp_sessions/acp/ids.py").touch()
+    with pytest.raises(AssertionError, match="rename one"):
+        expect_names_used_once(copy)
 
 
 # --- a copy -------------------------------------------------------------------------------

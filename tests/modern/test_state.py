@@ -10,7 +10,7 @@ from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity, current_s
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.requests.memory import SessionState
-from mcp_sessions.testing.clock import ClockedLayer
+from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.modern.test_sessions import NOBODYS, not_found
 from tests.stores.every_store import STORES
 from tests.support.modern import ModernClient, session_meta

@@ -14,10 +14,10 @@ import pytest
 from mcp_sessions import HTTPServer
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.cluster import children, relay
+from mcp_sessions.server.cluster import relay, remote_children
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import Place
-from mcp_sessions.server.upstream.stdio.child import StdioChildren
+from mcp_sessions.server.upstream.stdio.stdio_child import StdioChildren
 from tests.support import replicas
 from tests.support.children import child, children_of, is_alive, modern_child, until
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
@@ -311,7 +311,7 @@ async def test_a_request_that_never_arrives_does_not_wait_for_ever_and_a_lost_an
 def short_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that is dead is known to be soon."""
     monkeypatch.setattr(replicas, "LIVENESS", 0.5)
-    monkeypatch.setattr(children, "LEASE", 0.25)
+    monkeypatch.setattr(remote_children, "LEASE", 0.25)
     monkeypatch.setattr(relay, "ALIVE_EVERY", 0.1)
 
 
@@ -597,9 +597,9 @@ async def test_what_came_before_a_replica_leaves_may_need_a_process(
 ) -> None:
     """It is started, also if that is asked for when the rest is over."""
     begun, go = asyncio.Event(), asyncio.Event()
-    lease = children.ChildrenElsewhere.lease
+    lease = remote_children.ChildrenElsewhere.lease
 
-    async def slowly(self: children.ChildrenElsewhere, session_id: Any) -> Any:
+    async def slowly(self: remote_children.ChildrenElsewhere, session_id: Any) -> Any:
         begun.set()
         await go.wait()
         return await lease(self, session_id)
@@ -609,7 +609,7 @@ async def test_what_came_before_a_replica_leaves_may_need_a_process(
         meta = in_session((await client.start())["sessionId"])
         pid = await client.text("pid", meta=meta)
         await killed(c, pid)
-        monkeypatch.setattr(children.ChildrenElsewhere, "lease", slowly)
+        monkeypatch.setattr(remote_children.ChildrenElsewhere, "lease", slowly)
         sent = client.call("pid", meta=meta)
         await begun.wait()
         draining = asyncio.create_task(c[0].layer.drain(grace=10))

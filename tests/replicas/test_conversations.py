@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sessions import Conversations, SessionSecurity
-from mcp_sessions.core.conversations import KNOWN_HOSTS, PLATFORM, Rule
+from mcp_sessions.core.conversation_keys import KNOWN_HOSTS, PLATFORM, Rule
 from mcp_sessions.server.requests.handle import current_session
 from tests.support.modern import ModernClient
 from tests.support.raw import Carrier, Json, RawClient, call_params

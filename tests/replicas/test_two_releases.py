@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions import rooms
-from mcp_sessions.server.cluster import children, shared_bus
+from mcp_sessions.server.cluster import remote_children, shared_bus
 from mcp_sessions.server.cluster.codec import VERSION
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import ExchangeListener
@@ -202,7 +202,7 @@ async def test_a_process_that_a_replica_of_the_next_version_has_counts_as_lost(
     """The session gets another one, as if that replica were gone. The log says it once for each
     replica.
     """
-    monkeypatch.setattr(children, "LEASE", 0.25)
+    monkeypatch.setattr(remote_children, "LEASE", 0.25)
 
     def server() -> tuple[Toolbox, object]:
         return Toolbox(), child()

@@ -16,9 +16,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from mcp_sessions.serve.http import http_config
 from mcp_sessions.serve.open_connections import ConnectionLimits
 from mcp_sessions.serve.protocols import LimitedHttp
+from mcp_sessions.serve.uvicorn_server import http_config
 from tests.support.hostile import closed_by_peer, hostile
 
 MASK = bytes([1, 2, 3, 4])

@@ -14,7 +14,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_key
 from mcp_sessions.server.requests.handle import current_session
-from mcp_sessions.testing.clock import ClockedLayer
+from mcp_sessions.testing.timed_layer import ClockedLayer
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ from mcp.server import MCPServer
 from mcp_sessions import Conversations, SessionLayer, current_session
 from mcp_sessions.core.visibility import STATE_KEY
 from mcp_sessions.errors import ConfigurationError, LimitReached, SessionNotFound
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.testing import connect
-from tests.server.dispatch.test_conversations import SECURITY
+from tests.server.dispatch.test_conversation_sessions import SECURITY
 from tests.support.modern import ModernClient
 from tests.support.raw import Carrier, Json, RawClient
 from tests.support.replicas import cluster

@@ -9,7 +9,7 @@ import pytest
 
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.testing import MakeStore, MakeTwoStores
 from tests.support.redis_server import redis_store, two_redis_stores
 

@@ -27,7 +27,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.ends import EndedBeside
+from mcp_sessions.stores.ends_contract import EndedBeside
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.record_changes import RecordChange, RenewEvents
 from mcp_sessions.stores.records import (
@@ -42,15 +42,15 @@ from mcp_sessions.stores.records import (
 )
 from mcp_sessions.testing import (
     Check,
-    admission,
-    attachment,
-    belongings,
+    admission_checks,
+    attachment_checks,
+    belongings_checks,
+    change_checks,
     check_session_store,
-    ends,
-    lives,
-    logs,
+    ends_checks,
+    life_checks,
+    log_checks,
     sleeping,
-    telling,
 )
 from mcp_sessions.testing.parts import NOW
 
@@ -497,33 +497,39 @@ class IsMadeAnewByWhoLooks(MemoryStore):
 @pytest.mark.parametrize(
     ("store", "check"),
     [
-        (CountsInACopy, logs.two_writers_neither_repeat_nor_skip_an_id),
-        (MixesStreams, logs.streams_and_sessions_never_cross),
-        (ReplaysWithoutTheEpoch, logs.a_replay_is_whole_or_refused_with_its_reason),
+        (CountsInACopy, log_checks.two_writers_neither_repeat_nor_skip_an_id),
+        (MixesStreams, log_checks.streams_and_sessions_never_cross),
+        (ReplaysWithoutTheEpoch, log_checks.a_replay_is_whole_or_refused_with_its_reason),
         (
             ReplaysWithoutTheEpoch,
-            logs.a_stream_made_anew_refuses_the_positions_of_the_old_one,
+            log_checks.a_stream_made_anew_refuses_the_positions_of_the_old_one,
         ),
-        (ReplaysWhatIsLeft, logs.a_replay_is_whole_or_refused_with_its_reason),
-        (TakesAheadForCaughtUp, logs.a_replay_is_whole_or_refused_with_its_reason),
-        (AttachesInTwoSteps, attachment.what_is_stored_during_a_takeover_arrives_once_and_in_order),
+        (ReplaysWhatIsLeft, log_checks.a_replay_is_whole_or_refused_with_its_reason),
+        (TakesAheadForCaughtUp, log_checks.a_replay_is_whole_or_refused_with_its_reason),
+        (
+            AttachesInTwoSteps,
+            attachment_checks.what_is_stored_during_a_takeover_arrives_once_and_in_order,
+        ),
         (
             DisplacesThoughItIsNotFree,
-            attachment.an_attach_that_wants_a_free_session_displaces_nobody,
+            attachment_checks.an_attach_that_wants_a_free_session_displaces_nobody,
         ),
         (
             DetachesWhoeverIsThere,
-            attachment.a_late_close_of_a_displaced_connection_changes_nothing,
+            attachment_checks.a_late_close_of_a_displaced_connection_changes_nothing,
         ),
-        (LivesByBeingLookedAt, lives.a_session_expires_when_idle_and_a_request_moves_that),
-        (ServesStrangersFirst, admission.a_strangers_request_is_refused_before_it_has_any_effect),
-        (ForgetsKeys, admission.a_request_key_is_begun_once_and_its_answer_kept),
-        (ForgetsKeys, admission.one_key_sent_many_times_at_once_is_begun_once),
-        (GivesAwayWhatRuns, admission.a_key_of_a_run_that_never_began_is_begun_anew),
-        (AdmitsToItsFirstAttachment, admission.a_keyed_request_goes_with_its_attachment),
-        (KeepsAnswersOfTheEnded, admission.a_session_that_ends_meanwhile_admits_nothing),
-        (ReapsWhatIsBusy, lives.expire_ends_what_is_overdue_and_spares_what_is_at_work),
-        (EvictsWhatIsUsed, lives.evict_ends_what_is_nobodys_and_holds_nothing),
+        (LivesByBeingLookedAt, life_checks.a_session_expires_when_idle_and_a_request_moves_that),
+        (
+            ServesStrangersFirst,
+            admission_checks.a_strangers_request_is_refused_before_it_has_any_effect,
+        ),
+        (ForgetsKeys, admission_checks.a_request_key_is_begun_once_and_its_answer_kept),
+        (ForgetsKeys, admission_checks.one_key_sent_many_times_at_once_is_begun_once),
+        (GivesAwayWhatRuns, admission_checks.a_key_of_a_run_that_never_began_is_begun_anew),
+        (AdmitsToItsFirstAttachment, admission_checks.a_keyed_request_goes_with_its_attachment),
+        (KeepsAnswersOfTheEnded, admission_checks.a_session_that_ends_meanwhile_admits_nothing),
+        (ReapsWhatIsBusy, life_checks.expire_ends_what_is_overdue_and_spares_what_is_at_work),
+        (EvictsWhatIsUsed, life_checks.evict_ends_what_is_nobodys_and_holds_nothing),
         (ForgetsWhoeversConversations, sleeping.a_principals_oldest_bound_sessions_make_room),
         (ForgetsAConversationAsItSleeps, sleeping.a_bound_session_lives_as_long_as_it_may_be_idle),
         (PutsToSleepWhatWasUsed, sleeping.a_session_that_sleeps_loses_its_past_alone),
@@ -532,18 +538,18 @@ class IsMadeAnewByWhoLooks(MemoryStore):
         (CountsWhatIsAwake, sleeping.what_sleeps_is_bounded_in_bytes),
         (EndsTheHeavyAtWork, sleeping.what_sleeps_is_bounded_in_bytes),
         (CountsNobodysNames, sleeping.one_principals_names_do_not_fill_the_store),
-        (BringsTheEndedBack, lives.an_ended_session_leaves_no_trace_and_never_comes_back),
-        (MergesIntoAnOldState, belongings.state_is_changed_key_by_key),
-        (ChangesAnyState, belongings.state_is_changed_only_as_the_caller_saw_it),
-        (LastWriteWins, belongings.data_is_replaced_only_by_who_saw_its_newest_version),
-        (SharesItsData, belongings.data_is_replaced_only_by_who_saw_its_newest_version),
-        (TellsWhoeverItIsGiven, telling.who_is_entitled_to_a_change_is_told),
-        (KeepsItsPositions, telling.events_made_anew_refuse_every_position),
-        (RemembersEveryEnd, ends.how_a_session_ended_is_remembered_once),
-        (RemembersForEver, ends.ends_are_bounded_in_number_and_time),
-        (TellsAnEndToEveryone, ends.an_end_beside_the_servers_is_handed_out_once),
-        (IsMadeAnewByWhoLooks, ends.a_store_says_when_it_was_made),
-        (FindsAPageOnly, telling.a_large_audience_is_found_page_by_page),
+        (BringsTheEndedBack, life_checks.an_ended_session_leaves_no_trace_and_never_comes_back),
+        (MergesIntoAnOldState, belongings_checks.state_is_changed_key_by_key),
+        (ChangesAnyState, belongings_checks.state_is_changed_only_as_the_caller_saw_it),
+        (LastWriteWins, belongings_checks.data_is_replaced_only_by_who_saw_its_newest_version),
+        (SharesItsData, belongings_checks.data_is_replaced_only_by_who_saw_its_newest_version),
+        (TellsWhoeverItIsGiven, change_checks.who_is_entitled_to_a_change_is_told),
+        (KeepsItsPositions, change_checks.events_made_anew_refuse_every_position),
+        (RemembersEveryEnd, ends_checks.how_a_session_ended_is_remembered_once),
+        (RemembersForEver, ends_checks.ends_are_bounded_in_number_and_time),
+        (TellsAnEndToEveryone, ends_checks.an_end_beside_the_servers_is_handed_out_once),
+        (IsMadeAnewByWhoLooks, ends_checks.a_store_says_when_it_was_made),
+        (FindsAPageOnly, change_checks.a_large_audience_is_found_page_by_page),
     ],
     ids=lambda value: value.__name__,
 )

@@ -14,15 +14,15 @@ from mcp_sessions.testing import (
     Check,
     MakeStore,
     MakeTwoStores,
-    admission,
-    attachment,
-    belongings,
-    ends,
-    exchange,
-    lives,
-    logs,
+    admission_checks,
+    attachment_checks,
+    belongings_checks,
+    change_checks,
+    ends_checks,
+    exchange_checks,
+    life_checks,
+    log_checks,
     sleeping,
-    telling,
 )
 from tests.stores.every_store import every_exchange, every_store
 
@@ -60,10 +60,19 @@ async def test_an_exchange_keeps_its_contract(
     [
         (
             STORE_CHECKS,
-            (lives, sleeping, admission, logs, attachment, belongings, telling, ends),
+            (
+                life_checks,
+                sleeping,
+                admission_checks,
+                log_checks,
+                attachment_checks,
+                belongings_checks,
+                change_checks,
+                ends_checks,
+            ),
             "make",
         ),
-        (EXCHANGE_CHECKS, (exchange,), "make_two"),
+        (EXCHANGE_CHECKS, (exchange_checks,), "make_two"),
     ],
     ids=["store", "exchange"],
 )

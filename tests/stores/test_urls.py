@@ -7,8 +7,8 @@ import pytest
 
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.redis.store import RedisStore
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.redis.redis_store import RedisStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.stores.urls import open_store
 
 SECRET = "s3cret"

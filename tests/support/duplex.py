@@ -26,7 +26,7 @@ from websockets.typing import Subprotocol
 from mcp_sessions import SessionLayer
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.testing.inside import inside
-from mcp_sessions_transports.stdio.server import StdioBinding
+from mcp_sessions_transports.stdio.stdio_server import StdioBinding
 from tests.support.board import Board
 from tests.support.modern import envelope
 from tests.support.raw import EXTENSION, NEWEST, Json, at_most, call_params, text_of

@@ -22,7 +22,7 @@ from pydantic import AnyHttpUrl, BaseModel
 from mcp_sessions import SessionLayer, SessionPolicy, current_session
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.testing.clock import ClockedLayer
+from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.support.modern import BearerCarrier, ModernClient
 from tests.support.raw import AsgiCarrier, RawClient, in_process
 from tests.support.world import Clock, Gate

@@ -28,8 +28,8 @@ from mcp_sessions.server.upstream.port import (
     UpstreamPeer,
 )
 from mcp_sessions.server.upstream.rounds import Rounds
-from mcp_sessions.server.upstream.stdio.child import StdioChild
 from mcp_sessions.server.upstream.stdio.output import Output
+from mcp_sessions.server.upstream.stdio.stdio_child import StdioChild
 from mcp_sessions.stores.records import Peer
 
 Json = dict[str, Any]

@@ -23,9 +23,9 @@ import pytest
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores.redis import scripts as redis_scripts
-from mcp_sessions.stores.redis.connection import Link, Value
+from mcp_sessions.stores.redis.redis_connection import Link, Value
+from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.stores.redis.scripts import Script
-from mcp_sessions.stores.redis.store import RedisStore
 
 MISSING = (
     "these tests need a Redis 7 or later, or a Valkey: sudo apt install redis-server, or brew "

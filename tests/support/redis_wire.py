@@ -27,9 +27,14 @@ from redis.exceptions import ResponseError
 
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.redis import store as redis
-from mcp_sessions.stores.redis.connection import Connection, MakeConnection, Value, connections_to
-from mcp_sessions.stores.redis.store import RedisStore
+from mcp_sessions.stores.redis import redis_store as redis
+from mcp_sessions.stores.redis.redis_connection import (
+    Connection,
+    MakeConnection,
+    Value,
+    connections_to,
+)
+from mcp_sessions.stores.redis.redis_store import RedisStore
 from tests.support.faulty_store import Plan
 from tests.support.redis_server import SCRIPTS, asked, name_of
 from tests.support.virtual_time import VirtualTimeLoop

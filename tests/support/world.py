@@ -33,8 +33,8 @@ from mcp_sessions import (
 )
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.testing.clock import ClockedLayer
 from mcp_sessions.testing.inside import inside
+from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.stores.every_store import STORES
 from tests.support.raw import AsgiCarrier, Json, RawClient, in_process
 from tests.support.virtual_time import VirtualTimeLoop

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from mcp_sessions.core.client_description import of_envelope
-from mcp_sessions.core.listening import LISTEN, Filter, acknowledgement
+from mcp_sessions.core.listen_messages import LISTEN, Filter, acknowledgement
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (

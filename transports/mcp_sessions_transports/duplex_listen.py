@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_sessions.core.listening import Filter, completion, stamped
+from mcp_sessions.core.listen_messages import Filter, completion, stamped
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, encode
 from mcp_sessions.server.dispatch.listening import Listening

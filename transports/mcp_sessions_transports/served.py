@@ -10,7 +10,7 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
-from mcp_sessions.server.dispatch.conversations import BoundSessions
+from mcp_sessions.server.dispatch.conversation_sessions import BoundSessions
 from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening

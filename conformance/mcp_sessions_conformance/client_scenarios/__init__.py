@@ -5,7 +5,7 @@ people (what is proved, and what a failure costs) are in ``vectors/client-duties
 """
 
 from mcp_sessions_conformance.client_scenarios import calls, modern, resuming, state
-from mcp_sessions_conformance.client_scenarios.common import Scenario
+from mcp_sessions_conformance.client_scenarios.shared_steps import Scenario
 from mcp_sessions_conformance.scripted import DATA_LAYER
 
 SCENARIOS: dict[str, Scenario] = {

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from mcp_sessions_conformance.client_scenarios.common import (
+from mcp_sessions_conformance.client_scenarios.shared_steps import (
     NOTHING,
     WORK,
     expect,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mcp_sessions_conformance.client_scenarios.common import (
+from mcp_sessions_conformance.client_scenarios.shared_steps import (
     DONE,
     NOTHING,
     expect,

@@ -1,6 +1,6 @@
 """Resuming: from which position, and that each event is heard once."""
 
-from mcp_sessions_conformance.client_scenarios.common import (
+from mcp_sessions_conformance.client_scenarios.shared_steps import (
     expect,
     finish,
     finish_once_heard,

@@ -1,6 +1,6 @@
 """``state`` and the metadata of sessions: echoed exactly, and taken from their own session only."""
 
-from mcp_sessions_conformance.client_scenarios.common import (
+from mcp_sessions_conformance.client_scenarios.shared_steps import (
     DONE,
     NOTHING,
     WORK,

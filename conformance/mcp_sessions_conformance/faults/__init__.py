@@ -17,7 +17,7 @@ from mcp_sessions_conformance.faults import (
     narrow,
     requests,
     sessions,
-    state,
+    state_faults,
 )
 
 FAULTS: Mapping[str, Fault] = {
@@ -25,7 +25,7 @@ FAULTS: Mapping[str, Fault] = {
     for file in (
         sessions,
         events,
-        state,
+        state_faults,
         requests,
         bindings,
         codes,

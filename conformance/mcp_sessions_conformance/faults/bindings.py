@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 from mcp_sessions_conformance.fault import Case, Fault, Http, Late
-from mcp_sessions_conformance.faults.common import (
+from mcp_sessions_conformance.faults.shared_faults import (
     CREATE,
     RESUME,
     START,

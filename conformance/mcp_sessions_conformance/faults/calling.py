@@ -3,7 +3,7 @@ session that a call belongs to.
 """
 
 from mcp_sessions_conformance.fault import Case, Fault, Late
-from mcp_sessions_conformance.faults.common import (
+from mcp_sessions_conformance.faults.shared_faults import (
     DELETE,
     END,
     RESUME,

@@ -7,7 +7,7 @@ whose operator wants conversations bound.
 from typing import Any
 
 from mcp_sessions_conformance.fault import Case, Fault, Http, Late
-from mcp_sessions_conformance.faults.common import (
+from mcp_sessions_conformance.faults.shared_faults import (
     arguments,
     in_results,
     meta_of,

@@ -5,7 +5,7 @@ takeover and listens.
 from typing import Any, cast
 
 from mcp_sessions_conformance.fault import Case, Fault, Late
-from mcp_sessions_conformance.faults.common import (
+from mcp_sessions_conformance.faults.shared_faults import (
     DETACHED,
     END,
     LISTEN,

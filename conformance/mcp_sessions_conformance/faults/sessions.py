@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from mcp_sessions_conformance.fault import Case, Fault, Late
-from mcp_sessions_conformance.faults.common import (
+from mcp_sessions_conformance.faults.shared_faults import (
     DELETE,
     DETACHED,
     END,

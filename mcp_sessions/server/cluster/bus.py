@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeGuard
 from mcp_sessions.background import Background
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.ids import Position, SessionId, StreamName
-from mcp_sessions.server.cluster.messages import Message
+from mcp_sessions.server.cluster.replica_messages import Message
 from mcp_sessions.stores.records import Attachment
 
 

@@ -1,4 +1,4 @@
-"""The children of this process that other replicas ask: the other half of ``children.py``."""
+"""The children of this process that other replicas ask: the other half is ``remote_children``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.cluster.children import PROGRESS, ChildrenElsewhere
-from mcp_sessions.server.cluster.messages import ChildNotification, ChildRequest, ClientRequest
 from mcp_sessions.server.cluster.relay import Asker, Outcome, RequestRelay, Serve, Unserved
+from mcp_sessions.server.cluster.remote_children import PROGRESS, ChildrenElsewhere
+from mcp_sessions.server.cluster.replica_messages import (
+    ChildNotification,
+    ChildRequest,
+    ClientRequest,
+)
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Moved
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream
 from mcp_sessions.server.upstream.port import (

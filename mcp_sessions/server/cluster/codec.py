@@ -17,7 +17,7 @@ from mcp_sessions.core import messages as json_rpc
 from mcp_sessions.errors import Detached
 from mcp_sessions.ids import version_of
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.cluster.messages import (
+from mcp_sessions.server.cluster.replica_messages import (
     ChildNotification,
     ChildRequest,
     ClientRequest,

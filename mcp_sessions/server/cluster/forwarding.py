@@ -13,7 +13,7 @@ from mcp_sessions.ids import process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.codec import understands
-from mcp_sessions.server.cluster.messages import QuestionAnswered, QuestionProgress
+from mcp_sessions.server.cluster.replica_messages import QuestionAnswered, QuestionProgress
 
 
 async def forward_answer(bus: ClusterBus, answer: Answer, principal: Principal) -> bool:

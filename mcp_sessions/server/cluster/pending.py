@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.core.messages import encode
-from mcp_sessions.server.cluster.messages import Result, Update
+from mcp_sessions.server.cluster.replica_messages import Result, Update
 
 logger = logging.getLogger(__name__)
 

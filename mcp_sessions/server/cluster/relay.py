@@ -31,8 +31,8 @@ from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, StoreUnavailable
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.codec import understands
-from mcp_sessions.server.cluster.messages import Alive, Ask, Gone, Request, Result, Update
 from mcp_sessions.server.cluster.pending import OnUpdate, Outcome, Pending
+from mcp_sessions.server.cluster.replica_messages import Alive, Ask, Gone, Request, Result, Update
 from mcp_sessions.stores.exchange import LIVENESS
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Connect a process that shares its store with others to them, over the store's exchange.
 
-Messages may be lost (:mod:`mcp_sessions.server.cluster.messages`), so that:
+Messages may be lost (:mod:`mcp_sessions.server.cluster.replica_messages`), so that:
 
 1. Each necessary effect has another way to happen: a round that looks at the store every few
    seconds, or a question that is asked again.
@@ -28,7 +28,7 @@ from mcp_sessions.server.cluster.codec import (
     decode,
     encode,
 )
-from mcp_sessions.server.cluster.messages import Message
+from mcp_sessions.server.cluster.replica_messages import Message
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.records import Attachment, StreamHead

@@ -24,7 +24,7 @@ from mcp_sessions.ids import (
     process_of,
 )
 from mcp_sessions.locks import Locks
-from mcp_sessions.server.cluster.messages import Displaced, SessionAttached, Withdrawn
+from mcp_sessions.server.cluster.replica_messages import Displaced, SessionAttached, Withdrawn
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.owed import Owed

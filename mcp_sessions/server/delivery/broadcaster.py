@@ -29,7 +29,7 @@ from mcp_sessions.core.messages import notification_message, plain_draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.cluster.messages import ServerChanged
+from mcp_sessions.server.cluster.replica_messages import ServerChanged
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry

@@ -18,7 +18,7 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import GET_STREAM, ConnectionId, SessionId, process_of
-from mcp_sessions.server.cluster.messages import PushQuestion
+from mcp_sessions.server.cluster.replica_messages import PushQuestion
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry

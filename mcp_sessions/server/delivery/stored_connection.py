@@ -30,7 +30,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.server.binding import ReadEvents, Transport
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.cluster.messages import GetStreamOpened
+from mcp_sessions.server.cluster.replica_messages import GetStreamOpened
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.record_changes import SetCurrent, SetStreamOpened

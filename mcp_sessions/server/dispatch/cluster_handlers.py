@@ -1,7 +1,7 @@
 """Handle the messages of other processes about sessions, requests and changes.
 
 Each step first looks at the store, or at this process's own state. Only then it does what the
-message says; see :mod:`mcp_sessions.server.cluster.messages`.
+message says; see :mod:`mcp_sessions.server.cluster.replica_messages`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from mcp_sessions.errors import INVALID_REQUEST, REQUEST_CANCELLED
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import abort
 from mcp_sessions.server.cluster.child_host import ChildHost
-from mcp_sessions.server.cluster.messages import (
+from mcp_sessions.server.cluster.relay import RequestRelay, Serve
+from mcp_sessions.server.cluster.replica_messages import (
     Alive,
     Ask,
     CancelKeyed,
@@ -41,7 +42,6 @@ from mcp_sessions.server.cluster.messages import (
     Update,
     Withdrawn,
 )
-from mcp_sessions.server.cluster.relay import RequestRelay, Serve
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.questions import may_ask
 from mcp_sessions.server.delivery.stored_connection import StoredConnection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.server.cluster.codec import encode
-from mcp_sessions.server.cluster.messages import SessionEnded
+from mcp_sessions.server.cluster.replica_messages import SessionEnded
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
 

@@ -18,11 +18,11 @@ from typing import Protocol
 from mcp_sessions.background import report
 from mcp_sessions.core.client_description import outlined
 from mcp_sessions.core.ends import EndReason, StoreMade
-from mcp_sessions.core.lifetime import asleep_by, idle_time
+from mcp_sessions.core.expiry import asleep_by, idle_time
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.cluster.messages import SessionEnded
+from mcp_sessions.server.cluster.replica_messages import SessionEnded
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.stored_connection import StoredConnection

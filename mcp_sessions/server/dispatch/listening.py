@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mcp_sessions.core.listening import LISTEN, Filter
+from mcp_sessions.core.listen_messages import LISTEN, Filter
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import LimitReached, SessionNotFound

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import cast
 
 from mcp_sessions.core.client_description import ENVELOPE, size_of
-from mcp_sessions.core.listening import LISTEN
+from mcp_sessions.core.listen_messages import LISTEN
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.errors import LimitReached

@@ -15,7 +15,7 @@ from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.dispatch.stages.audited import Audited
 from mcp_sessions.server.dispatch.stages.concealing import Concealing
-from mcp_sessions.server.dispatch.stages.conversation import Conversation
+from mcp_sessions.server.dispatch.stages.conversation_stage import Conversation
 from mcp_sessions.server.dispatch.stages.gates import Gates
 from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, LearnedTools
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession

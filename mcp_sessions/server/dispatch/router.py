@@ -24,7 +24,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage, abort
 from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
-from mcp_sessions.server.cluster.messages import CancelKeyed, CancelRequest
+from mcp_sessions.server.cluster.replica_messages import CancelKeyed, CancelRequest
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.dispatch.path import Path, Stages

@@ -24,7 +24,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.requests.memory import SessionData, SessionState
-from mcp_sessions.server.requests.visibility import Notify, SessionVisibility
+from mcp_sessions.server.requests.session_visibility import Notify, SessionVisibility
 from mcp_sessions.server.upstream.port import told_handler
 from mcp_sessions.stores.contract import SessionStore, StateConflict
 from mcp_sessions.stores.records import SessionRecord

@@ -22,8 +22,8 @@ from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.calls.table import Call, load_of
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.cluster.messages import CancelKeyed, JoinRun
 from mcp_sessions.server.cluster.relay import Asker, Outcome, RequestRelay, Unreachable, Unserved
+from mcp_sessions.server.cluster.replica_messages import CancelKeyed, JoinRun
 from mcp_sessions.server.connection import Inbound, WatchedChannel
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest

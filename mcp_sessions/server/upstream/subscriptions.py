@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_sessions.core.listening import level_of
+from mcp_sessions.core.listen_messages import level_of
 from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.errors import (
     INTERNAL_ERROR,

@@ -1,5 +1,5 @@
 """Sessions in this process's memory: the default store."""
 
-from mcp_sessions.stores.memory.store import MemoryStore
+from mcp_sessions.stores.memory.memory_store import MemoryStore
 
 __all__ = ["MemoryStore"]

@@ -17,7 +17,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.stores.redis.connection import (
+from mcp_sessions.stores.redis.redis_connection import (
     Connection,
     Link,
     MakeConnection,

@@ -12,15 +12,14 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError, ResponseError
 
 from mcp_sessions import metrics
-from mcp_sessions.core.lifetime import longest_life
+from mcp_sessions.core.expiry import longest_life
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.redis.clock import SharedClock
 from mcp_sessions.stores.redis.cluster import ClusterLink
-from mcp_sessions.stores.redis.codec import (
+from mcp_sessions.stores.redis.record_codec import (
     NOTHING,
     Answer,
     Known,
@@ -32,9 +31,10 @@ from mcp_sessions.stores.redis.codec import (
     record_of,
     tag_of,
 )
-from mcp_sessions.stores.redis.connection import Link, Value
+from mcp_sessions.stores.redis.redis_connection import Link, Value
 from mcp_sessions.stores.redis.refusals import kind_of, unavailable
 from mcp_sessions.stores.redis.scripts import Script
+from mcp_sessions.stores.redis.store_clock import SharedClock
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Commands:
         Args:
             link: Where commands go.
             namespace: The beginning of every key.
-            clock: See :class:`~mcp_sessions.stores.redis.store.RedisStore`.
+            clock: See :class:`~mcp_sessions.stores.redis.redis_store.RedisStore`.
         """
         self._link: Link | ClusterLink = link
         self._namespace = namespace

@@ -16,10 +16,10 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.codec import decoded, tag_of, tokens_of
 from mcp_sessions.stores.redis.commands import MARGIN, all_of
-from mcp_sessions.stores.redis.connection import Link, Value
-from mcp_sessions.stores.redis.ends import EndsInRedis
+from mcp_sessions.stores.redis.record_codec import decoded, tag_of, tokens_of
+from mcp_sessions.stores.redis.redis_connection import Link, Value
+from mcp_sessions.stores.redis.redis_ends import EndsInRedis
 from mcp_sessions.stores.redis.scripts import Script
 
 logger = logging.getLogger(__name__)

@@ -22,12 +22,12 @@ from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.belongings import Belongings
-from mcp_sessions.stores.redis.codec import Unreadable
 from mcp_sessions.stores.redis.commands import AT_ONCE, each_of
-from mcp_sessions.stores.redis.events import Events
 from mcp_sessions.stores.redis.lists import IN_FLIGHT
-from mcp_sessions.stores.redis.lives import Lives
+from mcp_sessions.stores.redis.record_codec import Unreadable
+from mcp_sessions.stores.redis.redis_belongings import Belongings
+from mcp_sessions.stores.redis.redis_events import Events
+from mcp_sessions.stores.redis.redis_sessions import Lives
 
 logger = logging.getLogger(__name__)
 

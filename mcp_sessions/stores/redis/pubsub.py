@@ -23,8 +23,8 @@ from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, StreamName
 from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener
-from mcp_sessions.stores.redis.codec import Answer, encoded, published_event
-from mcp_sessions.stores.redis.connection import (
+from mcp_sessions.stores.redis.record_codec import Answer, encoded, published_event
+from mcp_sessions.stores.redis.redis_connection import (
     Connection,
     MakeConnection,
     Value,

@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from mcp_sessions.core.lifetime import asleep_by, idle_time
+from mcp_sessions.core.expiry import asleep_by, idle_time
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_log_epoch
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.codec import of_kind, owner_of, tag_of
 from mcp_sessions.stores.redis.commands import AT_ONCE, each_of
-from mcp_sessions.stores.redis.connection import Link, Value
 from mcp_sessions.stores.redis.lists import Lists, tag_in
+from mcp_sessions.stores.redis.record_codec import of_kind, owner_of, tag_of
+from mcp_sessions.stores.redis.redis_connection import Link, Value
 
 BOUND = b".b"
 """Ends the place of a conversation's session: its principal may have many of others."""

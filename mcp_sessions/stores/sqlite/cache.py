@@ -14,12 +14,12 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mcp_sessions.core.lifetime import idle_deadline, idle_time
+from mcp_sessions.core.expiry import idle_deadline, idle_time
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.sqlite import sessions
+from mcp_sessions.stores.sqlite import session_rows
 from mcp_sessions.stores.sqlite.transaction import Changes
 from mcp_sessions.stores.sqlite.watch import Watch
 from mcp_sessions.stores.sqlite.writer import Writer
@@ -85,7 +85,9 @@ class RecordCache:
         entry = self._entries.get(session_id)
         if entry is None or self._watch.is_lost:
             # Of a file that is not there nothing is served.
-            found = await self._writer.call(lambda tx: sessions.load(tx, session_id), short=True)
+            found = await self._writer.call(
+                lambda tx: session_rows.load(tx, session_id), short=True
+            )
             # Not there any more: ended in that same commit, or pushed out by newer ones.
             return self.known(session_id) or found
         self._entries.move_to_end(session_id)
@@ -130,7 +132,9 @@ class RecordCache:
 
     def _write(self, deadlines: Mapping[SessionId, float]) -> None:
         # A deadline on its way to the file is in memory all the same.
-        written = self._writer.call(lambda tx: sessions.move_deadlines(tx, deadlines), short=True)
+        written = self._writer.call(
+            lambda tx: session_rows.move_deadlines(tx, deadlines), short=True
+        )
         written.add_done_callback(lambda done: self._deadlines_written(deadlines, done))
 
     def _deadlines_written(

@@ -1,5 +1,5 @@
-"""The file of a :class:`~mcp_sessions.stores.sqlite.store.SQLiteStore`: its tables, how a file of
-an older version becomes one of this version, and what SQLite's errors mean to an operator.
+"""Define the tables of the SQLite file, bring an older file to this version, and explain SQLite's
+errors to an operator.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreRefused, St
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.sqlite import sessions
+from mcp_sessions.stores.sqlite import session_rows
 from mcp_sessions.stores.sqlite.cache import RecordCache
 from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog
+from mcp_sessions.stores.sqlite.cleaning import shut_down, start_up
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
-from mcp_sessions.stores.sqlite.recovery import shut_down, start_up
 from mcp_sessions.stores.sqlite.schema import (
     Durability,
     check_no_directory,
@@ -29,7 +29,7 @@ from mcp_sessions.stores.sqlite.schema import (
     open_file,
 )
 from mcp_sessions.stores.sqlite.seen import Seen
-from mcp_sessions.stores.sqlite.sessions import Brief
+from mcp_sessions.stores.sqlite.session_rows import Brief
 from mcp_sessions.stores.sqlite.transaction import Changes, Transaction
 from mcp_sessions.stores.sqlite.watch import Watch
 from mcp_sessions.stores.sqlite.writer import Writer, committed_length
@@ -83,7 +83,7 @@ class ServedFile:
             lambda connection: shut_down(connection, self._seen),
             self._seen.count,
             self._on_commit,
-            sessions.end_requested,
+            session_rows.end_requested,
             self._on_ended_beside,
             durability == "full",
         )
@@ -129,7 +129,7 @@ class ServedFile:
         moved = self._cache.moved()
         try:
             if moved:
-                await self._writer.call(lambda tx: sessions.move_deadlines(tx, moved))
+                await self._writer.call(lambda tx: session_rows.move_deadlines(tx, moved))
         except StoreUnavailable as failed:
             logger.warning("idle deadlines are up to 1%% early: %s", failed)
         finally:
@@ -196,7 +196,7 @@ class ServedFile:
         """
 
         def whole(tx: Transaction) -> T:
-            session = sessions.brief(tx, session_id)
+            session = session_rows.brief(tx, session_id)
             return otherwise if session is None or now >= session.ends_at else work(tx, session)
 
         return await self._writer.call(whole, short=short)

@@ -13,8 +13,15 @@ from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.security import mint_process
 from mcp_sessions.server.cluster import relay
 from mcp_sessions.server.cluster.codec import VERSION
-from mcp_sessions.server.cluster.messages import Alive, Ask, ClientRequest, Gone, Result, Update
 from mcp_sessions.server.cluster.relay import Asker, RequestRelay, Unreachable, Unserved
+from mcp_sessions.server.cluster.replica_messages import (
+    Alive,
+    Ask,
+    ClientRequest,
+    Gone,
+    Result,
+    Update,
+)
 from tests.support.virtual_time import VIRTUAL, Backend
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.testing.clock import ClockedLayer
+from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.support.raw import (
     RawClient,
     call_params,

@@ -9,8 +9,8 @@ from mcp_sessions import Conversations, SessionSecurity
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.stores.sqlite.store import SQLiteStore
-from tests.server.dispatch.test_conversations import tools
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
+from tests.server.dispatch.test_conversation_sessions import tools
 from tests.support.raw import RawClient, in_session
 from tests.support.replicas import Backplane, cluster, user
 from tests.support.world import Clock, World, world

@@ -5,7 +5,7 @@ import pytest
 from mcp_sessions import Conversations, SessionPolicy
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.server.dispatch.path import Path
-from mcp_sessions.stores.memory.store import MemoryStore
+from mcp_sessions.stores.memory.memory_store import MemoryStore
 from tests.support.apps import make_mcpserver
 
 pytestmark = pytest.mark.anyio

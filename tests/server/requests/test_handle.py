@@ -8,7 +8,7 @@ import pytest
 from mcp_sessions import current_session
 from mcp_sessions.errors import DataConflict, LimitReached, SessionRequired
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.testing.clock import ClockedLayer
+from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.support.raw import Json, RawClient, in_process, in_session, keyed, text_of
 from tests.support.replicas import cluster
 from tests.support.world import Ctx, Toolbox, World, world

@@ -12,11 +12,11 @@ from mcp.server.mcpserver import Context, Elicit, Resolve
 from pydantic import BaseModel
 
 from mcp_sessions import Conversations, SessionLayer, current_session
-from mcp_sessions.core.conversations import KNOWN_HOSTS
+from mcp_sessions.core.conversation_keys import KNOWN_HOSTS
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.testing import connect
-from tests.server.dispatch.test_conversations import SECURITY
+from tests.server.dispatch.test_conversation_sessions import SECURITY
 from tests.support.modern import ModernClient
 from tests.support.raw import Carrier, Json, RawClient, in_session
 from tests.support.replicas import cluster, user

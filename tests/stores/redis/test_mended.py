@@ -27,7 +27,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.record_changes import SetCurrent, SetFilter, SetLogLevel
 from mcp_sessions.stores.records import Peer
-from mcp_sessions.stores.redis.store import RedisStore
+from mcp_sessions.stores.redis.redis_store import RedisStore
 from tests.support.redis_server import asked, keys_of, redis_store
 from tests.support.world import world
 

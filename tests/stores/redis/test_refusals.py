@@ -10,7 +10,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.redis.store import RedisStore
+from mcp_sessions.stores.redis.redis_store import RedisStore
 from tests.support.redis_server import redis_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]

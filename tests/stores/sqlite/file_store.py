@@ -15,7 +15,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.sqlite.schema import Durability
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 
 NOW = 1_800_000_000.0
 POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)

@@ -9,7 +9,7 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.stores.sqlite.file_store import NOW, new, opened
 
 pytestmark = pytest.mark.anyio

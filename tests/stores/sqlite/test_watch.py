@@ -15,7 +15,7 @@ from mcp_sessions.core.log import Draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreRefused
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.stores.sqlite.file_store import NOW, POLICY, new, opened
 from tests.support.raw import RawClient
 from tests.support.world import world

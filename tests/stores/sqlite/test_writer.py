@@ -27,9 +27,9 @@ from mcp_sessions.stores.record_changes import SetCurrent
 from mcp_sessions.stores.records import Admitted, CurrentSession
 from mcp_sessions.stores.sqlite import schema as sqlite_schema
 from mcp_sessions.stores.sqlite.commit_budget import AT_ONCE
-from mcp_sessions.stores.sqlite.keys import keys_of
+from mcp_sessions.stores.sqlite.key_rows import keys_of
 from mcp_sessions.stores.sqlite.schema import Durability, open_again
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from mcp_sessions.stores.sqlite.transaction import KeyCounts
 from mcp_sessions.stores.sqlite.writer import ROWS
 from tests.stores.sqlite.file_store import (

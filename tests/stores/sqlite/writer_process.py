@@ -1,7 +1,7 @@
 """Writes to a SQLite store until it is killed, and says what was acknowledged.
 
 Run with the file's path; prints one JSON object per line, after the call that it speaks of
-returned. ``tests/stores/sqlite/test_store_crash.py`` kills it.
+returned. ``tests/stores/sqlite/test_sqlite_store_crash.py`` kills it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.sqlite.store import SQLiteStore
+from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 
 NOW = 1_800_000_000.0
 

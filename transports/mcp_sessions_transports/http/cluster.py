@@ -1,7 +1,7 @@
 """Act on other processes' messages about the HTTP connections that are open here.
 
 Any process may serve the next request of a transport-mode session. Its messages are hints (see
-:mod:`mcp_sessions.server.cluster.messages`). The round does the rest if a message was lost.
+:mod:`mcp_sessions.server.cluster.replica_messages`). The round does the rest if a message was lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import Calls
-from mcp_sessions.server.cluster.messages import StreamRead
+from mcp_sessions.server.cluster.replica_messages import StreamRead
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions

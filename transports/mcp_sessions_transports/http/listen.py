@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from mcp_sessions.core.listening import Filter, acknowledgement, completion, stamped
+from mcp_sessions.core.listen_messages import Filter, acknowledgement, completion, stamped
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import RequestId, wire_error
 from mcp_sessions.errors import SessionNotFound

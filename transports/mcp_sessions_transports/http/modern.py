@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
 from mcp_sessions.core.client_description import of_envelope
-from mcp_sessions.core.listening import LISTEN
+from mcp_sessions.core.listen_messages import LISTEN
 from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (
     Notification,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mcp_sessions.core.handles import without_handle
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
-from mcp_sessions.server.dispatch.conversations import BoundSessions
+from mcp_sessions.server.dispatch.conversation_sessions import BoundSessions
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
 from mcp_sessions.server.upstream.handle_argument import CALL, LIST, HandleArgument
 from mcp_sessions.server.upstream.port import UpstreamError

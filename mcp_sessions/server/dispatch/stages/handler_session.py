@@ -19,9 +19,9 @@ from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.handle import Check, HandleKind, SessionHandle
-from mcp_sessions.server.requests.visibility import Notify
+from mcp_sessions.server.requests.session_visibility import Notify
 from mcp_sessions.stores.limits import check_state, text_size
-from mcp_sessions.stores.memory.store import MemoryStore
+from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypedDict
 
-from mcp_sessions.core.listening import SET_LEVEL
+from mcp_sessions.core.listen_messages import SET_LEVEL
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.ids import SessionId

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Protocol
 
-from mcp_sessions.core.listening import SET_LEVEL
+from mcp_sessions.core.listen_messages import SET_LEVEL
 from mcp_sessions.core.messages import error_body
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown
 from mcp_sessions.external_server import ExternalServer

@@ -2,7 +2,7 @@
 
 Its messages pass unchanged, but for ids and progress tokens. When it ends, each of its requests
 gets a definite answer, so that no client waits for ever. Subclasses know how messages come and go
-(``stdio/child.py``).
+(``stdio/stdio_child.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any, cast
 
 from mcp_sessions.background import Background, TimeSlice, give_way
-from mcp_sessions.core.listening import LISTEN, SET_LEVEL
+from mcp_sessions.core.listen_messages import LISTEN, SET_LEVEL
 from mcp_sessions.core.messages import (
     Answer,
     Malformed,
@@ -44,7 +44,7 @@ from mcp_sessions.errors import (
     OutcomeUnknown,
 )
 from mcp_sessions.server.upstream.external.cause import TOKEN, Cause, Unanswered, with_own_token
-from mcp_sessions.server.upstream.external.client import Client
+from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.unreadable import (
     Unreadable,
     is_deep,

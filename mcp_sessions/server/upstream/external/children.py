@@ -49,7 +49,7 @@ from mcp_sessions.server.upstream.external.child import Child, Refused
 from mcp_sessions.server.upstream.external.failures import Failures
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
 from mcp_sessions.server.upstream.external.room import LOOKS, WAITS, Starts, can_share, spare
-from mcp_sessions.server.upstream.external.telling import Telling
+from mcp_sessions.server.upstream.external.server_messages import Telling
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from mcp_sessions.core.listening import LEVELS, SET_LEVEL, SUBSCRIPTION_ID
+from mcp_sessions.core.listen_messages import LEVELS, SET_LEVEL, SUBSCRIPTION_ID
 from mcp_sessions.core.messages import (
     Answer,
     Notification,
@@ -38,9 +38,7 @@ from mcp_sessions.server.upstream.external.child import (
     Sender,
     Waiting,
 )
-from mcp_sessions.server.upstream.external.client import Client
-from mcp_sessions.server.upstream.external.listening import Hear, Heard, Listening
-from mcp_sessions.server.upstream.external.modern import (
+from mcp_sessions.server.upstream.external.modern_requests import (
     DISCOVER,
     VERSION,
     Modern,
@@ -49,6 +47,8 @@ from mcp_sessions.server.upstream.external.modern import (
     without_subscription,
 )
 from mcp_sessions.server.upstream.external.place import LISTS, UPDATED
+from mcp_sessions.server.upstream.external.receiver import Client
+from mcp_sessions.server.upstream.external.server_stream import Hear, Heard, Listening
 from mcp_sessions.server.upstream.external.unreadable import own_id
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 

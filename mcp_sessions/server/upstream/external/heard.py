@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from mcp_sessions.core.listening import SUBSCRIPTION_ID, Filter
+from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID, Filter
 from mcp_sessions.core.messages import meta_of
 from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.server.upstream.external.place import UPDATED

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mcp_sessions.core.client_description import ENVELOPE
-from mcp_sessions.core.listening import LISTEN, SET_LEVEL
+from mcp_sessions.core.listen_messages import LISTEN, SET_LEVEL
 from mcp_sessions.core.messages import error_body, members_of, meta_of
 from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.server.upstream.port import Call, UpstreamError, UpstreamPeer

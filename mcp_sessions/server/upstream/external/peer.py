@@ -10,22 +10,22 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
-from mcp_sessions.core.listening import LISTEN, Filter
+from mcp_sessions.core.listen_messages import LISTEN, Filter
 from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.asks import Asks
 from mcp_sessions.server.upstream.external.child import ANSWERING, Child
+from mcp_sessions.server.upstream.external.child_spans import Spans
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Lease, Moved, Served
 from mcp_sessions.server.upstream.external.failures import description_of
 from mcp_sessions.server.upstream.external.heard import Listen
-from mcp_sessions.server.upstream.external.modern import VERSION
+from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.sharing import Sessionless, Sharing
-from mcp_sessions.server.upstream.external.spans import Spans
 from mcp_sessions.server.upstream.external.takeover import hand_over, spare, take_over
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, Wanted
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream

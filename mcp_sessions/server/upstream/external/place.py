@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from mcp_sessions.background import watched
-from mcp_sessions.core.listening import LEVELS, SET_LEVEL, level_of
+from mcp_sessions.core.listen_messages import LEVELS, SET_LEVEL, level_of
 from mcp_sessions.core.messages import PROGRESS
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
@@ -29,7 +29,7 @@ from mcp_sessions.server.upstream.external.child import (
     raised_anew,
 )
 from mcp_sessions.server.upstream.external.failures import description_of
-from mcp_sessions.server.upstream.external.telling import Telling, Way
+from mcp_sessions.server.upstream.external.server_messages import Telling, Way
 from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
     Call,

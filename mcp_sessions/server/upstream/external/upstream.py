@@ -23,13 +23,13 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.upstream.asks import Asks, asks_of
 from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.changing import ChangingChildren
+from mcp_sessions.server.upstream.external.child_spans import Spans
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.elsewhere import Elsewhere
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped, shared_place
 from mcp_sessions.server.upstream.external.place import LISTS, Place
 from mcp_sessions.server.upstream.external.sharing import Sharing
-from mcp_sessions.server.upstream.external.spans import Spans
 from mcp_sessions.server.upstream.external.trial import (
     place_of_nobody,
     tried,

@@ -36,7 +36,7 @@ from mcp_sessions.authentication.credential import CannotVerify, NotAllowed, Ver
 from mcp_sessions.authentication.pace import Pace
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.upstream.sdk.http import Recheck, principal_of
+from mcp_sessions.server.upstream.sdk.http_application import Recheck, principal_of
 
 logger = logging.getLogger(__name__)
 

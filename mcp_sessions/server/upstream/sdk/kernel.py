@@ -45,7 +45,7 @@ from mcp_sessions.server.upstream.port import (
     Wanted,
 )
 from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
-from mcp_sessions.server.upstream.sdk.spans import is_in_no_trace, is_tracing, traced, untraced
+from mcp_sessions.server.upstream.sdk.sdk_spans import is_in_no_trace, is_tracing, traced, untraced
 from mcp_sessions.server.upstream.sdk.store_failures import crashed_with, failed_with, told_once
 from mcp_sessions.server.upstream.sdk.ways_back import CallContext, ModernOutbound, SdkOutbound
 from mcp_sessions.stores.records import Peer

@@ -14,7 +14,7 @@ from mcp_sessions.server.upstream.external.child import Refused
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.server.upstream.stdio.child import StdioChild
+from mcp_sessions.server.upstream.stdio.stdio_child import StdioChild
 from tests.server.upstream.external.test_failures import never, nobody_is_away
 from tests.support.children import child_world, modern_child, until
 from tests.support.modern import ModernClient

@@ -20,7 +20,7 @@ from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.child import Sender
 from mcp_sessions.server.upstream.external.place import Place
-from mcp_sessions.server.upstream.external.telling import Telling
+from mcp_sessions.server.upstream.external.server_messages import Telling
 from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest
 from tests.house.source import ROOT
 from tests.server.upstream.external.test_upstream import calls, user

@@ -8,7 +8,7 @@ import pytest
 from mcp_sessions.core.log import Draft
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, SessionId, StreamName
-from mcp_sessions.stores.memory.store import MemoryStore
+from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.records import Appended
 from mcp_sessions_transports.duplex import DuplexTransport
 from tests.support.children import child, child_world, until

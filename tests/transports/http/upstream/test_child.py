@@ -15,7 +15,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import ConfigurationError, HTTPServer, Principal
-from mcp_sessions_transports.http.upstream import exchange, messages, wire
+from mcp_sessions_transports.http.upstream import messages, url_exchange, wire
 from tests.support.children import until
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import RawClient, keyed, text_of
@@ -180,7 +180,7 @@ async def test_a_response_that_stays_open_after_its_answer_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else each call would cost a connection for as long as the server likes."""
-    monkeypatch.setattr(exchange, "_AFTER", 0.2)
+    monkeypatch.setattr(url_exchange, "_AFTER", 0.2)
     server = UrlServer()
     async with url_world(server) as w:
         client = await w.connected()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import httpx2
 
 from mcp_sessions.client.dialer import Event, Failure, Json, Missed, Received
-from mcp_sessions.client.policy import ReconnectPolicy
-from mcp_sessions.client.wire import in_place_of_dropped, received
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
+from mcp_sessions.client.rpc import in_place_of_dropped, received
 from mcp_sessions.core.messages import RequestId
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import is_sendable

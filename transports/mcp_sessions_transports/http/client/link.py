@@ -26,7 +26,7 @@ from mcp_sessions.client.dialer import (
     Sink,
     Unanswered,
 )
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.messages import RequestId
 from mcp_sessions.core.resume import Cause
 from mcp_sessions_transports.connect_errors import without_credentials

@@ -22,7 +22,7 @@ from mcp_sessions.client.dialer import (
     StreamRefused,
     StreamReopened,
 )
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.resume import NEVER_RAN, Cause, is_away
 from mcp_sessions_transports.http.client.exchange import STOCK_ATTEMPTS, STOCK_DELAY

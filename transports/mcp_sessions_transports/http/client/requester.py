@@ -14,7 +14,7 @@ import anyio
 import httpx2
 
 from mcp_sessions.client.dialer import Failure, Json, LinkSettings
-from mcp_sessions.client.policy import ReconnectPolicy
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.messages import RequestId, encode
 from mcp_sessions.core.resume import Cause
 from mcp_sessions_transports.connect_errors import without_credentials

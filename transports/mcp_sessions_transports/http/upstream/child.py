@@ -21,7 +21,7 @@ from typing import Any, Final
 import httpx2
 
 from mcp_sessions.background import report
-from mcp_sessions.core.listening import LISTEN
+from mcp_sessions.core.listen_messages import LISTEN
 from mcp_sessions.core.messages import (
     Answer,
     encode,
@@ -35,16 +35,15 @@ from mcp_sessions.server.upstream.external.child import (
     Refused,
     Waiting,
 )
-from mcp_sessions.server.upstream.external.client import Client
 from mcp_sessions.server.upstream.external.either_era import EitherEraChild
-from mcp_sessions.server.upstream.external.listening import Hear, Heard
-from mcp_sessions.server.upstream.external.modern import VERSION
+from mcp_sessions.server.upstream.external.modern_requests import VERSION
+from mcp_sessions.server.upstream.external.receiver import Client
+from mcp_sessions.server.upstream.external.server_stream import Hear, Heard
 from mcp_sessions.server.upstream.external.unreadable import more_than, outlined
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge
 from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent
-from mcp_sessions_transports.http.upstream.exchange import Exchange, Session
 from mcp_sessions_transports.http.upstream.headers import (
     HEADER_MISMATCH,
     ParamHeaders,
@@ -52,6 +51,7 @@ from mcp_sessions_transports.http.upstream.headers import (
 )
 from mcp_sessions_transports.http.upstream.listening import HttpStream
 from mcp_sessions_transports.http.upstream.messages import Messages
+from mcp_sessions_transports.http.upstream.url_exchange import Exchange, Session
 from mcp_sessions_transports.http.upstream.wire import (
     FAILURES,
     UNSENT,

@@ -19,7 +19,7 @@ from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions_transports.http.client.cookies import BoundedJar
 from mcp_sessions_transports.http.upstream.child import HttpChild
-from mcp_sessions_transports.http.upstream.credentials import Credentials
+from mcp_sessions_transports.http.upstream.url_credentials import Credentials
 from mcp_sessions_transports.http.upstream.wire import Wire, refused
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 import httpx2
 
 from mcp_sessions.server.upstream.external.child import Forgotten
-from mcp_sessions.server.upstream.external.listening import Heard
+from mcp_sessions.server.upstream.external.server_stream import Heard
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.failures import is_sse
 from mcp_sessions_transports.http.client.incoming import position
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, repr=False)
 class HttpStream:
-    """A :data:`~mcp_sessions.server.upstream.external.listening.Hear` of one child.
+    """A :data:`~mcp_sessions.server.upstream.external.server_stream.Hear` of one child.
 
     Args:
         open_: Opens it, after the event of that id.

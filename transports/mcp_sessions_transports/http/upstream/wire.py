@@ -23,7 +23,7 @@ from mcp_sessions_transports.connect_errors import causes_of, reason_of
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED, pieces
 from mcp_sessions_transports.http.client.requester import SESSION_HEADER, send_within_origin
 from mcp_sessions_transports.http.client.sse_reader import ReadEvent, SseReader
-from mcp_sessions_transports.http.upstream.credentials import Credentials, InUse
+from mcp_sessions_transports.http.upstream.url_credentials import Credentials, InUse
 
 CONNECTING = 10.0
 """Seconds in which a connection is made, a message taken, and what a refusal says is read."""

@@ -1,0 +1,231 @@
+"""Wrap an agent, so that its conversations can be loaded.
+
+AcpSessionLayer(agent, store="sqlite:///conversations.db").run()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import signal
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from mcp_sessions.acp.agent import AcpAgent
+from mcp_sessions.acp.client_line import StreamsWire, Wire, stdio_wire
+from mcp_sessions.acp.link import Link
+from mcp_sessions.acp.options import Options
+from mcp_sessions.acp.service import AcpService
+from mcp_sessions.acp.tasks import to_the_end
+from mcp_sessions.errors import ConfigurationError, StoreInUse
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.urls import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mcp_sessions.stores.contract import SessionStore
+
+logger = logging.getLogger(__name__)
+
+MAX_CONVERSATIONS = 10_000_000
+"""They never expire, so this is a limit of a store's whole life."""
+
+
+class AcpSessionLayer:
+    """An agent with sessions that outlive their client and their process.
+
+    The agent is any object with the methods of ``acp.Agent``. It is called as before, and
+    sends as before; the layer stands between it and its clients. Its methods may ask
+    ``current_conversation()``.
+    """
+
+    def __init__(
+        self,
+        agent: AcpAgent,
+        *,
+        store: SessionStore | str = "memory://",
+        connect_servers: bool = True,
+        connect_timeout: float = 10,
+        grace: float = 2,
+        max_message: int = 50 * 1024 * 1024,
+        send_buffer: int = 1_048_576,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Wrap ``agent``.
+
+        Args:
+            agent: One object for all clients and all conversations.
+            store: Where conversations are kept, or its URL. ``memory://`` ends with the
+                process.
+            connect_servers: Connect the MCP servers that clients name. False: the agent does
+                it itself, with what its ``new_session`` is given.
+            connect_timeout: Seconds that one MCP server has to be ready.
+            grace: Seconds that a prompt has to end after its client is gone, and again after
+                it was cancelled.
+            max_message: Bytes of one message from a client; a longer one is refused.
+            send_buffer: Bytes that wait for a slow client before the agent has to wait.
+            clock: Seconds since 1970.
+
+        Raises:
+            ConfigurationError: ``agent`` is none, the store's URL is unknown, or a limit is
+                no positive number.
+        """
+        if not callable(getattr(agent, "prompt", None)):
+            raise ConfigurationError(
+                f"an ACP agent needs a method prompt; a {type(agent).__name__} has none"
+            )
+        limits = {
+            "connect_timeout": connect_timeout,
+            "grace": grace,
+            "max_message": max_message,
+            "send_buffer": send_buffer,
+        }
+        for name, value in limits.items():
+            if not (value > 0 and math.isfinite(value)):
+                raise ConfigurationError(f"{name} must be a positive number, not {value!r}")
+        self.agent = agent
+        self.store: SessionStore = open_store(store) if isinstance(store, str) else store
+        if not self.store.remembers:
+            raise ConfigurationError(
+                "conversations need a store that remembers, such as sqlite:///conversations.db"
+            )
+        self._options = Options(connect_servers, connect_timeout, grace)
+        self._max_message = max_message
+        self._send_buffer = send_buffer
+        self._clock = clock
+        self._users = 0
+        self._was_open = False
+        self._service: AcpService | None = None
+
+    async def __aenter__(self) -> AcpSessionLayer:
+        """Open the store and connect the agent, for several clients; see :meth:`serve`."""
+        if self._users == 0:
+            if self._was_open:
+                raise RuntimeError("this layer was closed; make another one")
+            self._was_open = True
+            await self._open_store()
+            self._service = AcpService(self.agent, self.store, self._options, self._clock)
+            self._service.agent.start()
+        self._users += 1
+        return self
+
+    async def _open_store(self) -> None:
+        """Open the store, if need be when the process before has let go of it.
+
+        An editor that is reloaded starts an agent at once, while the one before still has
+        its ``grace``. What it needs beyond that, the store waits for by itself.
+        """
+        policy = SessionPolicy(max_sessions=MAX_CONVERSATIONS)
+        until = time.monotonic() + 2 * self._options.grace
+        is_told = False
+        while True:
+            try:
+                await self.store.open(policy)
+                return
+            except StoreInUse as in_use:
+                if time.monotonic() >= until:
+                    raise
+                if not is_told:
+                    logger.warning("%s; waiting for it to exit", in_use)
+                    is_told = True
+            await asyncio.sleep(0.05)
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close both, once nobody is served any more."""
+        self._users -= 1
+        if self._users == 0:
+            service, self._service = self._service, None
+            try:
+                if service is not None:
+                    await service.agent.stop()
+            finally:
+                await self.store.close()
+
+    def run(self) -> None:
+        """Serve the client at standard input and output, until it is gone, or SIGTERM.
+
+        What the agent prints goes to standard error.
+
+        Raises:
+            StoreUnavailable: The store cannot be opened.
+            KeyboardInterrupt: Ctrl-C, after everything was closed.
+        """
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        served = asyncio.create_task(self.serve())
+        stopped_by: list[signal.Signals] = []
+
+        def stop(number: signal.Signals) -> None:
+            stopped_by.append(number)
+            served.cancel()
+
+        try:
+            # SIGINT too: a process that was started with it ignored (a shell's background
+            # job) would never see a KeyboardInterrupt.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        except NotImplementedError:
+            logger.debug("no signal handlers here")  # Windows: the process just ends
+        try:
+            await served
+        except asyncio.CancelledError:
+            if not stopped_by:
+                raise
+        if signal.SIGINT in stopped_by:
+            raise KeyboardInterrupt
+
+    async def serve(
+        self, reader: asyncio.StreamReader | None = None, writer: asyncio.StreamWriter | None = None
+    ) -> None:
+        """Serve one client until it is gone; its conversations then wait in the store.
+
+        Inside ``async with layer`` several clients can be served, one after another or at
+        the same time; alone it opens and closes the layer.
+
+        Args:
+            reader: What the client sends; None: standard input and output.
+            writer: What it is sent; both or neither.
+
+        Raises:
+            StoreUnavailable: The store cannot be opened.
+        """
+        if (reader is None) != (writer is None):
+            raise ConfigurationError("serve() takes both a reader and a writer, or neither")
+        async with self:
+            if reader is not None and writer is not None:
+                await self._serve(StreamsWire(reader, writer, self._max_message))
+                return
+            async with stdio_wire(self._max_message) as wire:
+                await self._serve(wire)
+
+    async def _serve(self, wire: Wire) -> None:
+        service = cast(AcpService, self._service)
+        link = Link(wire, service, send_buffer=self._send_buffer)
+        grace = self._options.grace
+        try:
+            await link.run()
+            # It sends no more. What it asked for is still answered, for a while.
+            if link.unanswered_requests and not link.outgoing.closed:
+                await asyncio.wait(link.unanswered_requests, timeout=grace)
+        finally:
+            await to_the_end(self._leave(link))
+
+    async def _leave(self, link: Link) -> None:
+        service, grace = cast(AcpService, self._service), self._options.grace
+        await service.prompts.end_all(link)
+        # Others took these over: they go on, whoever is gone.
+        while others := service.prompts.others_work(link):
+            await asyncio.wait(others)
+        if link.unanswered_requests:
+            await asyncio.wait(link.unanswered_requests, timeout=grace)
+        await service.openings.client_disconnected(link)
+        await link.finish(within=grace)

@@ -1,0 +1,296 @@
+"""``session/new``, ``session/load``, ``session/resume``, ``session/list``, ``session/close``.
+
+Rules, tested in ``tests/acp/test_conversation_methods.py`` and ``test_documents.py``:
+
+1. Nothing is made, and nobody loses anything, by a request that is refused.
+2. A load shows the whole record, then answers (ACP, Session Setup: "When all the conversation
+   entries have been streamed").
+3. What the agent says while it opens a session comes after the answer: the client does not
+   know the session before. What it repeats of the conversation is left out: the record has
+   it.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from acp import RequestError
+
+from mcp_sessions.acp import acp_errors, catalogue
+from mcp_sessions.acp.agent import AgentSide
+from mcp_sessions.acp.agent_questions import Json
+from mcp_sessions.acp.conversation_jar import StoreJar
+from mcp_sessions.acp.current import Call, Opening
+from mcp_sessions.acp.link import Incoming, Link
+from mcp_sessions.acp.open_conversation import OpenConversation
+from mcp_sessions.acp.options import Options
+from mcp_sessions.acp.params import (
+    ServerSpec,
+    absolute,
+    cwd_of,
+    directories_of,
+    optional_text,
+    servers_of,
+    session_id_of,
+)
+from mcp_sessions.acp.prompts import Prompts
+from mcp_sessions.acp.registry import Registry
+from mcp_sessions.acp.servers import Servers, Unreachable
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.contract import SessionStore
+from mcp_sessions.stores.records import SessionRecord
+
+logger = logging.getLogger(__name__)
+
+NOTICE = "io.github.mcp-sessions/notice"
+"""``_meta`` key of an update that the layer sends in the agent's place."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Openings:
+    """Makes, opens, lists and closes conversations."""
+
+    _registry: Registry
+    _prompts: Prompts
+    _agent: AgentSide
+    _store: SessionStore
+    _options: Options
+    _clock: Callable[[], float]
+    _others: frozenset[str] = frozenset()
+
+    def agent_connects(self, transports: frozenset[str]) -> None:
+        """Transports to MCP servers that the agent itself supports."""
+        self._others = transports
+
+    async def new(self, incoming: Incoming) -> None:
+        params, link = incoming.params, incoming.link
+        cwd, directories = cwd_of(params), directories_of(params)
+        specs = servers_of(params, required=True, others=self._others)
+        record = await self._store.create(
+            Mode.CONVERSATION, ANONYMOUS, peer=None, now=self._clock()
+        )
+        async with self._registry.lock(record.session_id):
+            conversation = self._conversation(record.session_id, cwd)
+            opening = Opening(is_new=True)
+            try:
+                failed = await self._connect(conversation, specs)
+                result = await self._call_opening(
+                    "session/new", _opening_params(params), link, conversation, opening
+                )
+                await self._remember(conversation, cwd, directories, failed)
+                answer = {**result, "sessionId": conversation.session_id}
+                await conversation.show_to(
+                    link, from_start=False, answer=lambda: incoming.answer(answer)
+                )
+            except BaseException:
+                await self._forget(conversation)
+                await self._store.end(conversation.session_id)
+                raise
+            finally:
+                opening.end()
+            await self._opened(conversation, opening, failed)
+
+    async def load(self, incoming: Incoming) -> None:
+        """Answer ``session/load`` and ``session/resume``."""
+        params, link = incoming.params, incoming.link
+        is_load = incoming.method == "session/load"
+        session_id = session_id_of(params)
+        cwd, directories = cwd_of(params), directories_of(params)
+        specs = servers_of(params, required=is_load, others=self._others)
+        async with self._registry.lock(session_id):
+            record = await self._registry.record_of(session_id)
+            conversation = self._registry.find(session_id)
+            was_open = conversation is not None
+            if conversation is None:
+                conversation = self._conversation(session_id, cwd)
+            opening = Opening(is_new=False)
+            reported = cast("list[str]", record.state.get(catalogue.REPORTED) or [])
+            try:
+                conversation.servers.work_in(cwd)
+                failed = await self._connect(conversation, specs)
+                result = await self._agent_opens(incoming, conversation, record, opening, was_open)
+                await self._remember(conversation, cwd, directories, failed)
+                answer = result or (None if is_load else {})
+                await conversation.show_to(
+                    link, from_start=is_load, answer=lambda: incoming.answer(answer)
+                )
+            except BaseException:
+                if not was_open:
+                    await self._forget(conversation)
+                raise
+            finally:
+                opening.end()
+            if not conversation.turns:
+                await conversation.servers.close_retired()
+            if is_load:
+                # The replay said so already.
+                failed = [server for server in failed if server.name not in reported]
+            await self._opened(conversation, opening, failed)
+
+    async def _agent_opens(
+        self,
+        incoming: Incoming,
+        conversation: OpenConversation,
+        record: SessionRecord,
+        opening: Opening,
+        was_open: bool,
+    ) -> Json:
+        """Have the agent take up a conversation; what it says of its modes and options."""
+        params = _opening_params(incoming.params)
+        own_id = conversation.agent_id or record.state.get(catalogue.AGENT_SESSION)
+        own = {**params, "sessionId": own_id or conversation.session_id}
+        methods = {"session/load": "load_session", "session/resume": "resume_session"}
+        # A resume is a load without a replay, and whatever the agent replays is not passed on.
+        for method in dict.fromkeys((incoming.method, "session/load")):
+            if self._agent.has(methods[method]):
+                self._registry.name(conversation, own["sessionId"])
+                result = await self._call_opening(method, own, incoming.link, conversation, opening)
+                result.pop("sessionId", None)
+                return result
+        if was_open and conversation.agent_id is not None:
+            return {}
+        # It has no memory of its own: to it this is a new session, whose past is `history()`.
+        result = await self._call_opening(
+            "session/new", params, incoming.link, conversation, opening
+        )
+        result.pop("sessionId", None)
+        return result
+
+    async def _call_opening(
+        self,
+        method: str,
+        params: Json,
+        link: Link,
+        conversation: OpenConversation,
+        opening: Opening,
+    ) -> Json:
+        call = Call(link, conversation, opening=opening)
+        result = await self._agent.call(method, params, call)
+        if method == "session/new":
+            agent_id = result.get("sessionId")
+            if not isinstance(agent_id, str) or not agent_id:
+                raise acp_errors.internal_error(
+                    "the agent's answer to session/new has no sessionId"
+                )
+            self._registry.name(conversation, agent_id)
+        return result
+
+    async def _opened(
+        self, conversation: OpenConversation, opening: Opening, failed: list[Unreachable]
+    ) -> None:
+        """Tell what was held back until the answer was out."""
+        for update in opening.held:
+            await conversation.record([update])
+        for server in failed:
+            await conversation.record([_notice(server)])
+
+    async def _connect(
+        self, conversation: OpenConversation, specs: list[ServerSpec]
+    ) -> list[Unreachable]:
+        if not self._options.connect_servers:
+            return []
+        return await conversation.servers.connect(specs)
+
+    async def _remember(
+        self,
+        conversation: OpenConversation,
+        cwd: str,
+        directories: list[str],
+        failed: list[Unreachable],
+    ) -> None:
+        known: Json = {
+            catalogue.CWD: cwd,
+            catalogue.DIRECTORIES: directories,
+            catalogue.REPORTED: [server.name for server in failed],
+            catalogue.UPDATED_AT: catalogue.at(self._clock()),
+        }
+        if conversation.agent_id is not None:
+            known[catalogue.AGENT_SESSION] = conversation.agent_id
+        if await self._store.change_state(conversation.session_id, known, ()) is None:
+            raise acp_errors.session_not_found(conversation.session_id)
+
+    def _conversation(self, session_id: SessionId, cwd: str) -> OpenConversation:
+        jar = StoreJar(self._store, session_id)
+        servers = Servers(jar, cwd, connect_timeout=self._options.connect_timeout)
+        conversation = OpenConversation(session_id, self._store, servers, self._clock)
+        self._registry.add(conversation)
+        return conversation
+
+    async def list_all(self, incoming: Incoming) -> None:
+        cwd = optional_text(incoming.params, "cwd")
+        if cwd is not None:
+            absolute(cwd, "cwd")
+        cursor = optional_text(incoming.params, "cursor")
+        records = await self._store.all_sessions(ANONYMOUS)
+        incoming.answer(catalogue.page(records, cwd=cwd, cursor=cursor))
+
+    async def close(self, incoming: Incoming) -> None:
+        """Answer ``session/close``: it can be loaded again."""
+        session_id = session_id_of(incoming.params)
+        if self._registry.find(session_id) is None:
+            await self._registry.record_of(session_id)
+            incoming.answer({})  # it is closed already
+            return
+        conversation = await self._registry.seen_by(incoming.link, incoming.params)
+        async with self._registry.lock(conversation.session_id):
+            await self._prompts.end(conversation, incoming.link)
+            await self._detach(conversation, incoming.link)
+        incoming.answer({})
+
+    async def client_disconnected(self, link: Link) -> None:
+        """A client is gone: its conversations wait in the store."""
+        for conversation in self._registry.shown_to(link):
+            async with self._registry.lock(conversation.session_id):
+                if conversation.link is link:
+                    try:
+                        await self._detach(conversation, link)
+                    except StoreUnavailable:
+                        logger.exception("a conversation could not be released in the store")
+
+    async def _detach(self, conversation: OpenConversation, link: Link) -> None:
+        agent_id = conversation.agent_id
+        if agent_id is not None and self._agent.has("close_session"):
+            call = Call(link, conversation)
+            try:
+                await self._agent.call("session/close", {"sessionId": agent_id}, call)
+            except RequestError as error:
+                logger.debug("the agent could not close a session: %s", error)
+        await self._forget(conversation)
+
+    async def _forget(self, conversation: OpenConversation) -> None:
+        self._registry.remove(conversation)
+        await conversation.release()
+
+
+def _opening_params(params: Json) -> Json:
+    """As the agent's models take them: they want every member of a server."""
+    servers = cast("list[Json]", params.get("mcpServers") or [])
+    full: list[Json] = [
+        {
+            **{name: value for name, value in server.items() if name != "type"},
+            "env": server.get("env") or [],
+        }
+        if server.get("type", "stdio") == "stdio"
+        else server
+        for server in servers
+    ]
+    return {**params, "mcpServers": full}
+
+
+def _notice(server: Unreachable) -> Json:
+    text = f"The MCP server {server.name!r} cannot be reached: {server.reason}"
+    return {
+        "update": {
+            "sessionUpdate": "agent_message_chunk",
+            "content": {"type": "text", "text": text},
+            "messageId": str(uuid.uuid4()),
+            "_meta": {NOTICE: {"server": server.name}},
+        }
+    }

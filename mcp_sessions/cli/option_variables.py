@@ -1,0 +1,161 @@
+"""Read the options of ``serve`` from the environment: ``MCP_SESSIONS_PORT`` is ``--port``.
+
+Rules, owned by ``tests/cli/test_option_variables.py``:
+
+1. Every option that the help shows has its variable. An option of the command line replaces the
+   variable, even if it may be given several times.
+2. A wrong value is refused as the option's would be. The error names the variable.
+3. A variable with the prefix that no option has is one line of warning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mcp_sessions.cli.access import INTROSPECTION_VARIABLES
+from mcp_sessions.cli.arguments import OneLineParser
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE, KEYS_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+PREFIX: Final = "MCP_SESSIONS_"
+SEPARATOR: Final = "||"
+"""Separator of several values that do not stand on lines of their own. A header may contain a comma
+or a semicolon, a path a colon.
+"""
+
+NOTES: Final = f"""\
+Each option can be a variable: --max-children is {PREFIX}MAX_CHILDREN.
+The command line wins. Write a flag as 1 or 0, and several values on a line each,
+or with {SEPARATOR} between them. The OTEL_ variables turn metrics and traces on."""
+
+_YES: Final = ("1", "true", "yes")
+_NO: Final = ("0", "false", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option that a variable sets."""
+
+    variable: str
+    option: str
+    text: str
+    value: Any
+
+    def is_in(self, said: str) -> bool:
+        """Whether a text names the option or its value."""
+        words = [word.strip(":,") for word in said.split()]
+        if self.option in words or (self.option == "--store" and "store" in words):
+            return True
+        return not isinstance(self.value, bool) and self.text in words
+
+
+def variable_of(option: str) -> str:
+    """Return the variable that sets an option, such as ``--max-children``."""
+    return PREFIX + option.lstrip("-").replace("-", "_").upper()
+
+
+def parse(
+    parser: OneLineParser,
+    arguments: Sequence[str],
+    namespace: argparse.Namespace,
+    environment: Mapping[str, str],
+) -> tuple[argparse.Namespace, list[str], list[Setting]]:
+    """Parse the arguments, and take options that are not given from the environment.
+
+    Returns:
+        The options, the unknown arguments, and the settings that were taken.
+
+    Raises:
+        ConfigurationError: A variable has a value that its option cannot have.
+    """
+    settings: dict[str, Setting] = {}
+    for action in parser.shown_options():
+        option = action.option_strings[-1]
+        variable = variable_of(option)
+        if variable in environment:
+            text = environment[variable]
+            settings[action.dest] = Setting(variable, option, text, _value(variable, action, text))
+    # None: not given. No value on a command line is None.
+    parser.set_defaults(**dict.fromkeys(settings))
+    options, more = parser.parse_known_args(arguments, namespace)
+    taken = {name: each for name, each in settings.items() if getattr(options, name) is None}
+    if getattr(options, "target", None) is not None or namespace.command:
+        # A server on the command line replaces the file of servers.
+        if "config" in taken:
+            del taken["config"]
+    merged = {**vars(options), **{name: each.value for name, each in taken.items()}}
+    return argparse.Namespace(**merged), more, list(taken.values())
+
+
+def unknown(parser: OneLineParser, environment: Mapping[str, str]) -> list[str]:
+    """Return the variables with our prefix that set no option."""
+    known = {variable_of(action.option_strings[-1]) for action in parser.shown_options()}
+    ours = {name for name in environment if name.startswith(PREFIX)}
+    others = {KEYS_VARIABLE, KEYFILE_PASSWORD_VARIABLE, *INTROSPECTION_VARIABLES}
+    return sorted(ours - known - others)
+
+
+def warn_of(variables: Sequence[str]) -> None:
+    if variables:
+        logger.warning("these variables set no option of serve: %s", ", ".join(variables))
+
+
+@contextmanager
+def variables_named(settings: Sequence[Setting]) -> Generator[None]:
+    """Add the variable's name to an error about an option that it set.
+
+    Raises:
+        ConfigurationError: The block raised it.
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        said = str(error)
+        names = [
+            each.variable for each in settings if each.variable not in said and each.is_in(said)
+        ]
+        if not names:
+            raise
+        raise ConfigurationError(f"{said} (set by {', '.join(names)})") from error
+
+
+def _value(variable: str, action: argparse.Action, text: str) -> Any:
+    if not text.strip():
+        # The value may come from another, unset variable. Its meaning would be lost.
+        raise ConfigurationError(f"{variable} is empty: unset it, or give it a value")
+    if action.nargs == 0:
+        word = text.strip().lower()
+        if word not in _YES + _NO:
+            raise ConfigurationError(
+                f"{variable}: must be one of {', '.join(_YES + _NO)}, not {text!r}"
+            )
+        return word in _YES
+    if is_repeated(action):
+        lines = text.replace(SEPARATOR, "\n").splitlines()
+        return [_one(variable, action, line.strip()) for line in lines if line.strip()]
+    return _one(variable, action, text)
+
+
+def is_repeated(action: argparse.Action) -> bool:
+    # argparse has no public name for it.
+    return isinstance(action, argparse._AppendAction)  # pyright: ignore[reportPrivateUsage]
+
+
+def _one(variable: str, action: argparse.Action, text: str) -> Any:
+    value: Any = text
+    if callable(action.type):
+        try:
+            value = action.type(text)
+        except argparse.ArgumentTypeError as wrong:
+            raise ConfigurationError(f"{variable}: {wrong}") from wrong
+    if action.choices is not None and value not in action.choices:
+        choices = ", ".join(map(str, action.choices))
+        raise ConfigurationError(f"{variable}: must be one of {choices}, not {text!r}")
+    return value

@@ -1,0 +1,190 @@
+"""The application's ``subscriptions/listen`` streams over a session's one (modern era).
+
+A session has one listen stream; an application may open several. On the wire there is one,
+whose filter is what all of them ask together; the application's are made of it here, each
+with its own acknowledgement, its own subscription id and its own part of the events.
+
+Rules that must hold, and that ``tests/client/test_listen_streams.py`` owns:
+
+1. An event reaches each of the application's streams that asked for it, once.
+2. A stream that is cut on the wire is not cut for the application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from mcp_sessions.client.dialer import Json
+from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.rpc import ACKNOWLEDGED, RESOURCE_UPDATED, notification
+from mcp_sessions.client.stamping import SUBSCRIPTION_ID, with_meta
+from mcp_sessions.core.messages import RequestId, encode, members_of, meta_of
+
+_FLAGS = {
+    "notifications/tools/list_changed": "toolsListChanged",
+    "notifications/prompts/list_changed": "promptsListChanged",
+    "notifications/resources/list_changed": "resourcesListChanged",
+}
+
+
+def _filter_of(message: Json) -> Json:
+    return members_of(members_of(message.get("params")).get("notifications"))
+
+
+def _uris(wanted: Mapping[str, Any]) -> list[str]:
+    uris = wanted.get("resourceSubscriptions")
+    found = cast("list[object]", uris) if isinstance(uris, list) else []
+    return [uri for uri in found if isinstance(uri, str)]
+
+
+@dataclass(slots=True)
+class _Listening:
+    request: Pending
+    wanted: Json
+    is_acknowledged: bool = False
+
+    def acknowledge(self, honored: Json) -> Json:
+        self.is_acknowledged = True
+        mine: Json = {
+            flag: True for flag in _FLAGS.values() if self.wanted.get(flag) and honored.get(flag)
+        }
+        known = set(_uris(honored))
+        uris = [uri for uri in _uris(self.wanted) if uri in known]
+        if uris:
+            mine["resourceSubscriptions"] = uris
+        meta = {SUBSCRIPTION_ID: self.request.app_id}
+        return notification(ACKNOWLEDGED, {"notifications": mine, "_meta": meta})
+
+
+@dataclass(slots=True)
+class Listens:
+    """The application's listen streams, and the one on the wire."""
+
+    wire_id: str | None = None
+    """The id of the one on the wire; None: there is none."""
+
+    _open: dict[RequestId, _Listening] = field(default_factory=dict[RequestId, _Listening])
+    _on_wire: Json = field(default_factory=dict[str, Any])
+    _honored: Json | None = None
+    _count: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, request: Pending) -> None:
+        self._open[request.app_id] = _Listening(request, _filter_of(request.message))
+
+    def remove(self, app_id: RequestId) -> bool:
+        """The application closed one; whether there was one of that id."""
+        return self._open.pop(app_id, None) is not None
+
+    def has(self, pending: Pending) -> bool:
+        known = self._open.get(pending.app_id)
+        return known is not None and known.request is pending
+
+    def cut(self) -> None:
+        self.wire_id = None
+
+    @property
+    def is_answered(self) -> bool:
+        return self._honored is not None
+
+    def is_covered(self) -> bool:
+        if self.wire_id is None:
+            return False
+        needed = self._union()
+        flags = all(self._on_wire.get(flag) for flag in _FLAGS.values() if needed.get(flag))
+        return flags and set(_uris(needed)) <= set(_uris(self._on_wire))
+
+    def next_request(self) -> Json:
+        """The listen request to send now: the newest of the application's, asking for all."""
+        self._count += 1
+        self.wire_id = f"mcp-sessions-listen-{self._count}"
+        self._on_wire, self._honored = self._union(), None
+        newest = list(self._open.values())[-1].request.message
+        params = {**cast("Json", newest.get("params") or {}), "notifications": self._on_wire}
+        return {**newest, "id": self.wire_id, "params": params}
+
+    def headers(self) -> Mapping[str, str]:
+        return list(self._open.values())[-1].request.headers
+
+    def _union(self) -> Json:
+        union: Json = {}
+        uris: dict[str, None] = {}
+        for listening in self._open.values():
+            for flag in _FLAGS.values():
+                if listening.wanted.get(flag):
+                    union[flag] = True
+            uris.update(dict.fromkeys(_uris(listening.wanted)))
+        if uris:
+            union["resourceSubscriptions"] = list(uris)
+        return union
+
+    def acknowledged(self, params: Mapping[str, Any] | None) -> list[Json]:
+        """The server acknowledged the stream on the wire: the acknowledgements to give."""
+        self._honored = members_of((params or {}).get("notifications"))
+        return self.not_yet_acknowledged()
+
+    def not_yet_acknowledged(self) -> list[Json]:
+        """The acknowledgements to give to streams that the one on the wire covers already."""
+        honored = self._honored
+        if honored is None or not self.is_covered():
+            return []
+        return [
+            listening.acknowledge(honored)
+            for listening in list(self._open.values())
+            if not listening.is_acknowledged
+        ]
+
+    def largest(self) -> Pending | None:
+        """Return the largest listen request, preferably one without an acknowledgement."""
+        fresh = [each for each in self._open.values() if not each.is_acknowledged]
+        requests = [each.request for each in fresh or self._open.values()]
+        return max(requests, key=lambda each: len(encode(each.message)), default=None)
+
+    def is_acknowledgement(self, message: Json) -> bool:
+        if message.get("method") != ACKNOWLEDGED or self.wire_id is None:
+            return False
+        meta = meta_of(cast("Json | None", message.get("params")))
+        return meta is not None and meta.get(SUBSCRIPTION_ID) == self.wire_id
+
+    def parts(self, message: Json) -> list[Json]:
+        """One event as each of the application's streams shall see it."""
+        method = message.get("method")
+        flag = _FLAGS.get(cast(str, method))
+        uri = cast("Json", message.get("params") or {}).get("uri")
+        exact = any(uri in _uris(listening.wanted) for listening in self._open.values())
+        told: list[Json] = []
+        for app_id, listening in self._open.items():
+            if flag is not None:
+                wants = bool(listening.wanted.get(flag))
+            elif method == RESOURCE_UPDATED:
+                # What nobody asked for by name is a resource below one that somebody did:
+                # which one that is only the server knows.
+                uris = _uris(listening.wanted)
+                wants = uri in uris if exact else bool(uris)
+            else:
+                wants = True
+            if wants and listening.is_acknowledged:
+                told.append(with_meta(message, {SUBSCRIPTION_ID: app_id}))
+        return told
+
+    def everything(self) -> list[Json]:
+        """There was a gap: a change of all that is listened to, for everybody to read again."""
+        told: list[Json] = []
+        for app_id, listening in self._open.items():
+            if not listening.is_acknowledged:
+                continue
+            told.extend(
+                with_meta(message, {SUBSCRIPTION_ID: app_id})
+                for message in everything(listening.wanted)
+            )
+        return told
+
+
+def everything(wanted: Mapping[str, Any]) -> list[Json]:
+    """A change of all that a filter asks for."""
+    lists = [notification(method) for method, flag in _FLAGS.items() if wanted.get(flag)]
+    return lists + [notification(RESOURCE_UPDATED, {"uri": uri}) for uri in _uris(wanted)]

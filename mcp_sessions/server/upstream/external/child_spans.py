@@ -1,0 +1,113 @@
+"""Open the span of a request that a child serves, as the SDK does for its own requests."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Any, Final
+
+from opentelemetry.propagate import extract
+from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, get_tracer
+
+from mcp_sessions.core.messages import meta_of
+from mcp_sessions.server.loggable import KnownNames
+from mcp_sessions.server.upstream.external.elsewhere import Served
+from mcp_sessions.server.upstream.port import Call, UpstreamError
+from mcp_sessions.server.upstream.sdk.sdk_spans import CONVERSATION, SESSION_DIGEST, is_tracing
+
+_TRACER: Final = "mcp_sessions"
+
+
+class Spans:
+    """Make spans, if the application has set a tracer provider."""
+
+    def __init__(self) -> None:
+        self._are_made = False
+        self._known = KnownNames()
+
+    def look(self) -> None:
+        """Check whether the application has set one."""
+        self._are_made = is_tracing()
+
+    def around(
+        self,
+        call: Call,
+        method: str,
+        params: Mapping[str, Any] | None,
+        version: object,
+        work: Awaitable[Served],
+    ) -> Awaitable[Served]:
+        """Await ``work`` in a span of its own.
+
+        Args:
+            version: The protocol version of its client.
+        """
+        if not self._are_made:
+            return work
+        return _traced(call, method, params, version, work, self._known)
+
+
+async def _traced(
+    call: Call,
+    method: str,
+    params: Mapping[str, Any] | None,
+    version: object,
+    work: Awaitable[Served],
+    known: KnownNames,
+) -> Served:
+    # An unknown name may be an id: see `mcp_sessions.server.loggable`.
+    name = (params or {}).get("name")
+    target = known.name(method, name) if isinstance(name, str) else None
+    named = known.method(method) or "unknown"
+    attributes = {"mcp.method.name": named, "mcp.protocol.version": str(version)}
+    if call.request_id is not None:
+        attributes["jsonrpc.request.id"] = str(call.request_id)
+    if method == "tools/call":
+        attributes["gen_ai.operation.name"] = "execute_tool"
+        attributes |= {"gen_ai.tool.name": target} if target is not None else {}
+    elif method == "prompts/get" and target is not None:
+        attributes["gen_ai.prompt.name"] = target
+    if call.session is not None:
+        attributes |= {
+            SESSION_DIGEST: call.session,
+            CONVERSATION: call.conversation or call.session,
+        }
+    carried = extract(meta_of(params) or {})
+    with get_tracer(_TRACER).start_as_current_span(
+        f"{named} {target}" if target else named,
+        kind=SpanKind.SERVER,
+        attributes=attributes,
+        # A request without a parent becomes a child of the span that is open here.
+        context=carried if get_current_span(carried).get_span_context().is_valid else None,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        call.is_traced(span)
+        try:
+            served = await work
+        except UpstreamError as failed:
+            code = str(failed.error.get("code"))
+            span.set_attributes({"error.type": code, "rpc.response.status_code": code})
+            span.set_status(StatusCode.ERROR, str(failed.error.get("message")))
+            raise
+        except Exception as failed:
+            # The text of the error may hold anything.
+            span.set_attribute("error.type", type(failed).__qualname__)
+            span.set_status(StatusCode.ERROR)
+            raise
+        if method == "tools/call" and served[0].get("isError") is True:
+            span.set_attribute("error.type", "tool_error")
+            span.set_status(StatusCode.ERROR)
+        else:
+            known.served(method, params, served[0])
+            if target is None and isinstance(name, str):
+                _name(span, method, known.name(method, name))
+        return served
+
+
+_NAMED_IN = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
+
+
+def _name(span: Span, method: str, target: str | None) -> None:
+    if target is not None and method in _NAMED_IN:
+        span.set_attribute(_NAMED_IN[method], target)
+        span.update_name(f"{method} {target}")

@@ -1,0 +1,288 @@
+"""Speak with a child that is a process: one message on a line.
+
+A malformed message fails only the request that it answers, even if it stands on several lines, as a
+program writes JSON for people. A text that is no message is skipped, as noise. Too much noise
+between two messages ends the process.
+
+In the modern era everything comes on one pipe, too: a listen is a request that is answered at its
+end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from secrets import token_hex
+from typing import Any, Final
+
+from mcp_sessions.core.listen_messages import LISTEN
+from mcp_sessions.core.messages import encode
+from mcp_sessions.core.outline import Outlines
+from mcp_sessions.external_server import ExternalServer
+from mcp_sessions.ids import SessionId, name_for_handlers
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.upstream.external.child import Child, Forgotten, Later
+from mcp_sessions.server.upstream.external.either_era import EitherEraChild
+from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.receiver import Client
+from mcp_sessions.server.upstream.external.server_stream import Hear, Heard
+from mcp_sessions.server.upstream.external.unreadable import (
+    Unreadable,
+    messages_of,
+    more_than,
+    of_ends,
+    outlined,
+)
+from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.server.upstream.stdio.directories import Directories
+from mcp_sessions.server.upstream.stdio.output import Line, TooLong
+from mcp_sessions.server.upstream.stdio.process import ChildProcess, Label, Processes
+from mcp_sessions.server.upstream.stdio.warm import WarmProcesses
+from mcp_sessions.stdio_server import StdioServer
+
+logger = logging.getLogger(__name__)
+
+_JUNK: Final = 1_048_576
+"""Bytes that are no message, between two messages, at most."""
+
+_UNREAD: Final = 4
+"""Unread bytes at most, in longest messages, of a child that gets messages without waiting. Most of
+them are answers to its pings.
+"""
+
+_SPREAD: Final = "is written on several lines"
+_DIGITS: Final = 32
+"""Hexadecimal digits that name a principal or a session to its process."""
+
+
+class StdioChildren:
+    """Start processes; a :class:`~mcp_sessions.server.upstream.external.beginning.Starter`.
+
+    Args:
+        longest: Bytes of one of their messages, at most.
+        lasting: Whether sessions outlive this process.
+    """
+
+    def __init__(self, server: StdioServer, longest: int, *, lasting: bool) -> None:
+        self._directories = Directories(lasting=lasting)
+        self._server = server
+        self._longest = longest
+        self._processes = Processes()
+        self._warm = WarmProcesses(server.warm, server.child_idle, self._start_warm)
+
+    def run(self, room: Callable[[], int]) -> None:
+        self._warm.run(room)
+
+    def use(self, server: ExternalServer) -> None:
+        if not isinstance(server, StdioServer):
+            raise AssertionError("it is of another kind")
+        self._server = server
+        self._warm.change(server.warm, server.child_idle)
+
+    async def start(self, place: Place, principal: Principal) -> Child:
+        """Take a process that waits, or start one."""
+        process = await self._warm.take(place.label)
+        if process is not None:
+            return StdioChild(process, place, self._longest)
+        return await self._start(place, principal)
+
+    async def _start_warm(self, label: Label) -> ChildProcess:
+        env, cwd = self._server.place_of("", "")
+        return await self._processes.start(self._server, label, env, cwd)
+
+    async def _start(self, place: Place, principal: Principal) -> StdioChild:
+        server = self._server
+        # Paths and variables hold a digest: a name chosen by a client means nothing there.
+        who = name_for_handlers(repr((principal.client_id, principal.issuer, principal.subject)))
+        own = name_for_handlers(place.key) if isinstance(place.key, str) else None
+        names = who[:_DIGITS], (own or token_hex(32))[:_DIGITS]
+        env, cwd = server.place_of(*names)
+        directory = server.directory_of(*names)
+        if cwd is not None and directory is not None:
+            await self._directories.enter(directory, cwd, own)
+        elif cwd is not None and server.has_cwd_template:
+            await asyncio.to_thread(os.makedirs, cwd, 0o700, True)
+        leave = partial(self._directories.leave, directory) if directory is not None else None
+        try:
+            process = await self._processes.start(server, Label(place.label), env, cwd)
+        except BaseException:
+            if leave is not None:
+                leave()
+            raise
+        return StdioChild(process, place, self._longest, ended=leave)
+
+    def session_over(self, session_id: SessionId) -> None:
+        own = name_for_handlers(session_id)
+        # If the session did not run here since the layer started, its principal is unknown.
+        by_name = None if self._server.names_principals else own[:_DIGITS]
+        before = self._server.directory_of("", by_name) if by_name is not None else None
+        self._directories.session_over(own, before)
+
+    async def close(self) -> None:
+        await self._warm.close()
+        await self._processes.close()
+        await self._directories.close()
+
+
+def _says_something(line: bytes) -> bool:
+    """Whether a line is a message, or an unreadable one, and no part of another."""
+    if line.lstrip()[:1] == b'"':
+        return False
+    return any(not isinstance(it, Unreadable) or it.is_known for it in messages_of(line))
+
+
+class StdioChild(EitherEraChild):
+    """One process that speaks MCP."""
+
+    def __init__(
+        self,
+        process: ChildProcess,
+        client: Client,
+        longest: int,
+        *,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
+        """Speak with a process.
+
+        Args:
+            longest: Bytes of one of its messages, at most.
+            ended: Called once nothing of the process is left.
+        """
+        super().__init__(client)
+        self._process = process
+        self._ended = ended
+        self._longest = longest
+        self._junk = 0
+        self._spread: Outlines | None = None
+        """Message on several lines that is not complete."""
+
+        self._is_over = False
+        self._is_stopping = False
+        self._dying: asyncio.Task[None] | None = None
+        process.output.read(longest, self._hear_line, self._give_up, self._background)
+
+    def belongs_to(self, client: Client) -> None:
+        super().belongs_to(client)
+        self._process.label.given_to(client.label)
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    async def stop(self) -> None:
+        self._is_stopping = True
+        try:
+            await self._process.stop()
+            if self._dying is not None:
+                # Everything that it waits for has happened.
+                await self._dying
+        finally:
+            await self._background.close()
+            self._process.output.leave()
+            ended, self._ended = self._ended, None
+            if ended is not None:
+                ended()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def last_words(self) -> str:
+        return await self._process.last_words()
+
+    def _room(self) -> Coroutine[Any, Any, None] | None:
+        return self._until_it_takes() if self._process.is_full else None
+
+    async def _until_it_takes(self) -> None:
+        try:
+            await self._process.room()
+        except OSError:
+            self._break("it closed its input")
+
+    def _write(self, message: bytes) -> None:
+        self._process.write(message)
+        if self._process.untaken > _UNREAD * self._longest:
+            self._break("it does not read its input")
+
+    def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
+        self._process.write(encode(message))
+
+    def _break(self, failure: str) -> None:
+        """Kill the process, which fails its open requests: it can no longer be used."""
+        if not self.failure:
+            self.failure = failure
+            if self.result:
+                # Otherwise its start fails, and that is logged.
+                logger.warning("%s: the layer kills it: %s", self._process.label(), failure)
+        self._process.kill()
+        self._process.output.leave()
+
+    def _give_up(self) -> None:
+        self._is_over = True
+        super()._give_up()
+        if self.result and not self._is_stopping and not self.failure:
+            self._dying = self._background.run("the last output of a child", self._died())
+
+    async def _died(self) -> None:
+        logger.warning("%s: %s", self._process.label(), await self.last_words())
+
+    def _hear_line(self, line: Line) -> Later | None:
+        if isinstance(line, TooLong):
+            self._too_long(line)
+            return None
+        if self._spread is not None and not _says_something(line):
+            self._noise(len(line), _SPREAD)
+            self._goes_on(line, self._spread)
+            return None
+        noise, self._spread = self._junk, None
+        later = self._take(line)
+        if self._junk == noise:
+            self._junk = 0
+        elif line.lstrip()[:1] in (b"{", b"["):
+            self._goes_on(line, Outlines())
+        return later
+
+    def _goes_on(self, line: bytes, messages: Outlines) -> None:
+        """Add a line to a message on several lines."""
+        messages.feed(line + b"\n")
+        self._spread = messages if messages.is_open and not messages.is_lost else None
+        if self._spread is not None:
+            return
+        for each in messages.known:
+            said = outlined(each, _SPREAD)
+            if said.is_known:
+                self._cannot_read(said, 0)
+                self._junk = 0
+
+    def _stream(self) -> Hear | None:
+        return self._listen if self._modern is not None else None
+
+    async def _hear(self, request_id: int, params: dict[str, Any], heard: Heard) -> float | None:
+        try:
+            await self._exchange(request_id, None, LISTEN, params)
+        except UpstreamError:
+            if self.is_over:
+                raise Forgotten from None
+            if not self._is_heard(request_id):
+                raise
+        return None
+
+    def _noise(self, size: int, why: str) -> None:
+        self._warn("noise", f"its output is not a message: it {why}")
+        self._junk += size + 1
+        if self._junk > _JUNK:
+            self._break("its output is not a message")
+
+    def _too_long(self, line: TooLong) -> None:
+        why = f"has {more_than(self._longest)}"
+        if line.messages is None:
+            is_known = self._dropped(of_ends(line.head, line.tail, why), self._longest)
+        else:
+            is_known = not line.messages.is_lost
+            for each in line.messages.known:
+                is_known = self._dropped(outlined(each, why), self._longest) and is_known
+        if not is_known:
+            # A request may wait for it.
+            self._break(f"a message of {more_than(self._longest)}")

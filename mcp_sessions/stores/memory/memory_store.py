@@ -1,0 +1,473 @@
+"""Sessions in this process's memory: the default store.
+
+No method suspends, so each runs in one step of the event loop and is atomic by that. What
+it remembers ends with the process.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, assert_never
+
+from mcp_sessions.core.admission import Admission, admission
+from mcp_sessions.core.client_description import size_of
+from mcp_sessions.core.expiry import (
+    SLEEPERS,
+    asleep_by,
+    end_of_life,
+    idle_deadline,
+    idle_time,
+    is_over,
+    longest_life,
+)
+from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
+from mcp_sessions.core.messages import encode
+from mcp_sessions.core.request_keys import KeyUse, RequestKeys, found
+from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import GET_STREAM, FencingEpoch, RequestKey, SessionId
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.security import mint_log_epoch, mint_session_id
+from mcp_sessions.stores.contract import StateConflict
+from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.limits import (
+    check_data,
+    check_peer,
+    check_sessions,
+    check_sizes,
+    check_state,
+    check_subscriptions,
+    text_size,
+)
+from mcp_sessions.stores.memory.memory_ends import EndsInMemory
+from mcp_sessions.stores.memory.memory_events import Events
+from mcp_sessions.stores.memory.tables import Owner, Session
+from mcp_sessions.stores.record_changes import (
+    RecordChange,
+    RenewEvents,
+    SetCurrent,
+    SetFilter,
+    SetLogLevel,
+    SetStreamOpened,
+    SetWaitsFrom,
+)
+from mcp_sessions.stores.records import (
+    Admitted,
+    CurrentUse,
+    Data,
+    Peer,
+    SessionRecord,
+)
+
+
+class MemoryStore(Events, EndsInMemory):
+    """A :class:`~mcp_sessions.stores.contract.SessionStore` of dictionaries."""
+
+    name = "memory"
+    survives_process = False
+    remembers = True
+    exchange: Exchange | None = None
+
+    async def open(self, policy: SessionPolicy) -> None:
+        """Serve within the limits of ``policy``."""
+        self._policy = policy
+        self._idle_times = {mode: idle_time(mode, policy) for mode in Mode}
+        self._window = window_of(policy)
+
+    async def close(self) -> None:
+        """Forget everything."""
+        self._sessions.clear()
+        self._by_principal.clear()
+        self._by_uri.clear()
+        self._deadlines.clear()
+        self._relayed.clear()
+        self._ends.clear()
+
+    async def create(
+        self,
+        mode: Mode,
+        principal: Principal,
+        *,
+        peer: Peer | None,
+        now: float,
+        session_id: SessionId | None = None,
+    ) -> SessionRecord:
+        policy = self._policy
+        known = self._sessions.get(session_id) if session_id is not None else None
+        if known is not None and now < known.record.expires_at:
+            known.record.is_new = False
+            return known.record
+        if known is not None:
+            self._forget(known)
+        check_peer(peer, policy)
+        owner = self._by_principal.get(principal) or Owner(principal)
+        check_sessions(len(self._sessions), owner.sessions, policy, mode)
+        session_id = session_id or mint_session_id()
+        ends_at = end_of_life(mode, now=now, max_lifetime=longest_life(mode, policy))
+        record = SessionRecord(
+            session_id,
+            mode,
+            principal,
+            created_at=now,
+            expires_at=self._deadline(mode, now, ends_at),
+            ends_at=ends_at,
+            peer=peer,
+            is_new=True,
+        )
+        log = None
+        if mode is Mode.BOUND and owner.principal.scopes == principal.scopes:
+            # Its credential is no part of it, and there may be many of one principal.
+            record.principal = owner.principal
+        if mode is not Mode.BOUND:
+            is_kept_whole = mode is Mode.CONVERSATION
+            log = EventLog(mint_log_epoch(), UNBOUNDED if is_kept_whole else self._window)
+        self._sessions[session_id] = Session(record, log)
+        self._by_principal[principal] = owner
+        owner.sessions += 1
+        if ends_at != math.inf:
+            heapq.heappush(self._deadlines, (record.expires_at, session_id))
+        return record
+
+    def _deadline(self, mode: Mode, now: float, ends_at: float) -> float:
+        return idle_deadline(now=now, idle_timeout=self._idle_times[mode], ends_at=ends_at)
+
+    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
+        session = self._sessions.get(session_id)
+        if session is None or now >= session.record.expires_at:
+            return None
+        return session.record
+
+    async def admit(
+        self,
+        session_id: SessionId,
+        principal: Principal,
+        *,
+        mode: Mode,
+        now: float,
+        held: bool = False,
+        fencing_epoch: FencingEpoch | None = None,
+        key: KeyUse | None = None,
+        current: CurrentUse | None = None,
+    ) -> Admitted | None:
+        admitted = self._admit(session_id, principal, mode, now, held, fencing_epoch, key)
+        at = admitted.record.current if admitted is not None and current is not None else None
+        if admitted is None or current is None or at is None:
+            return admitted
+        if at.session_id != current.session_id or admitted.record.mode is not mode:
+            return admitted
+        epoch, key = at.fencing_epoch, current.key
+        within = self._admit(at.session_id, principal, Mode.PROTOCOL, now, current.held, epoch, key)
+        if within is None or within.displaced or within.record.mode is not Mode.PROTOCOL:
+            return admitted
+        return Admitted(admitted.record, current=within)
+
+    def _admit(
+        self,
+        session_id: SessionId,
+        principal: Principal,
+        mode: Mode,
+        now: float,
+        held: bool,
+        fencing_epoch: FencingEpoch | None,
+        key: KeyUse | None,
+    ) -> Admitted | None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        record = session.record
+        verdict = admission(
+            record, principal, mode=mode, now=now, held=held, fencing_epoch=fencing_epoch
+        )
+        if verdict is Admission.REFUSED:
+            return None
+        if verdict is not Admission.ADMITTED:
+            return Admitted(record, displaced=verdict is Admission.DISPLACED)
+        record.expires_at = self._deadline(record.mode, now, record.ends_at)
+        if key is None:
+            return Admitted(record)
+        if session.keys is None:
+            session.keys = RequestKeys(
+                max_bytes=self._policy.request_key_bytes,
+                lifetime=self._policy.request_key_lifetime,
+            )
+        return Admitted(record, *found(*session.keys.begin(key, now=now)))
+
+    async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
+        for session_id in session_ids:
+            session = self._sessions.get(session_id)
+            # Whoever touches a session was at work on it until now, so its idle deadline
+            # cannot have passed; the absolute one can.
+            if session is not None and now < session.record.ends_at:
+                record = session.record
+                record.expires_at = self._deadline(record.mode, now, record.ends_at)
+
+    async def end(self, session_id: SessionId) -> SessionRecord | None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        self._forget(session)
+        return session.record
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        expired: list[SessionRecord] = []
+        put_back: list[tuple[float, SessionId]] = []
+        # Not a name for the heap: ending a session may replace it by a shorter one.
+        while self._deadlines and self._deadlines[0][0] <= now and len(expired) < limit:
+            _, session_id = heapq.heappop(self._deadlines)
+            session = self._sessions.get(session_id)
+            if session is None:
+                continue
+            record = session.record
+            expires_at, ends_at = record.expires_at, record.ends_at
+            if is_over(now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held):
+                self._forget(session)
+                expired.append(record)
+                continue
+            if now >= expires_at:
+                record.expires_at = self._deadline(record.mode, now, ends_at)
+            put_back.append((record.expires_at, session_id))
+        for entry in put_back:
+            heapq.heappush(self._deadlines, entry)
+        return expired
+
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        asleep, idle = asleep_by(now, self._policy), idle_time(Mode.TRANSPORT, self._policy)
+
+        def order(record: SessionRecord) -> tuple[bool, bool, float]:
+            used_at = record.expires_at - idle
+            was_used = used_at - record.created_at > unused_for
+            return record.expires_at > asleep, was_used, used_at
+
+        def goes(record: SessionRecord) -> bool:
+            if record.expires_at <= asleep and record.mode in SLEEPERS:
+                return True
+            return (
+                record.mode is Mode.TRANSPORT
+                and record.expires_at - idle <= now - unused_for
+                and record.principal == ANONYMOUS
+                and (opened or not record.stream_opened)
+                and not (record.subscriptions or record.carried or record.current)
+            )
+
+        return self._evict(goes, order, held, limit)
+
+    async def evict_own(
+        self,
+        principal: Principal,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+    ) -> Sequence[SessionRecord]:
+        latest = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
+        latest[Mode.BOUND] = now - unused_for + idle_time(Mode.BOUND, self._policy)
+
+        def goes(record: SessionRecord) -> bool:
+            return (
+                record.expires_at <= latest.get(record.mode, -math.inf)
+                and record.principal == principal
+            )
+
+        return self._evict(goes, lambda record: record.expires_at, held, limit)
+
+    def _evict(
+        self,
+        goes: Callable[[SessionRecord], bool],
+        order: Callable[[SessionRecord], Any],
+        held: Collection[SessionId],
+        limit: int,
+    ) -> list[SessionRecord]:
+        records = (session.record for session in self._sessions.values())
+        candidates = (
+            record
+            for record in records
+            if goes(record) and record.expires_at < record.ends_at and record.session_id not in held
+        )
+        going = heapq.nsmallest(limit, candidates, key=order)
+        for record in going:
+            self._forget(self._sessions[record.session_id])
+        return going
+
+    async def evict_heavy(
+        self, *, now: float, most: int, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        by = asleep_by(now, self._policy)
+        asleep = [each for each in self._sessions.values() if each.record.expires_at <= by]
+        asleep.sort(key=lambda each: each.record.expires_at, reverse=True)
+        heavy: set[SessionId] = set()
+        size = 0
+        for session in asleep:
+            size += _size_of(session) if size <= most else 0
+            if size > most:
+                heavy.add(session.record.session_id)
+
+        def goes(record: SessionRecord) -> bool:
+            return record.session_id in heavy
+
+        return self._evict(goes, lambda record: record.expires_at, held, limit) if heavy else []
+
+    async def sleep(self, *, now: float) -> None:
+        since, self._slept_by = self._slept_by, asleep_by(now, self._policy)
+        for session in self._sessions.values():
+            record = session.record
+            if (
+                record.mode in SLEEPERS
+                and since < record.expires_at <= self._slept_by
+                and record.expires_at < record.ends_at
+            ):
+                stream = (session.streams or {}).get(GET_STREAM)
+                session.streams = {GET_STREAM: stream} if stream is not None else None
+                for log in (session.events, stream):
+                    if log is not None:
+                        log.empty()
+
+    async def change(self, session_id: SessionId, change: RecordChange) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        record = session.record
+        match change:
+            case SetCurrent():
+                record.current = change.current
+            case SetStreamOpened():
+                is_first, record.stream_opened = not record.stream_opened, True
+                return is_first
+            case SetFilter():
+                self._set_filter(session, change)
+            case SetWaitsFrom():
+                record.waits_from = change.event_id
+            case SetLogLevel():
+                record.log_level = change.level
+            case RenewEvents():
+                if record.mode is Mode.PROTOCOL:
+                    session.events = EventLog(mint_log_epoch(), self._window)
+            case _:
+                assert_never(change)
+        return True
+
+    def _set_filter(self, session: Session, change: SetFilter) -> None:
+        check_subscriptions(change.uris, self._policy)
+        record = session.record
+        session.uri_bytes = sum(map(text_size, change.uris))
+        for uri in record.subscriptions - change.uris:
+            self._forget_subscription(record.session_id, uri)
+        for uri in change.uris - record.subscriptions:
+            self._by_uri.setdefault(uri, {})[record.session_id] = None
+        record.subscriptions, record.lists = change.uris, change.lists
+
+    async def subscribe(self, session_id: SessionId, uri: str) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        subscriptions = session.record.subscriptions
+        if uri not in subscriptions:
+            size = text_size(uri)
+            check_sizes(len(subscriptions) + 1, size, session.uri_bytes + size, self._policy)
+            session.uri_bytes += size
+        session.record.subscriptions |= {uri}
+        self._by_uri.setdefault(uri, {})[session_id] = None
+        return True
+
+    async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        if uri in session.record.subscriptions:
+            session.uri_bytes -= text_size(uri)
+        session.record.subscriptions -= {uri}
+        self._forget_subscription(session_id, uri)
+        return True
+
+    async def subscribers(self, uri: str) -> Sequence[SessionId]:
+        return list(self._by_uri.get(uri, ()))
+
+    async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
+        records = [session.record for session in self._sessions.values()]
+        if principal is None:
+            return records
+        return [record for record in records if record.principal == principal]
+
+    async def change_state(
+        self,
+        session_id: SessionId,
+        changed: Mapping[str, Any],
+        removed: Collection[str],
+        *,
+        expected_version: int | None = None,
+    ) -> SessionRecord | None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        record = session.record
+        if expected_version not in (None, record.state_version):
+            raise StateConflict(record)
+        newest = {key: value for key, value in record.state.items() if key not in removed}
+        newest.update(copy.deepcopy(dict(changed)))
+        sizes = (text_size(key) + _json_size(value) for key, value in newest.items())
+        check_state(sum(sizes), self._policy)
+        record.state = newest
+        record.state_version += 1
+        return record
+
+    async def finish_request(
+        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
+    ) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None or session.keys is None:
+            return False
+        return session.keys.finish(key, outcome, now=now)
+
+    async def load_data(self, session_id: SessionId) -> Data | None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        data = session.data
+        return Data(copy.deepcopy(data.value), data.version) if data is not None else Data({}, 0)
+
+    async def replace_data(
+        self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
+    ) -> bool:
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        if expected_version != (session.data.version if session.data is not None else 0):
+            return False
+        check_data(_json_size(dict(value)), self._policy)
+        session.data = Data(copy.deepcopy(dict(value)), expected_version + 1)
+        return True
+
+
+def _size_of(session: Session) -> int:
+    """Bytes of what is kept of a session, about."""
+    logs = [session.events, *(session.streams or {}).values()]
+    record, data, keys = session.record, session.data, session.keys
+    return (
+        sum(log.size for log in logs if log is not None)
+        + (keys.size if keys is not None else 0)
+        + (_json_size(data.value) if data is not None else 0)
+        + _json_size(dict(record.state))
+        + session.uri_bytes
+        + (size_of(record.peer.initialize_params) if record.peer is not None else 0)
+    )
+
+
+def _json_size(value: Any) -> int:
+    try:
+        return len(encode(value))
+    except TypeError:
+        # This store keeps what is no JSON, too.
+        return len(repr(value))

@@ -1,0 +1,318 @@
+"""Event logs in Redis: what is stored, who is told, and who hears it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from mcp_sessions.core.log import PAGE_BYTES, Draft, LoggedEvent
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import Refusal, StoreRefused
+from mcp_sessions.ids import (
+    EVENTS,
+    GET_STREAM,
+    ConnectionId,
+    FencingEpoch,
+    LogEpoch,
+    Position,
+    SessionEventId,
+    SessionId,
+    StreamName,
+    parse_position,
+)
+from mcp_sessions.security import mint_log_epoch
+from mcp_sessions.stores.records import (
+    Appended,
+    Attached,
+    Audience,
+    Relayed,
+    ServerChange,
+    StreamHead,
+    Told,
+)
+from mcp_sessions.stores.redis import scripts
+from mcp_sessions.stores.redis.lists import PAGE, Lists, is_place, is_token, tag_in
+from mcp_sessions.stores.redis.record_codec import (
+    Answer,
+    decoded,
+    encoded,
+    event_of,
+    events_of,
+    stored_attachment,
+    unpacked,
+)
+from mcp_sessions.stores.redis.redis_connection import Value
+
+logger = logging.getLogger(__name__)
+
+
+class Events(Lists):
+    async def append(
+        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
+    ) -> Appended | None:
+        now = await self._clock.at(now)
+        optional = (
+            draft.after,
+            encoded(draft.key) if draft.key is not None else None,
+            draft.origin,
+        )
+        answer = await self._on(
+            session_id,
+            scripts.APPEND,
+            stream,
+            repr(now),
+            mint_log_epoch(),
+            *self._window,
+            draft.before,
+            *(value if value is not None else b"" for value in optional),
+            "".join("0" if value is None else "1" for value in optional),
+        )
+        if answer is None:
+            return None
+        epoch, number, payload, connection, fence, replaced = answer
+        event = event_of(
+            LogEpoch(epoch.decode()), int(number), payload, now, draft.key, draft.origin
+        )
+        return Appended(event, stored_attachment(connection, fence), bool(replaced))
+
+    async def audience(self, change: ServerChange, after: str | None) -> Audience:
+        """Scan for the audience, page by page. A scan finds every session that exists all the time.
+
+        A cursor is valid only at the server that gave it.
+        """
+        place = after if after is not None else "0"
+        if change.uri is not None:
+            key = self._subscribers_key(change.uri)
+            following, flat = await self._command("HSCAN", key, place, "COUNT", PAGE)
+            # Of a token: who, after when.
+            tokens = [token for token in flat[1::2] if is_token(token)]
+            found = [token.decode().partition(" ")[2] for token in tokens]
+        else:
+            following, flat = await self._command("ZSCAN", self._all, place, "COUNT", PAGE)
+            places = [member for member in flat[::2] if is_place(member)]
+            ids = await self._on_each(
+                scripts.IDS, [self._key_of(tag_in(member)) for member in places]
+            )
+            found = [name.decode("utf-8", "replace") for name in ids if name is not None]
+        return Audience(
+            [SessionId(name) for name in found], following.decode() if following != b"0" else None
+        )
+
+    async def tell(
+        self,
+        session_ids: Sequence[SessionId],
+        change: ServerChange,
+        *,
+        now: float,
+        again: bool = False,
+    ) -> Sequence[Told]:
+        key = change.event.key
+        answers = await self._on_each(
+            scripts.TELL,
+            [self._key(session_id) for session_id in session_ids],
+            repr(now),
+            mint_log_epoch(),
+            *self._window,
+            change.id,
+            repr(change.at) if again else "",
+            encoded(change.uri or ""),
+            change.listed or "",
+            *change.event.parts,
+            change.bare.before,
+            encoded(key) if key is not None else b"",
+            int(key is not None),
+        )
+        told: list[Told] = []
+        for session_id, answer in zip(session_ids, answers, strict=True):
+            if answer == b"broken":
+                await self._mend([self._key(session_id)])
+            elif answer == b"full":
+                logger.error("a session's event log has issued its last id")
+            elif answer not in (b"gone", b"not entitled"):
+                told.append(_told_of(session_id, change, now, answer))
+            elif change.uri is not None:
+                await self._tidy_subscriber(change.uri, session_id)
+        return told
+
+    async def read(
+        self,
+        session_id: SessionId,
+        after: str | None,
+        *,
+        now: float,
+        stream: StreamName = EVENTS,
+        limit: int | None = None,
+    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+        now = await self._clock.at(now)
+        answer = await self._on(
+            session_id,
+            scripts.READ,
+            stream,
+            repr(now),
+            mint_log_epoch(),
+            *self._window,
+            *_place(after),
+            limit if limit is not None else "",
+            PAGE_BYTES,
+        )
+        if answer[0] is not None:
+            return (), Refusal(answer[0].decode())
+        return events_of(LogEpoch(answer[1].decode()), answer[2]), None
+
+    async def head(self, session_id: SessionId, *, stream: StreamName = EVENTS) -> Position | None:
+        return await self._head(session_id, stream, make=False)
+
+    async def open_stream(self, session_id: SessionId, stream: StreamName) -> Position | None:
+        return await self._head(session_id, stream, make=True)
+
+    async def _head(
+        self, session_id: SessionId, stream: StreamName, *, make: bool
+    ) -> Position | None:
+        answer = await self._on(session_id, scripts.HEAD, stream, mint_log_epoch(), int(make))
+        return _position_of(answer)
+
+    async def heads(self, streams: Sequence[tuple[SessionId, StreamName]]) -> Sequence[StreamHead]:
+        found = dict[tuple[SessionId, StreamName], StreamHead]()
+        # Nearly all that are asked for together have the same name.
+        for stream in {name for _, name in streams}:
+            ids = [session_id for session_id, name in streams if name == stream]
+            keys = [self._key(session_id) for session_id in ids]
+            answers = await self._on_each(scripts.HEADS, keys, stream, mint_log_epoch())
+            broken = [key for key, answer in zip(keys, answers, strict=True) if answer == b"broken"]
+            if broken:
+                await self._mend(broken)
+                raise StoreRefused("a value in Redis cannot be read: it counts as lost")
+            found |= {
+                (session_id, stream): StreamHead(False, None)
+                if answer is None
+                else StreamHead(True, _position_of(answer[1:] or None), bool(answer[0]))
+                for session_id, answer in zip(ids, answers, strict=True)
+            }
+        return [found[each] for each in streams]
+
+    async def drop_stream(self, session_id: SessionId, stream: StreamName) -> None:
+        await self._on(session_id, scripts.DROP_STREAM, stream)
+
+    async def drop_origin(
+        self,
+        session_id: SessionId,
+        origin: SessionId,
+        *,
+        stream: StreamName = GET_STREAM,
+        fencing_epoch: FencingEpoch | None = None,
+    ) -> None:
+        epoch = fencing_epoch if fencing_epoch is not None else ""
+        await self._on(session_id, scripts.DROP_ORIGIN, stream, origin, mint_log_epoch(), epoch)
+
+    async def carry(
+        self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
+    ) -> bool:
+        place = (after.log_epoch, after.number, mint_log_epoch())
+        return bool(await self._on(connection, scripts.CARRY, origin, fencing_epoch, *place))
+
+    async def relay(
+        self,
+        connection: SessionId,
+        origin: SessionId,
+        fencing_epoch: FencingEpoch,
+        event: LoggedEvent,
+        *,
+        now: float,
+        skips: bool = False,
+    ) -> Relayed:
+        now = await self._clock.at(now)
+        key = event.key[1] if event.key is not None else None
+        answer = await self._on(
+            connection,
+            scripts.RELAY,
+            origin,
+            fencing_epoch,
+            event.position.log_epoch,
+            event.number,
+            int(skips),
+            repr(now),
+            mint_log_epoch(),
+            *self._window,
+            event.payload,
+            encoded(key) if key is not None else b"",
+            int(key is not None),
+        )
+        if answer is None:
+            return Relayed()
+        epoch, number = LogEpoch(answer[1].decode()), int(answer[2])
+        if answer[0] == b"missing":
+            return Relayed(missing_after=Position(epoch, number))
+        return Relayed(event_of(epoch, number, event.payload, now, key, origin))
+
+    async def attach(
+        self,
+        session_id: SessionId,
+        connection_id: ConnectionId | None,
+        *,
+        now: float,
+        position: str | None = None,
+        only_if_free: bool = False,
+    ) -> Attached | None:
+        now = await self._clock.at(now)
+        answer = await self._on(
+            session_id,
+            scripts.ATTACH,
+            connection_id or "",
+            int(connection_id is not None),
+            int(only_if_free),
+            repr(now),
+            mint_log_epoch(),
+            *self._window,
+            *_place(position),
+        )
+        if answer is None:
+            return None
+        fence, epoch, number, previous, previous_fence, reason, entries, maker, waits = answer
+        log_epoch = LogEpoch(epoch.decode())
+        return Attached(
+            FencingEpoch(int(fence)),
+            Position(log_epoch, int(number)).event_id(),
+            stored_attachment(previous, previous_fence),
+            events_of(log_epoch, entries),
+            Refusal(reason.decode()) if reason is not None else None,
+            frozenset(unpacked(maker)[0]),
+            SessionEventId(decoded(waits)) if waits is not None else None,
+        )
+
+    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
+        return bool(await self._on(session_id, scripts.DETACH, fencing_epoch))
+
+
+def _position_of(answer: Answer) -> Position | None:
+    if answer is None:
+        return None
+    return Position(LogEpoch(answer[0].decode()), int(answer[1]))
+
+
+def _told_of(
+    session_id: SessionId, change: ServerChange, now: float, answer: Sequence[Any]
+) -> Told:
+    """Read the answer of ``lua/tell.lua`` for one session, without its message, which is known."""
+    _, stream, epoch, number, connection, fence, replaced = answer
+    place = Position(LogEpoch(epoch.decode()), int(number))
+    mode = Mode.PROTOCOL if stream == b"events" else Mode.TRANSPORT
+    name, draft = change.told_to(mode, session_id)
+    payload = draft.encode(place.event_id())
+    return Told(
+        session_id,
+        name,
+        event_of(place.log_epoch, place.number, payload, now, draft.key, None),
+        stored_attachment(connection, fence),
+        bool(replaced),
+    )
+
+
+def _place(event_id: str | None) -> tuple[Value, ...]:
+    """Why the position is none (empty: it is one), its epoch and its number."""
+    if event_id is None:
+        return Refusal.NO_POSITION.value, "", 0
+    position = parse_position(event_id)
+    if position is None:
+        return Refusal.UNKNOWN_POSITION.value, "", 0
+    return "", position.log_epoch, position.number

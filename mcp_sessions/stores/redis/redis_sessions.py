@@ -1,0 +1,256 @@
+"""How sessions in Redis are made, used, and ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from mcp_sessions.core.expiry import end_of_life, idle_deadline, idle_time, longest_life
+from mcp_sessions.core.request_keys import Begun, KeyUse, key_cost
+from mcp_sessions.core.states import Mode
+from mcp_sessions.errors import LimitReached, StoreUnavailable
+from mcp_sessions.ids import FencingEpoch, SessionId
+from mcp_sessions.principal import Principal
+from mcp_sessions.security import mint_log_epoch, mint_session_id
+from mcp_sessions.stores.limits import check_peer, most_of_one
+from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
+from mcp_sessions.stores.redis import scripts
+from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, told_to_script
+from mcp_sessions.stores.redis.lists import SAMPLE, is_old, is_place, tag_in
+from mcp_sessions.stores.redis.record_codec import (
+    NOTHING,
+    Answer,
+    Known,
+    Unreadable,
+    encoded,
+    fields_of,
+    of_kind,
+    owner_of,
+    packed,
+    pair_of,
+    tag_of,
+    unpacked,
+)
+from mcp_sessions.stores.redis.redis_connection import Link, Value
+from mcp_sessions.stores.redis.sleepers import BOUND, Sleepers
+
+
+class Lives(Sleepers):
+    """Sessions from their making to their end, and who may use them."""
+
+    async def create(
+        self,
+        mode: Mode,
+        principal: Principal,
+        *,
+        peer: Peer | None,
+        now: float,
+        session_id: SessionId | None = None,
+    ) -> SessionRecord:
+        policy = self._policy
+        check_peer(peer, policy)
+        known = await self.load(session_id, now=now) if session_id is not None else None
+        if known is not None:
+            return known
+        now = await self._clock.at(now)
+        session_id = session_id or mint_session_id()
+        idle, lifetime = idle_time(mode, policy), longest_life(mode, policy)
+        ends_at = end_of_life(mode, now=now, max_lifetime=lifetime)
+        deadline = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
+        owned = self._owned(owner_of(principal))
+        member = f"{tag_of(session_id)}.{owned[-16:]}.{int(await self._clock.now()):x}"
+        if mode is Mode.BOUND:
+            member += BOUND.decode()
+        of_one = most_of_one(mode, policy) or 2**53
+        # A place first, then the session: a process that dies in between leaves a place that
+        # nobody has, which is given up when its deadline has passed.
+        for attempt in range(2):
+            reached = await self._run(
+                scripts.RESERVE,
+                [self._all, owned],
+                member,
+                repr(deadline),
+                policy.max_sessions,
+                of_one,
+                0 if ends_at == math.inf else self._list_lifetime,
+            )
+            if not reached:
+                if len(self._placed) < SAMPLE:
+                    self._placed[member] = owned
+                break
+            if attempt or not await self._heal(self._all if reached == b"max_sessions" else owned):
+                limit = of_kind(bytes, reached).decode("latin-1")
+                most = policy.max_sessions if limit == "max_sessions" else of_one
+                raise LimitReached(limit, most)
+        fields = fields_of(session_id, mode, principal, peer, ends_at)
+        fields |= {"created": repr(now), "expires": repr(deadline)}
+        flat = [part for pair in fields.items() for part in pair]
+        epoch = mint_log_epoch()
+        answer = await self._on(session_id, scripts.CREATE, repr(now), idle, epoch, member, *flat)
+        pair, is_new = pair_of(answer)
+        made, left = pair_of(pair)
+        if left is not None:
+            if not is_place(of_kind(bytes, left)):
+                raise Unreadable("bytes")
+            await self._release(left)
+        record = self._record(made)
+        record.is_new = is_new == 1
+        return record
+
+    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
+        now = await self._clock.at(now)
+        known = self._known(session_id)
+        found = await self._on(session_id, scripts.LOAD, repr(now), *told_to_script(known))
+        return self._record(found, known) if found is not None else None
+
+    async def admit(
+        self,
+        session_id: SessionId,
+        principal: Principal,
+        *,
+        mode: Mode,
+        now: float,
+        held: bool = False,
+        fencing_epoch: FencingEpoch | None = None,
+        key: KeyUse | None = None,
+        current: CurrentUse | None = None,
+    ) -> Admitted | None:
+        now = await self._clock.at(now)
+        known = self._known(session_id)
+        keys = [self._key(session_id)]
+        epoch = fencing_epoch if fencing_epoch is not None else ""
+        told: list[Value] = [owner_of(principal), repr(now)]
+        told += mode.value, idle_time(mode, self._policy), int(held), epoch, *told_to_script(known)
+        within = NOTHING
+        # In a cluster they are two nodes', mostly.
+        if current is not None and isinstance(self._link, Link):
+            within, mode, key = self._known(current.session_id), Mode.PROTOCOL, current.key
+            keys.append(self._key(current.session_id))
+            told += mode.value, idle_time(mode, self._policy), int(current.held), ""
+            told += told_to_script(within)
+        if key is not None:
+            told += self._of_key(key)
+        answer = await self._run(scripts.ADMIT, keys, *told)
+        if answer is None:
+            return None
+        if answer[0] != b"with current":
+            return await self._admitted(answer, known, key)
+        _, outer, inner = answer
+        let_in = None
+        if inner is not None and inner[0] == b"admitted":
+            let_in = await self._admitted(inner, within, key)
+        record = self._record(outer[1], known)
+        if outer[2] is not None:
+            await self._wake(record, outer[2])
+        return Admitted(record, current=let_in)
+
+    def _of_key(self, key: KeyUse) -> tuple[Value, ...]:
+        return (
+            encoded(key.key),
+            key_cost(key.key),
+            key.digest,
+            key.runner,
+            packed(sorted(key.scopes)),
+            self._policy.request_key_bytes,
+            repr(self._policy.request_key_lifetime),
+            key.run,
+            key.instead_of,
+        )
+
+    async def _admitted(self, answer: Answer, known: Known, key: KeyUse | None) -> Admitted:
+        record = self._record(answer[1], known)
+        if answer[0] == b"displaced":
+            return Admitted(record, displaced=True)
+        if len(answer) > 2 and answer[2] is not None:
+            await self._wake(record, answer[2])
+        if len(answer) <= 3:
+            return Admitted(record)
+        begun = Begun(answer[3].decode())
+        if begun in (Begun.FULL, Begun.OTHER_CONTENT):
+            return Admitted(record, begun)
+        _, _, _, _, runner, scopes, outcome, run = answer
+        if key is not None and not key.scopes.issuperset(unpacked(scopes)):
+            return Admitted(record, Begun.FEWER_SCOPES)
+        return Admitted(record, begun, outcome, runner.decode(), (run or b"").decode())
+
+    async def _wake(self, record: SessionRecord, member: bytes) -> None:
+        """Move the place of a session that slept: :meth:`sleep` looked there before."""
+        await self._command("ZADD", self._all, "XX", repr(record.expires_at), member)
+
+    async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
+        now = await self._clock.at(now)
+        times = self._idle_times
+        await each_of(self._on(each, scripts.TOUCH, repr(now), *times) for each in session_ids)
+
+    async def end(self, session_id: SessionId) -> SessionRecord | None:
+        member, found, tokens = await self._on(session_id, scripts.END)
+        if found is None:
+            return None
+        await self._forget(session_id, member, tokens)
+        return self._record(found)
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        now = await self._clock.at(now)
+        held_tags = {tag_of(session_id) for session_id in held}
+        expired: list[SessionRecord] = []
+        skipped = 0
+        while len(expired) < limit:
+            wanted = min(limit - len(expired), AT_ONCE)
+            try:
+                members = await self._places(
+                    "ZRANGEBYSCORE", self._all, "-inf", repr(now), "LIMIT", skipped, wanted
+                )
+                if not members:
+                    break
+                done = await each_of(self._expire(member, held_tags, now) for member in members)
+            except StoreUnavailable:
+                if not expired:
+                    raise
+                # Those are over, and nobody is told of them a second time.
+                break
+            for outcome in done:
+                # One whose record cannot be used stays due, and the others have their turn.
+                record, is_left = outcome if outcome is not None else (None, True)
+                skipped += is_left
+                if record is not None:
+                    expired.append(record)
+        return expired
+
+    async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
+        if principal is None:
+            members = await self._places("ZRANGE", self._all, 0, -1)
+        else:
+            members = await self._places("SMEMBERS", self._owned(owner_of(principal)))
+        there = await self._clock.now()
+        records = await each_of(self._listed(member, there) for member in members)
+        return [record for record in records if record is not None]
+
+    async def _listed(self, member: bytes, there: float) -> SessionRecord | None:
+        key = self._key_of(tag_in(member))
+        found = await self._run(scripts.LOAD, [key], "", *told_to_script(NOTHING))
+        if found is None:
+            if is_old(member, there):
+                await self._release_gone(member, there)
+            return None
+        try:
+            return self._record(found)
+        except Unreadable:
+            await self._mend([key], is_read=True)
+            return None
+
+    async def _expire(
+        self, member: bytes, held: Collection[str], now: float
+    ) -> tuple[SessionRecord | None, bool]:
+        """The record, if the session is over; whether its place is due still."""
+        is_held = int(tag_in(member) in held)
+        return await self._leave(
+            member, scripts.EXPIRE, repr(now), is_held, *self._idle_times, now=now
+        )
+
+    @property
+    def _idle_times(self) -> list[float]:
+        """As ``idle_of`` in Lua takes them."""
+        modes = (Mode.PROTOCOL, Mode.TRANSPORT, Mode.BOUND)
+        return [idle_time(mode, self._policy) for mode in modes]

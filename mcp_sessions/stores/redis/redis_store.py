@@ -1,0 +1,153 @@
+"""Sessions in Redis (7 or later) or Valkey, shared by every process that names the same one.
+
+Each method is one Lua script (``lua/``) on the session's own keys: ``redis_sessions.py``,
+``redis_events.py`` and ``redis_belongings.py``. What belongs to no single session (how many there
+are, whose they are, when they are due, who subscribed to what) lies in other slots of a cluster:
+``lists.py``.
+
+Keys, where ``NS`` is the namespace, ``T`` a digest of the session id and ``U`` one of a URI::
+
+    NS:{T}            hash: the session, and the counters of its logs
+    NS:{T}:e:STREAM   stream: events        NS:{T}:k:STREAM  hash: coalescing keys
+    NS:{T}:u          hash: subscriptions   NS:{T}:s  hash: state    NS:{T}:d  string: data
+    NS:{T}:c          hash: carried         NS:{T}:q  NS:{T}:qf  NS:{T}:qa   request keys
+    NS:{T}:r          sorted set: response streams that hold events, by the oldest's time
+    {NS}:all          sorted set: every session, by deadline
+    {NS}:of:P         set: those of the principal with digest P
+    {NS}:ends         sorted set: how sessions ended, by time
+    {NS}:ends-beside  list: of those, what no server wrote to its log yet
+    {NS}:made         string: when this store was made
+    NS:uri:{U}        hash: subscribers
+    NS:alive:PROCESS  a process that lives (``pubsub.py``)
+
+All of them have a time to live, but for a conversation's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.stores.exchange import Exchange
+from mcp_sessions.stores.redis.cluster import ClusterLink
+from mcp_sessions.stores.redis.commands import NAME
+from mcp_sessions.stores.redis.mended import Mended
+from mcp_sessions.stores.redis.pubsub import RedisExchange
+from mcp_sessions.stores.redis.redis_connection import TIMEOUT, Link, MakeConnection, connections_to
+from mcp_sessions.stores.redis.redis_url import check_url, url_of_node
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "mcp-sessions"
+
+OLDEST_VERSION = 7
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
+
+
+class RedisStore(Mended):
+    """A :class:`~mcp_sessions.stores.contract.SessionStore` of Lua scripts."""
+
+    name = NAME
+    survives_process = True
+    remembers = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str | None = None,
+        timeout: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            url: ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://`` or ``unix://``; its
+                query may hold ``namespace``, ``timeout`` and the options of redis-py.
+            namespace: The beginning of every key, for stores that share one Redis; 1 to 64 of
+                ``A-Z a-z 0-9 _ . : -``. None: ``mcp-sessions``.
+            timeout: Seconds that an answer may take; None: 3.
+            clock: What ``now`` is read from by who calls the store, seconds since 1970; it is
+                compared to the server's.
+
+        Raises:
+            ConfigurationError: The URL, the namespace or the timeout cannot be used.
+        """
+        check_url(url)
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        named, seconds = options.pop("namespace", NAMESPACE), options.pop("timeout", TIMEOUT)
+        namespace = namespace if namespace is not None else named
+        if _NAMESPACE.fullmatch(namespace) is None:
+            raise ConfigurationError("a namespace has 1 to 64 of A-Z a-z 0-9 _ . : -")
+        try:
+            timeout = timeout if timeout is not None else float(seconds)
+        except ValueError:
+            timeout = 0
+        if not 0 < timeout < math.inf:
+            raise ConfigurationError("a store's timeout is a positive number of seconds")
+        self._url = urlunsplit(parts._replace(query=urlencode(options)))
+        make = connections_to(self._url)
+        super().__init__(Link(make, timeout), namespace, clock)
+        self.exchange: Exchange | None = RedisExchange(
+            make, self._link, namespace, self._key, self.claim
+        )
+
+    async def open(self, policy: SessionPolicy) -> None:
+        """Connect, and serve within the limits of ``policy``.
+
+        Raises:
+            ConfigurationError: It is too old.
+        """
+        self._policy = policy
+        answer = await self._command("INFO")
+        about = dict(
+            line.split(":", 1)
+            for line in answer.decode("utf-8", "replace").split("\r\n")
+            if ":" in line
+        )
+        version = about.get("redis_version", "0")
+        if int(version.partition(".")[0]) < OLDEST_VERSION:
+            raise ConfigurationError(
+                f"the server is Redis {version}; sessions need Redis {OLDEST_VERSION} or later, or "
+                "Valkey"
+            )
+        if about.get("redis_mode") == "cluster" and isinstance(self._link, Link):
+            await self._use_cluster(self._link)
+        await self._clock.now()
+        policy_name = about.get("maxmemory_policy", "noeviction")
+        if policy_name != "noeviction":
+            logger.warning(
+                "this Redis may evict sessions that are alive (maxmemory-policy %s); set it to "
+                "noeviction", policy_name,
+            )  # fmt: skip
+        if "master_replid" not in about:
+            logger.warning(
+                "this Redis does not report its replication id: lost writes go unnoticed"
+            )
+
+    async def probe(self) -> None:
+        """Probe the server; of a cluster, one node."""
+        await self._command("SET", f"{self._namespace}:alive:probe", "1", "PX", 60_000)
+
+    async def _use_cluster(self, seed: Link) -> None:
+        def make_for(host: str, port: int) -> MakeConnection:
+            return connections_to(url_of_node(self._url, host, port))
+
+        cluster = self._link = ClusterLink(seed, make_for)
+        await cluster.learn()
+        if isinstance(self.exchange, RedisExchange):
+            self.exchange.use(cluster.make, cluster)
+
+    async def close(self) -> None:
+        """Let go of the connections. The sessions stay."""
+        if isinstance(self.exchange, RedisExchange):
+            await self.exchange.close()
+        await self._link.close()

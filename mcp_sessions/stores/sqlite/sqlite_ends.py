@@ -1,0 +1,93 @@
+"""How sessions ended, in the file: a row for each, the newest ones, for a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR, SessionEnd, StoreMade
+from mcp_sessions.core.messages import encode
+from mcp_sessions.stores.ends_contract import EndedBeside, end_by_operator
+from mcp_sessions.stores.sqlite.served_file import ServedFile
+from mcp_sessions.stores.sqlite.session_rows import load_json
+from mcp_sessions.stores.sqlite.transaction import Transaction
+
+_DROPPED_AT_ONCE = 16
+"""Old rows that one new end takes out."""
+
+
+def remember(
+    tx: Transaction, ends: Sequence[SessionEnd], *, now: float, beside: bool
+) -> list[SessionEnd]:
+    """Do :meth:`~mcp_sessions.stores.ends_contract.Ends.remember_ends` in a transaction."""
+    new: list[SessionEnd] = []
+    for end in ends:
+        row = tx.execute(
+            "INSERT OR IGNORE INTO ends (at, value, is_beside) VALUES (?, ?, ?)",
+            (end.at, encode(end.to_json()), beside),
+        )
+        if row.rowcount:
+            new.append(end)
+            # Rows are numbered in their order, and none is taken out of the middle.
+            tx.execute("DELETE FROM ends WHERE number <= ?", ((row.lastrowid or 0) - MOST_ENDS,))
+            tx.execute(
+                "DELETE FROM ends WHERE at <= ? AND number IN"
+                " (SELECT number FROM ends ORDER BY number LIMIT ?)",
+                (now - REMEMBERED_FOR, _DROPPED_AT_ONCE),
+            )
+    return new
+
+
+def remembered(tx: Transaction, *, now: float) -> list[SessionEnd]:
+    """Do :meth:`~mcp_sessions.stores.ends_contract.Ends.ends` in a transaction."""
+    rows = tx.execute(
+        "SELECT value FROM ends WHERE at > ? ORDER BY number", (now - REMEMBERED_FOR,)
+    )
+    found = (SessionEnd.from_json(load_json(value)) for (value,) in rows.fetchall())
+    return [end for end in found if end is not None]
+
+
+def made(tx: Transaction, *, now: float | None) -> StoreMade | None:
+    """Do :meth:`~mcp_sessions.stores.ends_contract.Ends.made` in a transaction."""
+    meta = dict(
+        tx.execute("SELECT name, value FROM meta WHERE name IN ('file', 'made')").fetchall()
+    )
+    if "made" in meta:
+        return StoreMade(str(meta.get("file")), float(meta["made"]))
+    if now is None:
+        return None
+    tx.execute("INSERT INTO meta (name, value) VALUES ('made', ?)", (now,))
+    return StoreMade(str(meta.get("file")), now, is_new=True)
+
+
+class EndsInFile(ServedFile):
+    _looks_for_rows = True
+    """Whether there may be ends that an operator's process wrote. It can while nobody serves."""
+
+    async def remember_ends(
+        self, ends: Sequence[SessionEnd], *, now: float, beside: bool = False
+    ) -> Sequence[SessionEnd]:
+        self._looks_for_rows |= beside
+        return await self._writer.call(lambda tx: remember(tx, ends, now=now, beside=beside))
+
+    async def ended_beside(self, *, now: float) -> Sequence[EndedBeside]:
+        found: list[EndedBeside] = []
+        if self._looks_for_rows:
+            rows = await self._writer.call(_take_beside)
+            self._looks_for_rows = False
+            found = [EndedBeside(end) for end in rows]
+        records, self._ended_beside = self._ended_beside, []
+        return [*found, *(EndedBeside(end_by_operator(each, now), each) for each in records)]
+
+    async def ends(self, *, now: float) -> Sequence[SessionEnd]:
+        return await self._writer.call(lambda tx: remembered(tx, now=now))
+
+    async def made(self, *, now: float | None) -> StoreMade | None:
+        return await self._writer.call(lambda tx: made(tx, now=now))
+
+
+def _take_beside(tx: Transaction) -> list[SessionEnd]:
+    rows = tx.execute("SELECT value FROM ends WHERE is_beside ORDER BY number").fetchall()
+    if rows:
+        tx.execute("UPDATE ends SET is_beside = 0 WHERE is_beside")
+    found = (SessionEnd.from_json(load_json(value)) for (value,) in rows)
+    return [end for end in found if end is not None]

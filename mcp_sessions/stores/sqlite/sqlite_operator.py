@@ -1,0 +1,151 @@
+"""A SQLite file as an operator sees it, from a process that does not serve from it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from mcp_sessions.core.ends import SessionEnd, StoreMade
+from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreUnavailable
+from mcp_sessions.ids import SessionId
+from mcp_sessions.stores.ends_contract import end_by_operator
+from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.sqlite import schema, session_rows, sqlite_ends
+from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
+from mcp_sessions.stores.sqlite.schema import committing
+from mcp_sessions.stores.sqlite.transaction import Transaction
+from mcp_sessions.stores.sqlite.writer import Work
+
+T = TypeVar("T")
+
+END_WITHIN = 10.0
+"""Seconds within which a serving process is expected to end a session."""
+
+
+class SQLiteBeside:
+    """A SQLite file, of which another process may have the lock.
+
+    That process keeps records in memory, so nobody else may end a session in the file: it
+    would go on being served. It is asked to, by a row, and looks for such rows twice a
+    second. If nobody serves, who holds the lock for that moment is this process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = Path(os.path.realpath(path))
+
+    async def all_sessions(self) -> Sequence[SessionRecord]:
+        return await asyncio.to_thread(self._read, lambda tx: session_rows.records(tx)[0])
+
+    async def end(self, session_id: SessionId) -> bool:
+        """Ask the process that serves to end the session, or end it here if none serves.
+
+        Raises:
+            StoreUnavailable: The process that serves did not do it in time. It still will.
+        """
+        return await asyncio.to_thread(self._end, session_id)
+
+    async def ends(self) -> Sequence[SessionEnd]:
+        return await asyncio.to_thread(
+            self._read, lambda tx: sqlite_ends.remembered(tx, now=time.time())
+        )
+
+    async def made(self) -> StoreMade | None:
+        return await asyncio.to_thread(self._read, lambda tx: sqlite_ends.made(tx, now=None))
+
+    async def close(self) -> None:
+        """Do nothing: each call opens the file and closes it."""
+
+    def _end(self, session_id: SessionId) -> bool:
+        lock = FileLock(self._place.with_name(self._place.name + "-lock"))
+        asked, until = False, time.monotonic() + END_WITHIN
+        while True:
+            try:
+                lock.acquire()
+            except Locked as held:
+                if not asked:
+                    if self._read(lambda tx: session_rows.brief(tx, session_id)) is None:
+                        return False
+                    self._write(lambda tx: session_rows.request_end(tx, session_id))
+                    asked = True
+                elif self._read(lambda tx: session_rows.brief(tx, session_id)) is None:
+                    return True
+                if time.monotonic() > until:
+                    raise StoreUnavailable(
+                        f"process {held.holder} serves from {self._path} and did not end the "
+                        f"session within {END_WITHIN:g} s; it may still end the session"
+                    ) from None
+                time.sleep(0.05)
+                continue
+            try:
+                # Nobody serves, or who did is gone. It may have done it first.
+                return self._write(lambda tx: _end_here(tx, session_id)) or asked
+            finally:
+                lock.release()
+
+    def _read(self, work: Work[T]) -> T:
+        with self._opened() as connection:
+            # Reads one moment of the file, and keeps nobody from writing.
+            connection.execute("BEGIN")
+            return work(Transaction(connection))
+
+    def _write(self, work: Work[T]) -> T:
+        with self._opened() as connection, committing(connection):
+            return work(Transaction(connection))
+
+    @contextmanager
+    def _opened(self) -> Generator[sqlite3.Connection]:
+        connection = schema.open_beside(self._place)
+        try:
+            yield connection
+        except sqlite3.Error as failed:
+            raise schema.unavailable(self._path, failed) from failed
+        finally:
+            connection.close()
+
+
+def look_at(path: Path) -> str:
+    """Report the state of a file at a path, as a server would find it.
+
+    Raises:
+        ConfigurationError: It cannot be served from.
+        StoreUnavailable: Another program has it locked.
+    """
+    place = Path(os.path.realpath(path))
+    if not place.exists():
+        if not os.access(place.parent, os.W_OK | os.X_OK):
+            raise ConfigurationError(
+                f"{path} cannot be made: {place.parent} is no directory that can be written"
+            )
+        return "a new file"
+    if not os.access(place, os.W_OK):
+        raise ConfigurationError(f"{path} cannot be written: look at its permissions")
+    connection = schema.open_beside(place, any_version=True)
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.close()
+    lock = FileLock(place.with_name(place.name + "-lock"))
+    if lock.path.exists():
+        try:
+            lock.acquire()
+        except Locked as held:
+            raise StoreInUse(
+                f"{path} is in use by {held}: one process serves from a file at a time"
+            ) from None
+        lock.release()
+    if version not in (0, schema.VERSION):
+        return f"reached; a start migrates it from version {version} to {schema.VERSION}"
+    return "reached"
+
+
+def _end_here(tx: Transaction, session_id: SessionId) -> bool:
+    record, now = session_rows.end(tx, session_id), time.time()
+    if record is not None:
+        # The next server that opens the file writes it to its log.
+        sqlite_ends.remember(tx, [end_by_operator(record, now)], now=now, beside=True)
+    return record is not None

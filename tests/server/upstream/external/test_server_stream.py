@@ -1,0 +1,129 @@
+"""A server decides when its stream is opened again, and not that it is opened in a loop."""
+
+import asyncio
+
+import pytest
+
+from mcp_sessions.background import Background
+from mcp_sessions.server.upstream.external.reopening import LEAST, Reopening
+from mcp_sessions.server.upstream.external.server_stream import Hear, Heard, Listening
+from mcp_sessions.server.upstream.port import UpstreamError
+from tests.support.virtual_time import VIRTUAL, Backend
+
+pytestmark = pytest.mark.anyio
+
+TEN_MINUTES = 600.0
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    """Nothing here is another process."""
+    return VIRTUAL
+
+
+async def missed() -> None: ...
+
+
+def somebody() -> str:
+    return "the server"
+
+
+async def opened_in_ten_minutes(hear: Hear, *, answers: bool = False) -> int:
+    """How often such a stream is opened.
+
+    Args:
+        answers: Whatever else its server is asked, ten times a second, is answered.
+    """
+    times = 0
+
+    async def counted(heard: Heard) -> float | None:
+        nonlocal times
+        times += 1
+        await heard.begun(goes_on=True)
+        return await hear(heard)
+
+    background = Background()
+    listening = Listening(background, somebody, 1.0, missed=missed)
+    await listening.begin_anew(counted)
+    for _ in range(round(TEN_MINUTES * 10)):
+        await asyncio.sleep(0.1)
+        if answers:
+            listening.answered()
+    await background.close()
+    return times
+
+
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("retry", [None, 0.0])
+async def test_one_that_ends_at_once_is_opened_later_and_later(
+    retry: float | None, answers: bool
+) -> None:
+    """Also by a server that answers whatever else it is asked."""
+
+    async def hear(heard: Heard) -> float | None:
+        return retry
+
+    # 15 seconds between two of them, in the mean.
+    assert 10 <= await opened_in_ten_minutes(hear, answers=answers) <= 120
+
+
+async def test_one_that_could_not_be_opened_is_as_soon_as_its_server_answers_something() -> None:
+    """However long it was away: nobody would hear for half a minute what is told again."""
+    is_there, times, opened = True, 0, asyncio.Event()
+
+    async def hear(heard: Heard) -> float | None:
+        nonlocal times
+        times += is_there
+        if is_there:
+            await heard.begun(goes_on=False)
+        if times > 1:
+            opened.set()
+            await asyncio.Event().wait()
+        raise UpstreamError({"code": -32603, "message": "away"})
+
+    background = Background()
+    listening = Listening(background, somebody, 1.0, missed=missed)
+    await listening.begin_anew(hear)
+    is_there = False
+    await asyncio.sleep(TEN_MINUTES)
+    is_there = True
+    listening.answered()
+    async with asyncio.timeout(2):
+        await opened.wait()
+    assert opened.is_set()
+    await background.close()
+
+
+async def test_one_that_brings_something_is_opened_as_soon_as_its_server_says() -> None:
+    async def hear(heard: Heard) -> float | None:
+        heard.progressed()
+        return 2.0
+
+    assert await opened_in_ten_minutes(hear) in (300, 301)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+async def test_one_that_was_heard_is_not_opened_before_its_server_says(answers: bool) -> None:
+    """Whatever else that answers."""
+
+    async def hear(heard: Heard) -> float | None:
+        heard.progressed()
+        return 20.0
+
+    assert await opened_in_ten_minutes(hear, answers=answers) in (30, 31)
+
+
+async def test_one_that_lasts_is_opened_as_soon_as_its_server_says() -> None:
+    async def hear(heard: Heard) -> float | None:
+        await asyncio.sleep(10)
+        return 2.0
+
+    assert await opened_in_ten_minutes(hear) in (50, 51)
+
+
+async def test_what_a_server_says_is_taken_within_bounds() -> None:
+    reopening = Reopening(1.0)
+    for said, taken in ((0.0, LEAST), (2.5, 2.5), (3600.0, 30.0)):
+        reopening.opened()
+        reopening.progressed()
+        assert reopening.delay(said) == taken

@@ -1,0 +1,117 @@
+"""``mcp_sessions.stores.redis.record_codec``: what is written is read again, what is kept has a
+bound.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_sessions.ids import ConnectionId, LogEpoch, SessionId
+from mcp_sessions.stores.records import Peer
+from mcp_sessions.stores.redis.record_codec import (
+    Peers,
+    Subscriptions,
+    decoded,
+    encoded,
+    packed,
+    published_event,
+    tag_of,
+    unpacked,
+)
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()))
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(2**64, 2**100)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | ANY_TEXT,
+    lambda parts: st.lists(parts) | st.dictionaries(ANY_TEXT, parts),
+    max_leaves=10,
+)
+ONE, TWO, THREE = SessionId("one"), SessionId("two"), SessionId("three")
+
+
+@given(JSON)
+def test_what_is_packed_is_unpacked_as_it_was(value: object) -> None:
+    # Not by `==`: 2**64 is equal to the float that it may have become.
+    assert repr(unpacked(packed(value))) == repr(value)
+
+
+@pytest.mark.parametrize("number", [2**70 + 1, -(2**65) - 1, [2**64], {"n": 10**30 + 7}])
+def test_an_integer_beyond_64_bits_keeps_its_last_digit(number: object) -> None:
+    """The regression: it came back as a float, which is another number: a handler that had put
+    it into its session's state or data read 1.18e21.
+    """
+    assert repr(unpacked(packed(number))) == repr(number)
+
+
+@given(ANY_TEXT)
+def test_any_text_of_a_peer_is_decoded_as_it_was(text: str) -> None:
+    """Lone surrogates are text to a peer."""
+    assert decoded(encoded(text)) == text
+
+
+@given(ANY_TEXT, ANY_TEXT)
+def test_a_key_tells_names_apart(one: str, other: str) -> None:
+    """SEC2: keys turn up in monitors and slow logs."""
+    assert (tag_of(one) == tag_of(other)) is (one == other)
+    assert len(tag_of(one)) == 40
+
+
+def test_of_what_clients_said_the_one_used_longest_ago_is_forgotten() -> None:
+    stored = packed(["2025-11-25", {"capabilities": {}}, False])
+    peers = Peers(most=2 * (Peers.COST + len(stored)))
+    for session_id in (ONE, TWO):
+        peers.learn(session_id, stored)
+    assert peers.known(ONE) is not None
+
+    assert peers.learn(THREE, stored) == Peer("2025-11-25", {"capabilities": {}}, False)
+
+    assert peers.known(TWO) is None
+    assert peers.known(ONE) is not None and peers.known(THREE) is not None
+
+
+def test_that_a_client_said_nothing_is_known_too() -> None:
+    peers = Peers()
+    assert peers.known(ONE) is None
+
+    assert peers.learn(ONE, None) is None
+
+    assert peers.known(ONE) == (None,)
+
+
+def test_a_change_is_applied_only_to_the_subscriptions_that_it_changed() -> None:
+    """Another process may have changed them in between: then they are read again."""
+    kept = Subscriptions()
+    kept.learn(ONE, b"1", [b"a:1", b"a:2"])
+
+    kept.changed(ONE, b"1", b"2", with_one="a:3", without="a:1")
+    assert kept.known(ONE) == (b"2", {"a:2", "a:3"})
+    kept.changed(ONE, b"another", b"4", with_one="a:4")
+
+    assert kept.known(ONE) == (b"2", {"a:2", "a:3"})
+
+
+def test_the_subscriptions_that_are_kept_have_a_bound() -> None:
+    kept = Subscriptions(most=3)
+    kept.learn(ONE, b"1", [b"a:1", b"a:2"])
+
+    kept.learn(TWO, b"1", [b"b:1", b"b:2"])
+
+    assert kept.known(ONE)[1] == frozenset()
+    assert kept.known(TWO)[1] == {"b:1", "b:2"}
+
+
+@pytest.mark.parametrize("payload", [b"{}", b'{"a":"line\\n"}', b"\n \n"])
+def test_a_published_event_is_read_whatever_its_payload_holds(payload: bytes) -> None:
+    head = b"%s 7 1.5 3 2 -1 6\n" % (b"1" * 19)
+
+    event, attachment = published_event(head + b"c1" + b"origin" + payload)
+
+    assert (event.number, event.at, event.payload) == (7, 1.5, payload)
+    assert (event.key, event.origin) == (None, "origin")
+    assert event.event_id.startswith(LogEpoch("1" * 19))
+    assert attachment is not None
+    assert (attachment.connection_id, attachment.fencing_epoch) == (ConnectionId("c1"), 3)

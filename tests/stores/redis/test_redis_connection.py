@@ -1,0 +1,69 @@
+"""The shared connection to Redis, over a connection of this process."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from mcp_sessions.errors import StoreUnavailable
+from mcp_sessions.stores.redis.redis_connection import Connection, Link
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeConnection:
+    """Connects when it is let, and answers what it is told to raise."""
+
+    def __init__(self) -> None:
+        self.may_connect = asyncio.Event()
+        self.fails = asyncio.get_running_loop().create_future()
+        self.is_connected = False
+
+    async def connect(self) -> None:
+        """Wait to be let."""
+        await self.may_connect.wait()
+        self.is_connected = True
+
+    async def disconnect(self, nowait: bool = False) -> None:
+        self.is_connected = False
+
+    def pack_command(self, *args: object) -> list[bytes]:
+        return []
+
+    async def send_packed_command(
+        self, command: list[bytes], check_health: bool = True
+    ) -> None: ...
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:
+        """Nothing comes but what goes wrong."""
+        return await self.fails
+
+
+def linked() -> tuple[Link, FakeConnection]:
+    """A link that has not connected, and what it will connect with."""
+    connection = FakeConnection()
+    return Link(lambda: cast(Connection, connection), 60.0), connection
+
+
+async def test_what_connects_while_the_link_is_closed_is_closed_too() -> None:
+    """Nothing would read from it, or close it, ever."""
+    link, connection = linked()
+    calling = asyncio.create_task(link.call("PING"))
+    await asyncio.sleep(0)
+    await link.close()
+    connection.may_connect.set()
+    with pytest.raises(StoreUnavailable):
+        await calling
+    assert not connection.is_connected
+
+
+async def test_what_the_client_library_raises_is_told_at_once_to_who_waits() -> None:
+    link, connection = linked()
+    connection.may_connect.set()
+    calling = asyncio.create_task(link.call("PING"))
+    await asyncio.sleep(0)
+    connection.fails.set_exception(KeyError("a defect"))
+    with pytest.raises(StoreUnavailable):
+        async with asyncio.timeout(5):
+            await calling
+    await link.close()

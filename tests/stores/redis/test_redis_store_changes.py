@@ -1,0 +1,136 @@
+"""Server-wide changes in a Redis: an answer that is lost, and what a few sessions cost."""
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from mcp_sessions.core.log import Draft, LoggedEvent
+from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId, StreamName
+from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import ANONYMOUS
+from mcp_sessions.stores.contract import TOLD_AT_ONCE
+from mcp_sessions.stores.records import ServerChange
+from mcp_sessions.stores.redis.lists import IN_FLIGHT
+from mcp_sessions.stores.redis.redis_store import RedisStore
+from mcp_sessions.testing import Check, change_checks
+from mcp_sessions.testing.change_checks import change_of
+from tests.support.redis_server import redis_server, redis_store
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[str]:
+    """A Redis that is no cluster: there one script tells many sessions."""
+    with redis_server() as server:
+        yield server.url
+
+
+@asynccontextmanager
+async def opened(url: str | None = None) -> AsyncGenerator[RedisStore]:
+    store = RedisStore(url) if url is not None else redis_store()
+    await store.open(SessionPolicy())
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def subscriber(store: RedisStore, mode: Mode) -> SessionId:
+    session_id = (await store.create(mode, ANONYMOUS, peer=None, now=NOW)).session_id
+    await store.subscribe(session_id, "note://1")
+    return session_id
+
+
+async def events(
+    store: RedisStore, session_id: SessionId, stream: StreamName
+) -> Sequence[LoggedEvent]:
+    head = await store.open_stream(session_id, stream)
+    assert head is not None
+    first = Position(head.log_epoch, 0).event_id()
+    found, _ = await store.read(session_id, first, now=NOW, stream=stream)
+    return found
+
+
+def without_key(change: ServerChange) -> ServerChange:
+    """Nothing replaces it, so each of it would be there."""
+    change.event.key = None
+    return change
+
+
+@pytest.mark.parametrize("check", change_checks.CHECKS)
+async def test_a_server_that_is_no_cluster_keeps_the_contract(plain: str, check: Check) -> None:
+    """The shared one of the tests is a cluster, where each session has a script of its own."""
+    await check(lambda: RedisStore(plain, namespace=check.__name__))
+
+
+@pytest.mark.parametrize("others", [0, 100])
+@pytest.mark.parametrize("is_cluster", [True, False])
+async def test_who_has_a_change_is_not_given_it_again(
+    others: int, is_cluster: bool, plain: str
+) -> None:
+    """Its reply was lost; meanwhile other events were stored, by whichever process."""
+    async with opened(None if is_cluster else plain) as store:
+        sessions = [await subscriber(store, mode) for mode in (Mode.PROTOCOL, Mode.TRANSPORT)]
+        change = without_key(change_of("note://1"))
+        first = await store.tell(sessions[:2], change, now=NOW)
+        late = await subscriber(store, Mode.PROTOCOL)
+        for session_id, stream in zip(sessions, (EVENTS, GET_STREAM), strict=True):
+            for _ in range(others):
+                await store.append(session_id, Draft(b"{}"), now=NOW + 1, stream=stream)
+
+        again = await store.tell([*sessions, late], change, now=NOW + 2, again=True)
+
+        assert [each.event.event_id for each in again[:2]] == [
+            each.event.event_id for each in first
+        ]
+        assert [each.session_id for each in again] == [*sessions, late]
+        for session_id, stream in zip(sessions, (EVENTS, GET_STREAM), strict=True):
+            assert len(await events(store, session_id, stream)) == 1 + others
+        assert len(await events(store, late, EVENTS)) == 1
+        # It is of this change only.
+        other = without_key(
+            ServerChange("other.1", NOW, "note://1", None, change.event, change.bare)
+        )
+        await store.tell(sessions, other, now=NOW + 3, again=True)
+        assert len(await events(store, sessions[0], EVENTS)) == 2 + others
+
+
+async def test_sessions_are_told_by_one_script(plain: str) -> None:
+    """None is loaded first."""
+    async with opened(plain) as store:
+        sessions = [await subscriber(store, Mode.PROTOCOL) for _ in range(TOLD_AT_ONCE)]
+        await store.tell(sessions, change_of("note://1"), now=NOW)
+        before = await scripts_of(store)
+        assert len(await store.tell(sessions, change_of("note://1"), now=NOW)) == TOLD_AT_ONCE
+        assert await scripts_of(store) == before + 1
+
+
+async def scripts_of(store: RedisStore) -> int:
+    """How many scripts the server ran."""
+    answer: bytes = await store._command("INFO", "commandstats")  # pyright: ignore[reportPrivateUsage]
+    for line in answer.decode().splitlines():
+        if line.startswith("cmdstat_evalsha:"):
+            return int(line.split("calls=")[1].split(",")[0])
+    return 0
+
+
+async def test_who_is_no_subscriber_any_more_leaves_the_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that died between the two steps of subscribing leaves one there; who subscribes
+    just now is left alone.
+    """
+    async with opened() as store:
+        session_id = await subscriber(store, Mode.PROTOCOL)
+        change = change_of("note://1")
+        await store._command("DEL", f"{store._key(session_id)}:u")  # pyright: ignore[reportPrivateUsage]
+        assert not await store.tell([session_id], change, now=NOW)
+        assert (await store.audience(change, None)).session_ids == [session_id]
+        monkeypatch.setattr("mcp_sessions.stores.redis.lists.IN_FLIGHT", -IN_FLIGHT)
+        assert not await store.tell([session_id], change, now=NOW)
+        assert not (await store.audience(change, None)).session_ids
