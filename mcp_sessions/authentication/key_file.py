@@ -5,7 +5,8 @@ Rules, owned by ``tests/authentication/test_key_file.py``:
 1. A key has 256 random bits, so a plain SHA-256 of it tells nobody the key.
 2. Only its owner may read the file (mode 0600). If another user owns it, such as root, its group
    may read it as well (mode 0440 or 0640): this process reads it as a member of the group.
-   Otherwise the file is refused.
+   Otherwise the file is refused. A command may change a file of its own that its group may read:
+   the service may be in the group. The mode stays.
 3. A change replaces the whole file at once. A reader sees the file before it or after it.
 4. What is read has a bound, and each member of the file is checked.
 """
@@ -111,8 +112,11 @@ def stamp_of(path: str) -> Stamp:
         return _stamp(os.stat(path))
 
 
-def read(path: str) -> tuple[dict[str, ApiKey], Stamp]:
+def read(path: str, *, by_command: bool = False) -> tuple[dict[str, ApiKey], Stamp]:
     """Return the keys by their ids, and the stamp of what was read.
+
+    Args:
+        by_command: The group may read the file, also if this user owns it.
 
     Raises:
         ConfigurationError: The file is missing, is no file, is readable by others, is too large, or
@@ -123,7 +127,7 @@ def read(path: str) -> tuple[dict[str, ApiKey], Stamp]:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
         try:
             status = os.fstat(file)
-            _check_status(path, status)
+            _check_status(path, status, by_command=by_command)
             text = _whole(file)
         finally:
             os.close(file)
@@ -141,7 +145,7 @@ def change(path: str, edit: Callable[[list[ApiKey]], list[ApiKey]]) -> None:
     place = os.path.realpath(path)
     with _named(path), _alone(place, path):
         owner = os.stat(place) if os.path.lexists(place) else None
-        keys = list(read(path)[0].values()) if owner is not None else []
+        keys = list(read(path, by_command=True)[0].values()) if owner is not None else []
         members = [asdict(key) for key in edit(keys)]
         text = json.dumps({"version": _VERSION, "keys": members}, indent=1).encode() + b"\n"
         if len(text) > LARGEST:
@@ -155,6 +159,7 @@ def change(path: str, edit: Callable[[list[ApiKey]], list[ApiKey]]) -> None:
                 if owner is not None:
                     # The service keeps its file if root runs the command.
                     os.fchown(opened.fileno(), owner.st_uid, owner.st_gid)
+                    os.fchmod(opened.fileno(), stat.S_IMODE(owner.st_mode))
                 os.fsync(opened.fileno())
             os.replace(beside, place)
         except BaseException:
@@ -196,13 +201,13 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _check_status(path: str, status: os.stat_result) -> None:
+def _check_status(path: str, status: os.stat_result, *, by_command: bool) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigurationError(f"{path}: it is a folder, a pipe or the like, and no file")
     mode = stat.S_IMODE(status.st_mode)
     if os.name != "posix":
         return
-    is_own = status.st_uid == os.geteuid()
+    is_own = status.st_uid == os.geteuid() and not by_command
     if mode & (0o077 if is_own else 0o037):
         good = "600" if is_own else "440"
         raise ConfigurationError(

@@ -70,14 +70,16 @@ def _add(path: str, options: argparse.Namespace) -> None:
 
     key_file.change(path, added)
     print(key, flush=True)
-    same = sum(each.name == entry.name for each in key_file.read(path)[0].values())
+    same = sum(each.name == entry.name for each in key_file.read(path, by_command=True)[0].values())
     if same > 1:
         _say(f"{entry.name} has {same} keys now; they own the same sessions")
     _say(f"{path} has a hash of this key only: it cannot be shown again")
 
 
 def _list(path: str) -> None:
-    keys = sorted(key_file.read(path)[0].values(), key=lambda key: (key.name, key.created_at))
+    keys = sorted(
+        key_file.read(path, by_command=True)[0].values(), key=lambda key: (key.name, key.created_at)
+    )
     rows = [("ID", "NAME", "SCOPES", "CREATED", "EXPIRES")]
     rows += [
         (key.id, key.name, " ".join(key.scopes) or "-", _day(key.created_at), _end(key))

@@ -7,6 +7,7 @@ Rules, owned by ``tests/cli/test_serve_with_providers.py``:
 1. What is missing (the extra, a variable, the provider itself) is one line, before anything runs.
 2. The URL of the server (``BASE_URL``) is https, or of this machine.
 3. What makes a provider weaker has no variable: users always see the page on which they consent.
+4. Tokens of the provider for other servers are refused: what says which those are must be set.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ PROVIDERS: Final = {
 VERIFY_MAIL: Final = frozenset({"github"})
 """Providers that show only addresses of which they know that they belong to the user."""
 
+_AUDIENCE: Final = {"keycloak": "audience", "propelauth": "resource"}
+"""The argument without which a provider takes tokens that it issued for other servers."""
+
 _WEAKER: Final = frozenset({"require_authorization_consent", "ssrf_safe", "enable_cimd"})
 
 
@@ -68,7 +72,7 @@ def provider_of(name: str, environment: Mapping[str, str] = os.environ) -> Any:
                 given[each.name] = read(environment[variable])
             except ValueError as wrong:
                 raise ConfigurationError(f"--auth {name}: {variable}: {wrong}") from wrong
-        elif each.default is each.empty:
+        elif each.default is each.empty or each.name == _AUDIENCE.get(name):
             missing.append(variable)
     if missing:
         raise ConfigurationError(f"--auth {name}: set {', '.join(missing)}")

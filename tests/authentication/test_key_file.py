@@ -203,6 +203,23 @@ def test_a_file_that_root_changes_stays_the_services(
     assert after.st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("mode", [0o440, 0o640, 0o600])
+def test_a_command_keeps_the_mode_of_a_file_that_a_group_may_read(path: str, mode: int) -> None:
+    """Else the service could not read it any more, after a key was revoked."""
+    add(path)
+    Path(path).chmod(mode)
+    add(path)
+    assert os.stat(path).st_mode & 0o777 == mode
+    assert len(read(path, by_command=True)[0]) == 2
+
+
+def test_a_command_refuses_a_file_that_others_may_read(path: str) -> None:
+    add(path)
+    Path(path).chmod(0o644)
+    with pytest.raises(ConfigurationError, match="mode 0644"):
+        add(path)
+
+
 def test_a_link_stays_and_what_it_names_is_changed(path: str, tmp_path: Path) -> None:
     add(path)
     link = tmp_path / "link"

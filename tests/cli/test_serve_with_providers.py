@@ -336,6 +336,15 @@ def test_each_provider_is_there_and_names_what_it_needs(name: str) -> None:
     assert "pip install" not in said
 
 
+@pytest.mark.parametrize(
+    ("name", "variable"), [("keycloak", "AUDIENCE"), ("propelauth", "RESOURCE")]
+)
+def test_a_provider_must_know_which_tokens_are_for_this_server(name: str, variable: str) -> None:
+    """Else a token of another application of that provider would be good here."""
+    with pytest.raises(ConfigurationError, match=f"{PREFIX}{name.upper()}_{variable}"):
+        provider_of(name, {})
+
+
 def test_without_fastmcp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastmcp.server.auth.providers.github", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'mcp-sessions\[fastmcp\]'"):

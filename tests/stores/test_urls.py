@@ -23,8 +23,14 @@ SECRET = "s3cret"
         (f"redis://:{SECRET}@localhost:port", "the port in a redis:// URL is a number from 0"),
         (f"redis://:{SECRET}@localhost/notes", "the database in a redis:// URL is a number"),
         (f"redis:///{SECRET}", "the database in a redis:// URL is a number"),
-        (f"redis://:{SECRET}@localhost?client_nam=a", "an unknown option, or a wrong value of it: client_nam"),
-        (f"redis://:{SECRET}@localhost?db={SECRET}", "an unknown option, or a wrong value of it: db"),
+        (
+            f"redis://:{SECRET}@localhost?client_nam=a",
+            "an unknown option, or a wrong value of it: client_nam",
+        ),
+        (
+            f"redis://:{SECRET}@localhost?db={SECRET}",
+            "an unknown option, or a wrong value of it: db",
+        ),
         ("unix://", "a unix:// URL names a socket"),
         ("sqlite:notes.db", "a sqlite URL names a file: sqlite:///relative.db or sqlite:////abs"),
         ("sqlite:/notes.db", "a sqlite URL names a file: sqlite:///relative.db or sqlite:////abs"),

@@ -87,8 +87,12 @@ class CredentialWatch:
         try:
             async with asyncio.timeout(min(_ANSWER, self._interval)):
                 return await self._still_valid(scope, principal)
-        except Exception:
+        except Exception as failed:
             # The boundary to the application's token verifier. One that fails has not said
             # yes, and a stream must not outlive its credential because of that.
-            logger.exception("a credential could not be checked again; its stream ends")
+            # Its text may hold the token.
+            logger.error(
+                "a credential could not be checked again, and its stream ends: %s",
+                type(failed).__name__,
+            )
             return False

@@ -15,7 +15,7 @@ from typing import Any
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import encode, wire_error
 from mcp_sessions.errors import OutcomeUnknown
-from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome
+from mcp_sessions.server.upstream.held_call import HeldCall
 from mcp_sessions.server.upstream.port import UpstreamError
 
 KEPT = 65_536
@@ -28,15 +28,23 @@ class _Round:
     what: Hashable
     brought: bytes
     cancel: Callable[[], object]
-    answer: asyncio.Future[dict[str, Any]]
+    answer: asyncio.Future[dict[str, Any] | UpstreamError]
     senders: int = 0
     """Requests that wait for the answer."""
 
     async def answered(self) -> dict[str, Any]:
-        """Return the answer. The call is cancelled with the last request that waits for it."""
+        """Return the answer. The call is cancelled with the last request that waits for it.
+
+        Raises:
+            UpstreamError: The answer. It is a new one each time: a raised error keeps the request
+                of its sender in memory.
+        """
         self.senders += 1
         try:
-            return dict(await asyncio.shield(self.answer))
+            answer = await asyncio.shield(self.answer)
+            if isinstance(answer, UpstreamError):
+                raise UpstreamError(answer.error)
+            return dict(answer)
         except asyncio.CancelledError:
             if self.senders == 1 and not self.answer.done():
                 self.cancel()
@@ -97,7 +105,7 @@ class Copies:
         Raises:
             UpstreamError: The answer.
         """
-        begun = _Round(name, held.what, _digest(answers), held.cancel, new_outcome())
+        begun = _Round(name, held.what, _digest(answers), held.cancel, _unanswered())
         last = self._last.pop(held, None)
         if last is not None:
             # Its client has that answer.
@@ -115,18 +123,16 @@ class Copies:
             self._forget(name)
 
     async def _run(self, begun: _Round, turn: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-        answer, size = begun.answer, 0
+        error = wire_error(OutcomeUnknown())
+        result: dict[str, Any] | None = None
         try:
             result = await turn()
-            answer.set_result(result)
-            size = len(encode(result))
         except UpstreamError as failed:
-            answer.set_exception(failed)
+            error = failed.error
         finally:
-            if not answer.done():
-                answer.set_exception(UpstreamError(wire_error(OutcomeUnknown())))
+            begun.answer.set_result(UpstreamError(error) if result is None else result)
             begun.release()
-            self._keep(begun.name, size)
+            self._keep(begun.name, len(encode(error if result is None else result)))
 
     def _keep(self, name: str, size: int) -> None:
         if size > KEPT:
@@ -145,6 +151,10 @@ class Copies:
 
     def _size(self) -> int:
         return sum(size for size, _ in self._kept.values())
+
+
+def _unanswered() -> asyncio.Future[dict[str, Any] | UpstreamError]:
+    return asyncio.get_running_loop().create_future()
 
 
 def _nothing() -> None:

@@ -324,10 +324,12 @@ class Rounds:
         return held if held.whose == ANONYMOUS and not self._has_room else held.whose
 
     def _ended(self, name: str, outcome: asyncio.Future[dict[str, Any]]) -> None:
-        """Give up a large result: its server did not wait for the answers."""
-        if name not in self._waiting or outcome.exception() is not None:
+        """Give up a large answer: its server did not wait for the answers of the client."""
+        if name not in self._waiting or outcome.cancelled():
             return
-        if len(encode(outcome.result())) > KEPT:
+        failed = outcome.exception()
+        answer = outcome.result() if failed is None else getattr(failed, "error", {})
+        if len(encode(answer)) > KEPT:
             self._give_up(name)
 
     def _timed_out(self, name: str) -> None:

@@ -10,6 +10,10 @@ Rules, owned by ``tests/server/upstream/sdk/test_provided.py``:
 3. An answer counts for :data:`FRESH` seconds, with a bound: providers ask their service about each
    token. Only good tokens are kept, by a hash.
 4. A token without a subject is refused: its users would own the same sessions.
+5. A refusal counts for :data:`REFUSED` seconds, with a bound. One token cannot make the server ask
+   all the time.
+6. An API key is not shown to the provider.
+7. The body of a request to the provider's routes has a bound: they need no credential.
 """
 
 from __future__ import annotations
@@ -21,9 +25,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mcp.server.auth.provider import AccessToken, TokenVerifier
+from mcp.server.transport_security import RequestBodyLimitMiddleware
+from starlette.routing import Route
 
 from mcp_sessions.authentication.allowing import Allowed
 from mcp_sessions.authentication.credential import CannotVerify, NotAllowed, Verifier
+from mcp_sessions.authentication.key_file import id_of
 from mcp_sessions.server.upstream.sdk.authentication import Authentication, SdkVerifier
 
 logger = logging.getLogger(__name__)
@@ -33,6 +40,12 @@ FRESH: Final = 60.0
 
 REMEMBERED: Final = 10_000
 """Good tokens that are kept, at most."""
+
+REFUSED: Final = 10.0
+"""Seconds for which a token that was refused is not asked about again."""
+
+LARGEST_BODY: Final = 65_536
+"""Bytes of a request to a route of the provider, at most."""
 
 _RETRY: Final = 5.0
 
@@ -54,7 +67,9 @@ def provided(
         keys: Verifies credentials that are not the provider's.
     """
     # It computes what its tokens are for.
-    routes = provider.get_routes(mcp_path=path)
+    routes: list[Route] = provider.get_routes(mcp_path=path)
+    for route in routes:
+        route.app = RequestBodyLimitMiddleware(route.app, LARGEST_BODY)
     verifier: TokenVerifier = ProvidedVerifier(provider, name, allowed, clock=clock)
     return Authentication(
         SdkVerifier([keys], verifier) if keys is not None else verifier,
@@ -75,6 +90,9 @@ class ProvidedVerifier:
         self._allowed = allowed
         self._clock = clock
         self._known: OrderedDict[bytes, tuple[float, AccessToken]] = OrderedDict()
+        self._refused: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
+        """When a token was refused, and whether its user is known and not allowed."""
+
         self._is_away = False
 
     async def verify_token(self, token: str) -> AccessToken | None:
@@ -84,28 +102,40 @@ class ProvidedVerifier:
             CannotVerify: The provider cannot be reached.
             NotAllowed: The user may not use the server.
         """
+        if id_of(token) is not None:
+            return None
         now, name = self._clock(), hashlib.sha256(token.encode()).digest()
         known = self._known.get(name)
         if known is not None:
             if 0 <= now - known[0] < FRESH:
                 return known[1]
             del self._known[name]
+        refused = self._refused.get(name)
+        if refused is not None and 0 <= now - refused[0] < REFUSED:
+            return _refusal(is_known=refused[1])
         found = await self._verified(token)
         if found is None:
-            return None
+            return self._refuse(name, now, is_known=False)
         claims: dict[str, Any] = found.claims or {}
         subject = found.subject or claims.get("sub")
         if not isinstance(subject, str) or not subject:
             logger.warning("a token of the provider names no user, and is refused")
-            return None
+            return self._refuse(name, now, is_known=False)
         if not self._allowed.has(claims):
-            raise NotAllowed
+            return self._refuse(name, now, is_known=True)
         issuer = claims.get("iss") or self._issuer
         found = found.model_copy(update={"subject": subject, "claims": {**claims, "iss": issuer}})
         self._known[name] = (now, found)
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
         return found
+
+    def _refuse(self, name: bytes, now: float, *, is_known: bool) -> None:
+        self._refused[name] = (now, is_known)
+        self._refused.move_to_end(name)
+        if len(self._refused) > REMEMBERED:
+            self._refused.popitem(last=False)
+        _refusal(is_known=is_known)
 
     async def _verified(self, token: str) -> AccessToken | None:
         try:
@@ -120,3 +150,8 @@ class ProvidedVerifier:
             logger.info("the identity provider answers again")
         self._is_away = False
         return found
+
+
+def _refusal(*, is_known: bool) -> None:
+    if is_known:
+        raise NotAllowed

@@ -1,5 +1,6 @@
 """An identity provider of FastMCP before an endpoint: whose token it is, and who is refused."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from starlette.routing import Route
 from mcp_sessions import SessionLayer
 from mcp_sessions.authentication.allowing import Allowed
 from mcp_sessions.authentication.credential import CannotVerify, Credential, NotAllowed
+from mcp_sessions.authentication.key_file import minted
 from mcp_sessions.server.upstream.sdk.provided import (
     FRESH,
+    LARGEST_BODY,
+    REFUSED,
     REMEMBERED,
     ProvidedVerifier,
     provided,
@@ -59,10 +63,10 @@ class Provider:
     def get_routes(self, mcp_path: str) -> list[Route]:
         """Where users sign in."""
 
-        def page(request: Request) -> PlainTextResponse:
-            return PlainTextResponse(f"{request.method} {mcp_path}")
+        async def page(request: Request) -> PlainTextResponse:
+            return PlainTextResponse(f"{request.method} {mcp_path} {len(await request.body())}")
 
-        return [Route("/authorize", page)]
+        return [Route("/authorize", page, methods=["GET", "POST"])]
 
     def _get_resource_url(self, path: str) -> str:
         return f"https://mcp.example{path}"
@@ -97,6 +101,26 @@ async def test_a_user_who_is_not_allowed_is_refused_each_time(place: Place) -> N
     for _ in range(2):
         with pytest.raises(NotAllowed):
             await place.verifier.verify_token("bob")
+
+
+@pytest.mark.parametrize("token", ["wrong", "bob", "nobody"])
+async def test_a_token_that_was_refused_is_not_asked_about_all_the_time(
+    place: Place, token: str
+) -> None:
+    for _ in range(10):
+        with nullcontext() if token != "bob" else pytest.raises(NotAllowed):
+            assert await place.verifier.verify_token(token) is None
+    assert place.provider.asked == [token]
+    place.clock.now += REFUSED
+    place.provider.users[token] = {"sub": "3", "email": "now@example.com"}
+    assert await place.verifier.verify_token(token)
+
+
+async def test_an_api_key_is_not_shown_to_the_provider(place: Place) -> None:
+    """Also one that was revoked."""
+    key, _ = minted("ci", [], 0.0, None)
+    assert await place.verifier.verify_token(key) is None
+    assert place.provider.asked == []
 
 
 async def test_an_answer_counts_for_a_minute(place: Place) -> None:
@@ -140,7 +164,10 @@ async def test_before_an_endpoint_it_refuses_with_403_and_serves_its_routes(plac
     async with layer.lifespan(), in_process(app) as carrier:
         host = [("Host", "mcp.example")]
         page = await carrier.send("GET", "/authorize", host, b"").done()
-        assert (page.status, bytes(page.body)) == (200, b"GET /mcp")
+        assert (page.status, bytes(page.body)) == (200, b"GET /mcp 0")
+        for size, status in ((LARGEST_BODY, 200), (LARGEST_BODY + 1, 413)):
+            sent = await carrier.send("POST", "/authorize", host, b"x" * size).done()
+            assert sent.status == status
         refused = ModernClient(BearerCarrier(carrier, "bob")).send("tools/list")
         assert (await refused.reply.done()).status == 403
         assert refused.reply.json["error"] == "access_denied"
