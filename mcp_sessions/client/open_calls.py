@@ -81,14 +81,11 @@ class OpenCalls:
         continued = params.get("requestState")
         changed = self._calls.pop(continued, None) if isinstance(continued, str) else None
         call = _asks(str(request.get("method")), params, result or {})
-        if call is not None:
+        if call is not None and _size(call) <= _MOST_BYTES:
             self._calls[call.request_state] = call
-            while len(self._calls) > _MOST or self._size() > _MOST_BYTES:
+            while len(self._calls) > _MOST or sum(map(_size, self._calls.values())) > _MOST_BYTES:
                 self._calls.popitem(last=False)
         return changed is not None or call is not None
-
-    def _size(self) -> int:
-        return sum(len(encode((each.params, each.questions))) for each in self._calls.values())
 
 
 def open_call_of(saved: object) -> OpenCall | None:
@@ -99,6 +96,10 @@ def open_call_of(saved: object) -> OpenCall | None:
         return None
     params, questions = members_of(members.get("params")), members_of(members.get("questions"))
     return OpenCall(method, params, questions, state)
+
+
+def _size(call: OpenCall) -> int:
+    return len(encode((call.params, call.questions, call.request_state)))
 
 
 def _asks(method: str, params: Mapping[str, Any], result: Mapping[str, Any]) -> OpenCall | None:

@@ -113,7 +113,10 @@ def decode_with_surrogates(body: bytes) -> Any:
 
     Programs that cut texts after a number of UTF-16 units, as JavaScript does, write such halves.
     """
-    return _decode_rare(body.decode())
+    try:
+        return decode(body)
+    except ValueError:
+        return _decode_rare(body.decode())
 
 
 def _decode_rare(body: bytes | str) -> Any:

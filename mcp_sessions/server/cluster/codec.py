@@ -118,7 +118,8 @@ def decode(text: bytes) -> tuple[str, Message] | None:
         MalformedMessage: It is not a message, or a member is missing or has another type.
     """
     try:
-        members = _json(text)
+        # What a child answers passes as it is.
+        members = json_rpc.decode_with_surrogates(text)
     except ValueError as failed:
         raise MalformedMessage("no JSON") from failed
     match members:
@@ -139,14 +140,6 @@ def _values(members: Mapping[str, Any], message: type[Message | Request]) -> dic
         for member in _MEMBERS[message]
         if member.is_required or member.wire_name in members
     }
-
-
-def _json(text: bytes) -> Any:
-    try:
-        return json_rpc.decode(text)
-    except ValueError:
-        # What a child answers passes as it is.
-        return json_rpc.decode_with_surrogates(text)
 
 
 def _written(value: object) -> object:

@@ -352,6 +352,8 @@ class RequestRelay:
         """For who asks for it again, as long as there is room."""
         said = answered.result if answered.result is not None else answered.error
         size = len(encode(said)) if said is not None else 0
+        if size > _KEPT_BYTES:
+            return
         self._kept[answered.ask] = answered, size
         self._kept_size += size
         while self._kept_size > _KEPT_BYTES or len(self._kept) > _KEPT:

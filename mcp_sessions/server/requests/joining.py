@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from mcp_sessions.core.message import Message
-from mcp_sessions.core.messages import decode, encode, wire_error
+from mcp_sessions.core.messages import decode_with_surrogates, encode, wire_error
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound, StoreUnavailable, WireError
 from mcp_sessions.ids import RequestKey, SessionId
@@ -56,7 +56,7 @@ class RemoteChannel(WatchedChannel):
 
         There is no room to wait for: the speed of that client is unknown here.
         """
-        await self._asker.update(decode(message))
+        await self._asker.update(decode_with_surrogates(message))
         await asyncio.sleep(0)
 
     async def answer(
@@ -305,13 +305,12 @@ class Joining:
 
     async def serve(self, asker: Asker, message: JoinRun) -> Outcome:
         """Serve a request that was sent again elsewhere: it may run here."""
-        session_id, key = message.session_id, message.key
+        session_id, key, channel = message.session_id, message.key, RemoteChannel(asker)
         async with self._begins((session_id, key)):
             running = self._runner.calls.by_key(session_id, key)
             if running is None or running.done:
                 never_began = self._runner.runs.never_began(message.run)
                 return (None if never_began else {}), None
-            channel = RemoteChannel(asker)
             asker.watch(channel.hear)
             peer = Peer(message.version, message.params, modern=message.modern)
             # Who sent it is who owns the session: there the store let it in.
@@ -329,7 +328,11 @@ class Joining:
             whose = load_of(session_id, principal)
             waiter = Call(request, inbound, whose)
             self._runner.calls.count(waiter)
-            await running.join(waiter)
+            try:
+                await running.join(waiter)
+            except BaseException:
+                channel.hear(is_open=False)
+                raise
 
         try:
             await channel.answered.wait()

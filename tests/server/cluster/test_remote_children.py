@@ -224,6 +224,10 @@ async def test_answers_and_errors_of_a_child_are_kept_while_there_is_room() -> N
     assert [each.ask for each in last if isinstance(each, Result)][-1:] == ["a49"]
     held = served._kept  # pyright: ignore[reportPrivateUsage]
     assert 0 < len(held) <= 8
+    before = list(held)
+    too_large = Result(ask="b", result={"text": "x" * KEPT_BYTES}, error=None)
+    served._keep(too_large)  # pyright: ignore[reportPrivateUsage]
+    assert list(held) == before, "one answer does not push out all others"
 
 
 async def test_who_asks_and_is_cancelled_when_the_request_is_over_leaves_nothing_in_the_log(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.core.message import Message
-from mcp_sessions.core.messages import decode
+from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.core.request_keys import Begun
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.ids import RequestKey, SessionId
@@ -159,3 +159,16 @@ async def test_what_was_cancelled_and_never_began_there_does_not_begin_here() ->
     await there.join.abort({"code": -32800, "message": "Request cancelled"})
     await there.whole(NEVER_BEGAN)
     assert there.heard == ["-32800"]
+
+
+async def test_half_a_surrogate_pair_reaches_the_process_of_the_client() -> None:
+    """Programs cut texts in the middle of a pair, as JavaScript does."""
+    said: list[Any] = []
+
+    async def update(message: Any) -> None:
+        said.append(message)
+
+    asker: Any = SimpleNamespace(update=update)
+    message = {"method": "notifications/message", "params": {"data": "\ud83d"}}
+    await joining.RemoteChannel(asker).emit(encode(message))
+    assert said == [message]
