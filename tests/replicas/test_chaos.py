@@ -255,7 +255,7 @@ async def test_replicas_on_redis_are_killed_in_turn(tmp_path: Path) -> None:
 
         await chaos(made, workers)
 
-        expect_each_run_once(workers, tmp_path, answered_each=10)
+        expect_each_run_once(workers, tmp_path, answered_each=5)
 
 
 async def test_a_server_on_sqlite_is_killed_again_and_again(tmp_path: Path) -> None:
