@@ -11,7 +11,8 @@ Rules:
    ``ALIVE_EVERY`` seconds. If the receiver does not know the request, it says :class:`Gone`. The
    outcome is unknown then, unless the request may be sent again.
 3. A request lives as long as its sender waits. If the sender says :class:`Gone`, or its process
-   dies, the receiver cancels the request.
+   dies, the receiver cancels the request. A sender that is silent is asked with :class:`Alive`
+   too: its :class:`Gone` may be lost.
 4. If nobody listens in the receiver's process, the request did not run. It is sent again while the
    process may be reconnecting. If the process is dead, or speaks another version of the messages,
    the sender knows that the request did not run.
@@ -23,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.core.messages import encode, wire_error
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 ALIVE_EVERY = 2.0
 """Seconds between two messages that ask for a request."""
+
+_SILENT = 3 * ALIVE_EVERY
+"""Seconds after which a silent sender is asked whether it still waits."""
 
 _SENT_AGAIN = 0.25
 """Seconds after which a request is sent again to a process that does not listen."""
@@ -85,6 +89,9 @@ class Asker:
     is_gone: bool = False
     """It does not wait any more."""
 
+    asked_at: float = field(default_factory=lambda: asyncio.get_running_loop().time(), init=False)
+    """When it last asked for its request, by the event loop's clock."""
+
     _on_heard: Callable[[bool], None] | None = None
 
     async def update(self, message: Mapping[str, Any]) -> None:
@@ -101,6 +108,7 @@ class Asker:
 
     def says(self, *, is_open: bool) -> None:
         """It waits, and says whether its client listens."""
+        self.asked_at = asyncio.get_running_loop().time()
         if self._on_heard is not None:
             self._on_heard(is_open)
 
@@ -316,11 +324,14 @@ class RequestRelay:
                 pending.end(Result(ask=name, result=None, error=_OVER))
 
     def asked_for(self, sender: str, message: Alive) -> Work | None:
-        """The sender waits for the result of a request."""
+        """The other side of a request asks whether it is still known here."""
         if message.ask in self._served:
             asker = self._served[message.ask][0]
             if asker.process == sender:
                 asker.says(is_open=message.is_open)
+            return None
+        if self._asked_of(sender, message.ask) is not None:
+            # Its receiver asks, and gets the next message in time.
             return None
         # It was answered, and that was lost; or it never came.
         kept = self._kept.get(message.ask)
@@ -338,15 +349,18 @@ class RequestRelay:
                 task.cancel()
 
     async def round(self) -> None:
-        """Cancel the requests of processes that died.
+        """Cancel the requests of processes that died. Ask the silent ones whether they wait.
 
         Raises:
             StoreUnavailable: The next round does the rest.
         """
+        silent_since = asyncio.get_running_loop().time() - _SILENT
         for asker, _, task in list(self._served.values()):
             if not await self.bus.is_alive(asker.process):
                 asker.leaves()
                 task.cancel()
+            elif asker.asked_at < silent_since:
+                await self.bus.tell(Alive(ask=asker.name, is_open=True), to=asker.process)
 
     def _keep(self, answered: Result) -> None:
         """For who asks for it again, as long as there is room."""

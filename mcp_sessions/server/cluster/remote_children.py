@@ -16,7 +16,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +63,9 @@ class ChildrenElsewhere:
         self._exchange = exchange
         self._held: dict[SessionId, str] = {}
         self._inherited: dict[SessionId, Wanted] = {}
+        self._used_until: dict[SessionId, float] = {}
+        """Sessions taken from a process that lives: until then it may ask its child something."""
+
         self._taken = 0
         self._lost = 0
 
@@ -87,7 +89,6 @@ class ChildrenElsewhere:
     async def lease(self, session_id: SessionId) -> Lease:
         loop = asyncio.get_running_loop()
         instead_of: str | None = None
-        since = -math.inf
         while True:
             was_here = session_id in self._held
             # Known before it is claimed: of two requests that come at once each claims for both.
@@ -96,9 +97,8 @@ class ChildrenElsewhere:
             holder = await self._exchange.claim(session_id, name, instead_of=instead_of)
             if loop.time() >= until:
                 continue
-            if holder == name and loop.time() < since + LEASE:
-                # Who had it may ask its child something until then.
-                await asyncio.sleep(since + LEASE - loop.time())
+            if holder == name and (left := self._used_until.get(session_id, 0) - loop.time()) > 0:
+                await asyncio.sleep(left)
                 continue
             if holder == name:
                 # Who handed it over left it to nobody.
@@ -113,7 +113,7 @@ class ChildrenElsewhere:
             if self._bus.is_elsewhere(process) and await self._bus.is_alive(process):
                 if understands(process):
                     return Lease(session_id, holder, False, until, None)
-                since = loop.time()
+                self._used_until[session_id] = loop.time() + LEASE
             instead_of = holder
             record = await self._store.load(session_id, now=0)
             self._inherited[session_id] = (
@@ -133,6 +133,7 @@ class ChildrenElsewhere:
     def over(self, session_id: SessionId) -> None:
         self._held.pop(session_id, None)
         self._inherited.pop(session_id, None)
+        self._used_until.pop(session_id, None)
 
     async def give_up(self, session_id: SessionId, holder: str) -> None:
         """Release a session that this process holds by that name. The next claim gets it.

@@ -189,7 +189,7 @@ async def test_a_process_that_says_so_did_not_run_the_request() -> None:
         assert not isinstance(unserved.value, Unreachable)
 
 
-@pytest.mark.parametrize("how", ["cancelled", "dead"])
+@pytest.mark.parametrize("how", ["cancelled", "cancelled, and not heard", "dead"])
 async def test_a_request_is_cancelled_when_its_sender_does_not_wait(how: str) -> None:
     """Its result goes nowhere."""
     async with sides() as (here, there):
@@ -197,16 +197,32 @@ async def test_a_request_is_cancelled_when_its_sender_does_not_wait(how: str) ->
         asking = asyncio.create_task(here.relay.ask(there.process, QUESTION, taken))
         await asyncio.sleep(1)
         assert len(there.relay.served(ClientRequest)) == 1
-        if how == "cancelled":
-            asking.cancel()
-        else:
+        if how == "dead":
             here.is_dead = True
+            await there.relay.round()
+        else:
+            here.loses = first_of(Gone) if how != "cancelled" else here.loses
+            asking.cancel()
+            await asyncio.sleep(5 * relay.ALIVE_EVERY)
             await there.relay.round()
         await asyncio.sleep(1)
         assert not there.relay.served(ClientRequest)
         assert not [each for each in there.sent if isinstance(each, Result)]
         asking.cancel()
         await asyncio.wait({asking})
+
+
+async def test_a_request_whose_sender_waits_in_silence_goes_on() -> None:
+    async with sides() as (here, there):
+        there.may_end.clear()
+        here.loses = lambda message: isinstance(message, Alive)
+        asking = asyncio.create_task(here.relay.ask(there.process, QUESTION, taken))
+        await asyncio.sleep(5 * relay.ALIVE_EVERY)
+        await there.relay.round()
+        await asyncio.sleep(1)
+        assert [each for each in there.sent if isinstance(each, Alive)]
+        there.may_end.set()
+        assert (await asking).result == {"runs": 1}
 
 
 async def test_whether_the_client_listens_is_said_at_once_and_again() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.ids import SessionId
+from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.security import mint_request_id
-from mcp_sessions.server.cluster import relay
+from mcp_sessions.security import mint_process, mint_request_id
+from mcp_sessions.server.cluster import relay, remote_children
 from mcp_sessions.server.cluster.child_host import RemoteCall
+from mcp_sessions.server.cluster.codec import VERSION
 from mcp_sessions.server.cluster.relay import Asker, RequestRelay
 from mcp_sessions.server.cluster.remote_children import ChildrenElsewhere
 from mcp_sessions.server.cluster.replica_messages import (
@@ -55,6 +56,9 @@ class Bus:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
+
+    def is_elsewhere(self, process: str) -> bool:
+        return process != self.process
 
     async def is_alive(self, process: str) -> bool:
         return True
@@ -253,3 +257,38 @@ async def test_who_asks_and_is_cancelled_when_the_request_is_over_leaves_nothing
     gc.collect()
     await asyncio.sleep(0)
     assert "never retrieved" not in caplog.text
+
+
+class Holders:
+    """Who has the child of a session; an `Exchange` and a `SessionStore`."""
+
+    def __init__(self, holder: str) -> None:
+        self.holder = holder
+
+    async def claim(self, _: SessionId, name: str, *, instead_of: str | None = None) -> str:
+        if instead_of == self.holder:
+            self.holder = name
+        return self.holder
+
+    async def load(self, *_: object, **__: object) -> None:
+        """Nothing is known of the session."""
+
+
+async def test_all_calls_wait_until_a_process_of_another_version_asks_its_child_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both could ask a child something for the same session otherwise."""
+    monkeypatch.setattr(remote_children, "LEASE", 0.5)
+    holders: Any = Holders(mint_request_id(mint_process(VERSION + 1)))
+    bus: Any = Bus()
+    bus.process = mint_process(VERSION)
+    elsewhere = ChildrenElsewhere(RequestRelay(bus), holders, holders)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    async with asyncio.TaskGroup() as together:
+        first = together.create_task(elsewhere.lease(SessionId("s")))
+        await until(lambda: process_of(holders.holder) == bus.process, "it is taken")
+        second = together.create_task(elsewhere.lease(SessionId("s")))
+        done, _ = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        assert done and loop.time() >= begun + 0.5
+    assert first.result().holder == second.result().holder == holders.holder
