@@ -109,3 +109,16 @@ async def test_a_connection_that_this_process_had_and_has_no_more_is_not_there()
         assert not await own.is_there(gone)
         # Another one cannot know.
         assert await other.is_there(gone)
+
+
+async def test_an_answer_that_waits_for_the_store_reaches_another_replica() -> None:
+    """KEY4: the process that ran the call has the answer. It stores it when it is asked for it."""
+    async with cluster(2) as c:
+        client = await c[0].connected()
+        session = (await client.start())["sessionId"]
+        failed = fails(c[0].layer.store, "finish_request", after=False, times=4)
+        first = await client.call("echo", text="x", meta=keyed("k", session)).result()
+        other = c.at(1, client)
+        again = await at_most(60, other.call("echo", text="x", meta=keyed("k", session)).result())
+        assert text_of(first) == text_of(again) == "x"
+        assert len(failed) == 4 and c[0].box.calls == ["echo"] and c[1].box.calls == []

@@ -69,6 +69,17 @@ class Owed:
         self._writes[name] = write
         self._work_on()
 
+    async def flush(self, name: Hashable) -> bool:
+        """Do one of the waiting writes now; False: no write of that name waits.
+
+        Raises:
+            StoreUnavailable: The write still waits.
+        """
+        if name not in self._writes:
+            return False
+        await self._do(name)
+        return True
+
     async def close(self) -> None:
         """Owe nothing any more: others see what became of this process."""
         self._is_over = True

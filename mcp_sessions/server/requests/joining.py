@@ -308,39 +308,55 @@ class Joining:
         session_id, key, channel = message.session_id, message.key, RemoteChannel(asker)
         async with self._begins((session_id, key)):
             running = self._runner.calls.by_key(session_id, key)
-            if running is None or running.done:
-                never_began = self._runner.runs.never_began(message.run)
-                return (None if never_began else {}), None
-            asker.watch(channel.hear)
-            peer = Peer(message.version, message.params, modern=message.modern)
-            # Who sent it is who owns the session: there the store let it in.
-            principal = running.waiters[0].inbound.principal
-            inbound = Inbound(
-                principal,
-                peer,
-                None,
-                channel,
-                modern=message.modern,
-                kind=message.transport,
-                is_answerable=message.is_answerable,
-            )
-            request = Message(asker.name, running.request.method, None, None, token=message.token)
-            whose = load_of(session_id, principal)
-            waiter = Call(request, inbound, whose)
-            self._runner.calls.count(waiter)
-            try:
-                await running.join(waiter)
-            except BaseException:
-                channel.hear(is_open=False)
-                raise
-
+            if running is not None and not running.done:
+                await self._join(running, asker, message, channel)
+            elif self._runner.runs.never_began(message.run):
+                return None, None
+            else:
+                channel.answered.set()
         try:
             await channel.answered.wait()
+            await self._flush(session_id, key)
         except asyncio.CancelledError:
             # Nobody waits there any more.
             channel.hear(is_open=False)
             raise
         return {}, None
+
+    async def _join(
+        self, running: RunningRequest, asker: Asker, message: JoinRun, channel: RemoteChannel
+    ) -> None:
+        asker.watch(channel.hear)
+        peer = Peer(message.version, message.params, modern=message.modern)
+        # Who sent it is who owns the session: there the store let it in.
+        principal = running.waiters[0].inbound.principal
+        inbound = Inbound(
+            principal,
+            peer,
+            None,
+            channel,
+            modern=message.modern,
+            kind=message.transport,
+            is_answerable=message.is_answerable,
+        )
+        request = Message(asker.name, running.request.method, None, None, token=message.token)
+        waiter = Call(request, inbound, load_of(message.session_id, principal))
+        self._runner.calls.count(waiter)
+        try:
+            await running.join(waiter)
+        except BaseException:
+            channel.hear(is_open=False)
+            raise
+
+    async def _flush(self, session_id: SessionId, key: RequestKey) -> None:
+        """Store an outcome that waits for the store. The other process looks for it there."""
+        while True:
+            try:
+                await self._runner.shared.outcomes.flush(session_id, key)
+            except StoreUnavailable:
+                await asyncio.sleep(_ASK_EVERY)
+            else:
+                return
 
 
 async def _is_alive(bus: ClusterBus, process: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -46,17 +46,21 @@ class Outcomes:
     async def keep(
         self, session_id: SessionId, key: RequestKey, outcome: Outcome, method: str
     ) -> None:
-        """Store what becomes of a request's key.
-
-        Raises:
-            StoreUnavailable: It is owed to the store.
-        """
+        """Store what becomes of a request's key, now or when the store is back."""
         kept = _encoded(outcome, method)
         size = len(kept) if kept is not None else 0
         if size and self._owed.size + size > MOST_OWED:
             kept, size = None, 0
         finish = partial(self._store.finish_request, session_id, key, kept, now=self.clock())
-        await self._owed.settle({("finish", session_id, key): finish}, size=size)
+        await self._owed.settle({_finish(session_id, key): finish}, size=size)
+
+    async def flush(self, session_id: SessionId, key: RequestKey) -> bool:
+        """Store an outcome that waits for the store; False: none waits.
+
+        Raises:
+            StoreUnavailable: It still waits.
+        """
+        return await self._owed.flush(_finish(session_id, key))
 
     async def touch(self, sessions: Collection[SessionId]) -> None:
         """Move the deadlines of sessions in which a long request ended.
@@ -109,6 +113,11 @@ class Outcomes:
             logger.exception("the error of %s cannot be sent", request.method)
             internal = error_body(INTERNAL_ERROR, "Internal error")
             return inbound.error(request.id, internal), INTERNAL_ERROR
+
+
+def _finish(session_id: SessionId, key: RequestKey) -> Hashable:
+    """The name of the write that stores the outcome of a key."""
+    return "finish", session_id, key
 
 
 def _encoded(outcome: Outcome, method: str) -> bytes | None:

@@ -81,6 +81,7 @@ class Idempotency:
             InvalidRequest: ``KEY_REUSED``: the key was used with other content.
             LimitReached: The session keeps no more keys.
             OutcomeUnknown: It was begun, and nobody can know how it ended.
+            StoreUnavailable: Its outcome is known here, and still waits for the store.
         """
         admitted = call.admitted
         if admitted is not None and self._never_began(admitted):
@@ -114,7 +115,9 @@ class Idempotency:
                         call, record.session_id, key, runner, admitted.run, begin_anew
                     )
                     return ANSWERED
-                # It does not run here; but it did when the store was asked, perhaps.
+                # It does not run here. It did when the store was asked, or its outcome waits for a
+                # store that was away.
+                await self._runner.shared.outcomes.flush(record.session_id, key)
                 admitted = await self._admit_again(call, record.session_id, key)
                 if admitted.key is Begun.ANSWERED:
                     await self._answer_kept(call, admitted)
