@@ -107,7 +107,7 @@ class AcpSessionLayer:
                 raise RuntimeError("this layer was closed; make another one")
             self._was_open = True
             await self._open_store()
-            self._service = AcpService(self.agent, self.store, self._options, self._clock)
+            self._service = AcpService(self.agent, self.store, self._options, clock=self._clock)
             self._service.agent.start()
         self._users += 1
         return self

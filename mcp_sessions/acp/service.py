@@ -42,7 +42,7 @@ class AcpService:
     """Serves every client of one agent; is a `Service` and an `Outlet`."""
 
     def __init__(
-        self, agent: AcpAgent, store: SessionStore, options: Options, clock: Callable[[], float]
+        self, agent: AcpAgent, store: SessionStore, options: Options, *, clock: Callable[[], float]
     ) -> None:
         self.agent = AgentSide(agent, self)
         self._store, self._options = store, options

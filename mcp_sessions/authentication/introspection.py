@@ -137,6 +137,7 @@ class Introspection:
         endpoint: IntrospectionEndpoint,
         issuer: str,
         audience: str,
+        *,
         clock: Callable[[], float],
         post: Post = post_form,
     ) -> None:

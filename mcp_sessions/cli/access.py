@@ -191,7 +191,9 @@ def _tokens_of(options: argparse.Namespace) -> Callable[[str], Verifier] | None:
     if endpoint is not None:
         from mcp_sessions.authentication.introspection import Introspection
 
-        return lambda audience: Introspection(endpoint, options.auth_issuer, audience, time.time)
+        return lambda audience: Introspection(
+            endpoint, options.auth_issuer, audience, clock=time.time
+        )
     issuer = issuer_of(options)
     if issuer is None:
         return None

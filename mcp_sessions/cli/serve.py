@@ -218,7 +218,7 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     async def run() -> int:
         reloads = bool(options.config or options.ssl_certfile)
-        workers = Workers(arguments, options.workers, sock, keys, reloads=reloads)
+        workers = Workers(arguments, sock, number=options.workers, keys=keys, reloads=reloads)
         return await workers.run(started)
 
     with listening_socket(options.host, _port(options)) as sock:

@@ -52,10 +52,10 @@ class Workers:
     def __init__(
         self,
         arguments: Sequence[str],
-        number: int,
         listener: socket.socket,
-        keys: str | None,
         *,
+        number: int,
+        keys: str | None,
         reloads: bool,
     ) -> None:
         self._command = [sys.executable, "-m", "mcp_sessions.cli", "serve"]

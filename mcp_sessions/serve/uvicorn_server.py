@@ -115,6 +115,7 @@ class DrainingServer(uvicorn.Server):
         config: LimitedConfig,
         responses: ClosingResponses,
         leaving: Leaving,
+        *,
         on_started: Callable[[], None] | None,
         before: Callable[[], Awaitable[None]],
         reloading: Reloading | None,
@@ -371,7 +372,9 @@ def draining_server(
         forwarded_allow_ips=forwarded_allow_ips,
         tls=certificate.context if certificate is not None else None,
     )
-    return DrainingServer(config, responses, leaving, on_started, before, reloading)
+    return DrainingServer(
+        config, responses, leaving, on_started=on_started, before=before, reloading=reloading
+    )
 
 
 FIRST_REQUEST = 1.0

@@ -48,7 +48,7 @@ class Server:
         self.takes = 0.0
         self.open = self.most_open = 0
         endpoint = IntrospectionEndpoint(ENDPOINT, "layer", "s3cr:et%")
-        self.verifier = Introspection(endpoint, URL, AUDIENCE, self.clock, self.post)
+        self.verifier = Introspection(endpoint, URL, AUDIENCE, clock=self.clock, post=self.post)
 
     def claims(self, **claims: Any) -> dict[str, Any]:
         """What it says about a token of alice's."""
