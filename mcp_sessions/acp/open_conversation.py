@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.acp.acp_errors import internal_error, session_not_found
@@ -71,20 +71,20 @@ class OpenConversation:
     _store: SessionStore
     servers: Servers
     _clock: Callable[[], float] = time.time
-    link: Link | None = None
+    link: Link | None = field(init=False, default=None)
     """The client that sees it; None: nobody."""
 
-    fencing_epoch: FencingEpoch | None = None
+    fencing_epoch: FencingEpoch | None = field(init=False, default=None)
     """The epoch of this process's attachment."""
 
-    taken_away: bool = False
+    taken_away: bool = field(init=False, default=False)
     """Another process has it now."""
 
-    _has_title: bool = False
+    _has_title: bool = field(init=False, default=False)
     """Its first message was looked at for a title."""
 
-    _replaying: bool = False
-    _shown: Position | None = None
+    _replaying: bool = field(init=False, default=False)
+    _shown: Position | None = field(init=False, default=None)
     """The newest entry that the client has, or that is its own."""
 
     def __post_init__(self) -> None:

@@ -65,26 +65,26 @@ class HostPipe:
     wire_out: BinaryIO
     max_message: int
     last_wait: float
-    has_result: bool = False
+    has_result: bool = field(init=False, default=False)
     """Whether the host got a result."""
 
-    last_error: str | None = None
+    last_error: str | None = field(init=False, default=None)
     """Last error that the host got, in one line. None: it got none."""
 
-    why_over: str | None = None
+    why_over: str | None = field(init=False, default=None)
     """Reason for which the host's side was ended, and what to do. None: it was not."""
 
-    unanswered: list[str] = field(default_factory=list[str])
+    unanswered: list[str] = field(init=False, default_factory=list[str])
     """Methods of the requests that the server did not answer at the end."""
 
-    _over: anyio.Event = field(default_factory=anyio.Event)
-    _input_ended: bool = False
-    _heard_at: float = 0.0
-    _queued: set[RequestId] = field(default_factory=set[RequestId])
-    _writing: anyio.Lock = field(default_factory=anyio.Lock)
-    _write: Callable[[bytes], Any] | None = None
-    _client: ResumingClient | None = None
-    _tasks: TaskGroup | None = None
+    _over: anyio.Event = field(init=False, default_factory=anyio.Event)
+    _input_ended: bool = field(init=False, default=False)
+    _heard_at: float = field(init=False, default=0.0)
+    _queued: set[RequestId] = field(init=False, default_factory=set[RequestId])
+    _writing: anyio.Lock = field(init=False, default_factory=anyio.Lock)
+    _write: Callable[[bytes], Any] | None = field(init=False, default=None)
+    _client: ResumingClient | None = field(init=False, default=None)
+    _tasks: TaskGroup | None = field(init=False, default=None)
 
     async def run(self, make: Callable[..., ResumingClient]) -> None:
         """Pass messages on until the host is done, or the server has ended for good.

@@ -42,13 +42,13 @@ class Application:
     _peer: Peer
     _clock: Callable[[], float]
     _spawn: Callable[..., object]
-    loss: Loss | None = None
+    loss: Loss | None = field(init=False, default=None)
     """Its connection is lost, and ``on_resume`` did not follow so far."""
 
-    requests: Requests = field(default_factory=Requests)
-    questions: Questions = field(default_factory=Questions)
-    listens: Listens = field(default_factory=Listens)
-    why_over: str | None = None
+    requests: Requests = field(init=False, default_factory=Requests)
+    questions: Questions = field(init=False, default_factory=Questions)
+    listens: Listens = field(init=False, default_factory=Listens)
+    why_over: str | None = field(init=False, default=None)
     """Why its side was ended, and what to do, if not for the server's end."""
 
     def asks(self, message: Json, headers: Mapping[str, str], *, now: float) -> Pending:

@@ -9,7 +9,7 @@ Rules that must hold, and that ``tests/client/`` owns over real sockets:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mcp_sessions.client import explaining, rpc
 from mcp_sessions.client.application import Application
@@ -40,10 +40,10 @@ class Losses:
     _exchanges: Exchanges
     _recovery: Recovery
     _sender: Sender
-    _detached_meanwhile: tuple[Link, Json] | None = None
+    _detached_meanwhile: tuple[Link, Json] | None = field(init=False, default=None)
     """A detachment that was told while the session was taken up, after the newest answer."""
 
-    _reopened_meanwhile: Link | None = None
+    _reopened_meanwhile: Link | None = field(init=False, default=None)
     """The link whose notification stream was opened again while the session was resumed."""
 
     async def down(self, link: Link, failure: Failure) -> None:

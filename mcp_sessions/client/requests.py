@@ -37,59 +37,59 @@ class Pending:
     asked_at: float
     """Seconds on the client's clock."""
 
-    wire_ids: list[RequestId] = field(default_factory=list[RequestId])
-    link: Link | None = None
+    wire_ids: list[RequestId] = field(init=False, default_factory=list[RequestId])
+    link: Link | None = field(init=False, default=None)
     """The link of its last sending that can still be answered; None: it waits to be sent."""
 
-    key: str | None = None
-    session_id: str | None = None
-    generation: int = -1
+    key: str | None = field(init=False, default=None)
+    session_id: str | None = field(init=False, default=None)
+    generation: int = field(init=False, default=-1)
     """The number of the session that it was sent in."""
 
-    state: str | None = None
+    state: str | None = field(init=False, default=None)
     """The ``state`` that it was sent with last."""
 
-    key_lifetime: float = math.inf
+    key_lifetime: float = field(init=False, default=math.inf)
     """Seconds: the least that a server which was sent the key promised to know it."""
 
-    first_sent: float | None = None
+    first_sent: float | None = field(init=False, default=None)
     """When it may first have reached the server, by the clock that counts suspend; None: it
     certainly never ran."""
 
-    last_sent: float = 0.0
+    last_sent: float = field(init=False, default=0.0)
     """When it was sent last, by the same clock."""
 
-    sent_before: bool = False
+    sent_before: bool = field(init=False, default=False)
     """An earlier sending may have reached the server."""
 
-    refusals: int = 0
+    refusals: int = field(init=False, default=0)
     """How often it was refused because its session was not there."""
 
-    cause: str = ""
+    cause: str = field(init=False, default="")
     """Why it could not be answered where it was sent last, in words; empty: it can."""
 
-    progress: float = -math.inf
+    progress: float = field(init=False, default=-math.inf)
     """The highest that the application was told of."""
 
-    is_hosts: bool = False
+    is_hosts: bool = field(init=False, default=False)
     """The application manages its sessions, and this request with them (`hosted`)."""
 
-    hosted: str | None = None
+    hosted: str | None = field(init=False, default=None)
     """The session of the application that it belongs to."""
 
-    is_acknowledged: bool = False
+    is_acknowledged: bool = field(init=False, default=False)
     """A listen stream, of which the application heard that it is open."""
 
-    may_be_keyed: bool = True
+    may_be_keyed: bool = field(init=False, default=True)
     """False: its session has no room for a key of ours."""
 
-    is_named_here: bool = False
+    is_named_here: bool = field(init=False, default=False)
     """This client named the session, so the answer does not name it (ASC15)."""
 
-    settled: anyio.Event = field(default_factory=anyio.Event)
+    settled: anyio.Event = field(init=False, default_factory=anyio.Event)
     """Set when the application has its answer, or does not want it."""
 
-    was_accepted: bool = False
+    was_accepted: bool = field(init=False, default=False)
     """Something came back for it before its answer: it was not refused outright."""
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -61,8 +61,8 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
     _user: str = ""
     _on_lost: OnLost | None = None
     _on_resume: OnResume | None = None
-    _entered: AbstractAsyncContextManager[Streams] | None = None
-    _client: ResumingClient | None = None
+    _entered: AbstractAsyncContextManager[Streams] | None = field(init=False, default=None)
+    _client: ResumingClient | None = field(init=False, default=None)
 
     async def __aenter__(self) -> Streams:
         """Start; the first message opens a connection."""

@@ -50,7 +50,7 @@ class Sender:
     _listener: Listener
     _outbox: Outbox
     _mint_key: Callable[[], str]
-    _waiting: set[Pending] = field(default_factory=set[Pending])
+    _waiting: set[Pending] = field(init=False, default_factory=set[Pending])
     """A delay runs before they are sent again."""
 
     # --- out -------------------------------------------------------------------------------

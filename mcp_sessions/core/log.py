@@ -114,17 +114,17 @@ class EventLog:
 
     log_epoch: LogEpoch
     _window: Window
-    _events: dict[int, LoggedEvent] = field(default_factory=dict[int, LoggedEvent])
-    _by_key: dict[tuple[SessionId | None, str], int] | None = None
+    _events: dict[int, LoggedEvent] = field(init=False, default_factory=dict[int, LoggedEvent])
+    _by_key: dict[tuple[SessionId | None, str], int] | None = field(init=False, default=None)
     """None: no event had a key yet, as in most logs."""
 
-    size: int = 0
+    size: int = field(init=False, default=0)
     """Encoded bytes kept."""
 
-    _head: int = 0
-    _floor: int = 0
-    _evicted: int = 0
-    _oldest: int = 1
+    _head: int = field(init=False, default=0)
+    _floor: int = field(init=False, default=0)
+    _evicted: int = field(init=False, default=0)
+    _oldest: int = field(init=False, default=1)
 
     def __len__(self) -> int:
         return len(self._events)
