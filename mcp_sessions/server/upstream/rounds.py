@@ -256,9 +256,14 @@ class Rounds:
         params: dict[str, Any] | None,
         answer: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
-        questions = await held.call.turn()
-        if questions is not None:
-            await answer(self._asked(held, params, questions))
+        try:
+            questions = await held.call.turn()
+            if questions is not None:
+                await answer(self._asked(held, params, questions))
+        except Exception:
+            # Its client would wait for questions that do not come.
+            held.cancel()
+            raise
 
     async def _turn(self, held: HeldCall, params: dict[str, Any] | None) -> dict[str, Any]:
         """Wait for the next answer of a call: its questions, or its result."""

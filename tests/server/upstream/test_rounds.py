@@ -9,11 +9,12 @@ import pytest
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 
 from mcp_sessions import current_session
+from mcp_sessions.server.upstream.held_call import HeldCall
 from tests.server.upstream.external.test_peer_in_rounds import UNKNOWN, again
 from tests.server.upstream.external.test_upstream import user
 from tests.support.children import until
 from tests.support.modern import ModernClient
-from tests.support.raw import Json, text_of
+from tests.support.raw import Json, at_most, text_of
 from tests.support.world import Toolbox, World, world
 
 # The 2026 era deprecates sampling and roots. Servers that use them keep working.
@@ -80,6 +81,22 @@ async def test_a_call_has_as_many_rounds_as_its_handler_has_questions() -> None:
                 assert report["progressToken"] == token
             assert (asked["resultType"], text_of(asked)) == ("complete", "two decline")
         assert w.box.calls == ["ask_twice"] * 2
+
+
+@pytest.mark.fails_in_background("the first round of a call")
+async def test_a_call_whose_questions_cannot_be_sent_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its client does not wait for them, and its handler does not wait for answers."""
+
+    def cannot_be_written(*_: object) -> None:
+        raise TypeError("not JSON")
+
+    monkeypatch.setattr(HeldCall, "asked", cannot_be_written)
+    async with world() as w:
+        sent = client_of(w).send("tools/call", ASK)
+        assert (await at_most(5, sent.error()))["code"] == UNKNOWN
+        await until(lambda: not w.inside.runner.running, "the handler has ended")
 
 
 async def test_two_questions_at_once_may_be_answered_one_by_one() -> None:
