@@ -33,7 +33,7 @@ from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.capabilities import advertise
-from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
+from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers, RelayedRequests
 from mcp_sessions.server.dispatch.conversation_sessions import BoundSessions
 from mcp_sessions.server.dispatch.history import History
 from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
@@ -284,12 +284,10 @@ class Assembly:
             environment,
             delivery,
             runner,
-            joining=dispatch.joining,
+            relayed=RelayedRequests(outside.relay, dispatch.joining, children),
             streams=streams,
             forget=self.lifecycle.forget_here,
             publish=self.upstream.echo,
-            relay=outside.relay,
-            children=children,
         )
         self.endpoints: list[Endpoint] = []
         self.availability = availability = Availability()

@@ -32,13 +32,7 @@ POLICIES = {
 KNOWN_WIDE = {
     # Plain values: what came with a message, and messages between replicas.
     "mcp_sessions.server.connection.Inbound",
-    "mcp_sessions.server.cluster.replica_messages.ChildRequest",
-    "mcp_sessions.server.cluster.replica_messages.JoinRun",
     # What is to become smaller parts.
-    "mcp_sessions.server.cluster.child_host.RemoteCall",
-    "mcp_sessions.server.cluster.pending.Pending",
-    "mcp_sessions.server.dispatch.cluster_handlers.ClusterHandlers",
-    "mcp_sessions.server.requests.joining._Join",
     "mcp_sessions.server.upstream.external.place.Place",
     "mcp_sessions.client.recovery.Recovery",
     "mcp_sessions.client.resuming.ResumingClient",

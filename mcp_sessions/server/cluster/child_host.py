@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.trace import Span
@@ -62,14 +62,14 @@ class RemoteCall:
     asker: Asker
     principal: Principal
     can_send_request: bool
-    request_id: RequestId | None = None
-    context: Any = None
-    transport: str = "http"
-    close_stream: Callable[[], Awaitable[None]] | None = None
-    close_standalone_stream: Callable[[], Awaitable[None]] | None = None
-    session: str | None = None
-    conversation: str | None = None
-    bound_session: SessionId | None = None
+    request_id: RequestId | None = field(init=False, default=None)
+    context: Any = field(init=False, default=None)
+    transport: str = field(init=False, default="http")
+    close_stream: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
+    close_standalone_stream: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
+    session: str | None = field(init=False, default=None)
+    conversation: str | None = field(init=False, default=None)
+    bound_session: SessionId | None = field(init=False, default=None)
 
     @property
     def store_failure(self) -> StoreUnavailable | None:
@@ -212,7 +212,7 @@ class ChildHost:
         return {}, None
 
     async def _serve(self, asker: Asker, request: ChildRequest) -> Outcome:
-        call = RemoteCall(asker, request.principal, request.can_send_request)
+        call = RemoteCall(asker, request.caller.principal, request.caller.can_send_request)
         try:
             result, handshake = await self._served(call, request)
         except Moved:

@@ -18,6 +18,7 @@ from mcp_sessions.errors import Detached
 from mcp_sessions.ids import version_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.replica_messages import (
+    Caller,
     ChildNotification,
     ChildRequest,
     ClientRequest,
@@ -25,13 +26,23 @@ from mcp_sessions.server.cluster.replica_messages import (
     Message,
     Request,
 )
+from mcp_sessions.stores.records import Peer
 
 VERSION = 1
 """A replica ignores the messages of another version. Each counts as gone for the other. What both
 read in the store remains.
 """
 
-_WIRE_NAMES = {"session_id": "session", "connection_id": "connection", "fencing_epoch": "epoch"}
+_WIRE_NAMES = {
+    "session_id": "session",
+    "connection_id": "connection",
+    "fencing_epoch": "epoch",
+    "protocol_version": "version",
+    "initialize_params": "params",
+}
+
+_PARTS = (Caller, Peer)
+"""Values whose members stand among the members of their message. All of them have to be there."""
 
 
 class OtherVersion(Exception):
@@ -58,14 +69,14 @@ class _Member:
     is_required: bool
 
 
-def _members(message: type[Message | Request]) -> list[_Member]:
+def _members(message: type[Any]) -> list[_Member]:
     types = get_type_hints(message)
     return [
         _Member(
             field.name,
             _WIRE_NAMES.get(field.name, field.name),
             types[field.name],
-            field.default is MISSING,
+            field.default is MISSING or message in _PARTS,
         )
         for field in fields(message)
     ]
@@ -77,7 +88,7 @@ KINDS: Mapping[str, type[Message]] = {message.kind: message for message in get_a
 REQUESTS: Mapping[str, type[Request]] = {request.kind: request for request in get_args(Request)}
 """Every request of an ``Ask`` by its kind."""
 
-_MEMBERS = {each: _members(each) for each in (*KINDS.values(), *REQUESTS.values())}
+_MEMBERS = {each: _members(each) for each in (*KINDS.values(), *REQUESTS.values(), *_PARTS)}
 
 
 def understands(process: str) -> bool:
@@ -104,10 +115,13 @@ def encode(message: Message, sender: str) -> bytes:
     return json_rpc.encode(members)
 
 
-def _write(message: Message | Request, members: dict[str, Any]) -> None:
+def _write(message: Message | Request | Caller | Peer, members: dict[str, Any]) -> None:
     for member in _MEMBERS[type(message)]:
         value = getattr(message, member.name)
-        members[member.wire_name] = value if type(value) in _PLAIN else _written(value)
+        if member.type in _PARTS:
+            _write(value, members)
+        else:
+            members[member.wire_name] = value if type(value) in _PLAIN else _written(value)
 
 
 def decode(text: bytes) -> tuple[str, Message] | None:
@@ -134,7 +148,7 @@ def decode(text: bytes) -> tuple[str, Message] | None:
     return _read(members, "from", str), message(**_values(members, message))
 
 
-def _values(members: Mapping[str, Any], message: type[Message | Request]) -> dict[str, Any]:
+def _values(members: Mapping[str, Any], message: type[Any]) -> dict[str, Any]:
     return {
         member.name: _read(members, member.wire_name, member.type)
         for member in _MEMBERS[message]
@@ -157,6 +171,8 @@ def _written(value: object) -> object:
 
 
 def _read(members: Mapping[str, Any], name: str, kind: Any) -> Any:
+    if kind in _PARTS:
+        return kind(**_values(members, kind))
     try:
         value = members[name]
         if kind is Principal:

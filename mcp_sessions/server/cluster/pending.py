@@ -39,22 +39,22 @@ class Pending:
     """Serves what is asked within it."""
 
     waiting: deque[tuple[Update | asyncio.Event, int]] = field(
-        default_factory=deque[tuple[Update | asyncio.Event, int]]
+        init=False, default_factory=deque[tuple[Update | asyncio.Event, int]]
     )
     """Updates that its client did not get yet, each with its size, and turns of what is asked."""
 
-    size: int = 0
-    is_full: bool = False
-    is_open: bool = True
+    size: int = field(init=False, default=0)
+    is_full: bool = field(init=False, default=False)
+    is_open: bool = field(init=False, default=True)
     """Whether its client listens."""
 
-    is_gone: bool = False
+    is_gone: bool = field(init=False, default=False)
     """The receiver does not know it."""
 
-    result: Result | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    result: Result | None = field(init=False, default=None)
+    news: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     served: dict[str, tuple[Callable[[], None], asyncio.Task[None]]] = field(
-        default_factory=dict[str, "tuple[Callable[[], None], asyncio.Task[None]]"]
+        init=False, default_factory=dict[str, "tuple[Callable[[], None], asyncio.Task[None]]"]
     )
     """What is asked within it: how its sender leaves, and the task."""
 

@@ -27,6 +27,7 @@ from mcp_sessions.server.cluster.codec import understands
 from mcp_sessions.server.cluster.relay import Asker, Deaf, Outcome, RequestRelay, Unserved
 from mcp_sessions.server.cluster.replica_messages import (
     Ask,
+    Caller,
     ChildNotification,
     ChildRequest,
     ClientRequest,
@@ -209,8 +210,7 @@ class ChildrenElsewhere:
             method=asked.method,
             params=asked.params,
             level=asked.level,
-            principal=call.principal,
-            can_send_request=call.can_send_request,
+            caller=Caller(call.principal, call.can_send_request),
             asks=asked.asks,
         )
 

@@ -19,6 +19,7 @@ from mcp_sessions.core.messages import RequestId
 from mcp_sessions.errors import Detached
 from mcp_sessions.ids import ConnectionId, FencingEpoch, RequestKey, SessionId, StreamName
 from mcp_sessions.principal import Principal
+from mcp_sessions.stores.records import Peer
 
 # --- sessions and their connections ----------------------------------------------------------
 
@@ -193,6 +194,17 @@ class QuestionProgress:
 # --- requests that another process serves ------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client of a request, as another process needs to know it."""
+
+    principal: Principal
+    """The principal of the request, without its scopes."""
+
+    can_send_request: bool
+    """Whether its client can be asked something meanwhile."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildRequest:
     """For the process that has a session's child: the child is asked that, if that process has it
@@ -216,12 +228,7 @@ class ChildRequest:
     level: str | None
     """The least of a log message that goes there; None: none does."""
 
-    principal: Principal
-    """The principal of the request, without its scopes."""
-
-    can_send_request: bool
-    """Whether its client can be asked something meanwhile."""
-
+    caller: Caller
     asks: Mapping[str, Any] | None
     """The questions that results may carry to its client; None: the handshake era has none."""
 
@@ -260,13 +267,9 @@ class JoinRun:
     token: RequestId | None
     """The progress token of this sending."""
 
-    version: str
-    """The protocol version of who sent it."""
+    peer: Peer
+    """Its client. Of its handshake only ``{"capabilities": …}`` is sent; None: there was none."""
 
-    params: Mapping[str, Any] | None
-    """``{"capabilities": …}`` of its handshake; None: there was none."""
-
-    modern: bool
     transport: str
     """The kind of its connection."""
 

@@ -7,6 +7,7 @@ message says; see :mod:`mcp_sessions.server.cluster.replica_messages`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, assert_never
 
@@ -74,15 +75,47 @@ class HttpStreams(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RelayedRequests:
+    """The requests that a process relays to another one, and those that it serves for others."""
+
+    relay: RequestRelay
+    joining: Joining
+    """Serves a keyed request that was sent again elsewhere."""
+
+    children: ChildHost | None
+    """Serves requests to children of this process. None: sessions have none."""
+
+    def handle(self, sender: str, message: Ask | Update | Result | Alive | Gone) -> Work | None:
+        match message:
+            case Ask():
+                return self.relay.asked(sender, message, self._server_of(message))
+            case Update():
+                return self.relay.updated(sender, message)
+            case Result():
+                return self.relay.answered(sender, message)
+            case Alive():
+                return self.relay.asked_for(sender, message)
+            case Gone():
+                return self.relay.gone(sender, message)
+
+    def _server_of(self, message: Ask) -> Serve | None:
+        match message.request:
+            case JoinRun():
+                return self.joining.serve
+            case ChildRequest() | ChildNotification() if self.children is not None:
+                return self.children.server_of(message.request)
+            case ChildRequest() | ChildNotification() | ClientRequest():
+                # The last is within a request of this process, which serves it.
+                return None
+
+
 class ClusterHandlers:
     """The :class:`~mcp_sessions.server.cluster.bus.Handlers` of a layer.
 
     Args:
-        joining: The requests that wait here for another process.
         forget: Ends what is at work here for a session that is over in the store.
         publish: Puts a change on the server's own bus, and tells nobody else.
-        relay: What is asked of other processes, and what they ask here.
-        children: Serves what they ask of children here. None: sessions have none.
     """
 
     def __init__(
@@ -91,19 +124,16 @@ class ClusterHandlers:
         delivery: Delivery,
         runner: RequestRunner,
         *,
-        joining: Joining,
+        relayed: RelayedRequests,
         streams: HttpStreams,
         forget: Callable[[SessionId, ConnectionId | None], Awaitable[None]],
         publish: Publish,
-        relay: RequestRelay,
-        children: ChildHost | None,
     ) -> None:
         self._store, self._bus, self._runner = environment.store, environment.bus, runner
         self._connections, self._attachments = delivery.connections, delivery.attachments
         self._publisher, self._broadcaster = delivery.publisher, delivery.broadcaster
-        self._questions, self._joining, self._streams = delivery.questions, joining, streams
-        self._forget, self._publish, self._children = forget, publish, children
-        self._relay = relay
+        self._questions, self._relayed, self._streams = delivery.questions, relayed, streams
+        self._forget, self._publish = forget, publish
         self._rounds = 0
 
     def handle(self, sender: str, message: Message) -> Work | None:
@@ -134,16 +164,8 @@ class ClusterHandlers:
                 return self._questions.progress(message.params, message.principal)
             case ServerChanged():
                 return self._changed(message)
-            case Ask():
-                return self._asked(sender, message)
-            case Update():
-                return self._relay.updated(sender, message)
-            case Result():
-                return self._relay.answered(sender, message)
-            case Alive():
-                return self._relay.asked_for(sender, message)
-            case Gone():
-                return self._relay.gone(sender, message)
+            case Ask() | Update() | Result() | Alive() | Gone():
+                return self._relayed.handle(sender, message)
             case _:
                 assert_never(message)
 
@@ -151,21 +173,9 @@ class ClusterHandlers:
         await self._forget(session_id, None)
 
     def round(self, carrying: Collection[SessionId]) -> Sequence[Callable[[], Work]]:
-        streams = partial(self._streams.round, carrying)
-        steps = (self._relay.round, self._check_sessions, streams)
-        return (*steps, self._children.round) if self._children is not None else steps
-
-    def _asked(self, sender: str, message: Ask) -> Work | None:
-        serve: Serve | None = None
-        match message.request:
-            case JoinRun():
-                serve = self._joining.serve
-            case ChildRequest() | ChildNotification() if self._children is not None:
-                serve = self._children.server_of(message.request)
-            case ChildRequest() | ChildNotification() | ClientRequest():
-                # The last is within a request of this process, which serves it.
-                pass
-        return self._relay.asked(sender, message, serve)
+        streams, children = partial(self._streams.round, carrying), self._relayed.children
+        steps = (self._relayed.relay.round, self._check_sessions, streams)
+        return (*steps, children.round) if children is not None else steps
 
     async def _check_sessions(self) -> None:
         """Sessions at work here may have ended elsewhere, or left a connection of this
@@ -207,9 +217,9 @@ class ClusterHandlers:
     async def _ended(self, message: SessionEnded) -> None:
         session_id, connection_id = message.session_id, message.connection_id
         knows = session_id in self._runner.held or self._connections.knows(session_id)
-        rounds = self._questions.rounds
+        rounds, children = self._questions.rounds, self._relayed.children
         knows = knows or (rounds is not None and rounds.waits_in(session_id))
-        knows = knows or (self._children is not None and self._children.has(session_id))
+        knows = knows or (children is not None and children.has(session_id))
         known = connection_id is not None and self._connections.local(connection_id) is not None
         if (knows or known) and await self._store.load(session_id, now=0) is None:
             await self._forget(session_id, connection_id)
@@ -221,7 +231,7 @@ class ClusterHandlers:
             await abort(call, _CANCELLED)
 
     async def _cancel_keyed(self, message: CancelKeyed) -> None:
-        running = await self._joining.at_work(message.session_id, message.key)
+        running = await self._relayed.joining.at_work(message.session_id, message.key)
         if running is not None:
             await running.abort(_CANCELLED)
 

@@ -92,24 +92,24 @@ class _Join:
     runner: str
     run: str | None
     begin_anew: BeginAnew
-    name: str = field(default_factory=mint_request_id)
+    name: str = field(init=False, default_factory=mint_request_id)
     """For the relay."""
 
-    asking: asyncio.Task[bool] | None = None
+    asking: asyncio.Task[bool] | None = field(init=False, default=None)
     """Passes on what the runner says, until it has no more to say. Then: whether it never began."""
 
-    is_emitting: bool = False
+    is_emitting: bool = field(init=False, default=False)
     """A message is on its way to the client."""
 
-    is_answered: bool = False
+    is_answered: bool = field(init=False, default=False)
     """The store has the answer: once more it is waited for what the runner says."""
 
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None = field(init=False, default=None)
 
-    never_began: bool = False
+    never_began: bool = field(init=False, default=False)
     """The runner recorded the key, began nothing under it, and never will."""
 
-    error: dict[str, Any] | None = None
+    error: dict[str, Any] | None = field(init=False, default=None)
     """It was cancelled: if it never began it does not begin here either."""
 
     def is_awaited_by(self, call: Call) -> bool:
@@ -327,15 +327,14 @@ class Joining:
         self, running: RunningRequest, asker: Asker, message: JoinRun, channel: RemoteChannel
     ) -> None:
         asker.watch(channel.hear)
-        peer = Peer(message.version, message.params, modern=message.modern)
         # Who sent it is who owns the session: there the store let it in.
         principal = running.waiters[0].inbound.principal
         inbound = Inbound(
             principal,
-            peer,
+            message.peer,
             None,
             channel,
-            modern=message.modern,
+            modern=message.peer.modern,
             kind=message.transport,
             is_answerable=message.is_answerable,
         )
@@ -369,16 +368,15 @@ async def _is_alive(bus: ClusterBus, process: str) -> bool:
 
 def _asking(join: _Join) -> JoinRun:
     inbound, request = join.waiter.inbound, join.waiter.request
-    params = inbound.peer.initialize_params
+    peer, params = inbound.peer, inbound.peer.initialize_params
+    # Of a handshake only what it can be asked matters.
+    asks = {"capabilities": params.get("capabilities")} if params is not None else None
     return JoinRun(
         session_id=join.session_id,
         key=join.key,
         run=join.run,
         token=request.token,
-        version=inbound.peer.protocol_version,
-        # Of a handshake only what it can be asked matters.
-        params={"capabilities": params.get("capabilities")} if params is not None else None,
-        modern=inbound.modern,
+        peer=Peer(peer.protocol_version, asks, modern=inbound.modern),
         transport=inbound.connection.kind if inbound.connection is not None else inbound.kind,
         is_answerable=inbound.asked is not None,
     )

@@ -29,6 +29,7 @@ from mcp_sessions.server.cluster.codec import (
 )
 from mcp_sessions.server.cluster.replica_messages import Ask, Message, Request, ServerChanged
 from mcp_sessions.server.dispatch import cluster_handlers
+from mcp_sessions.stores.records import Peer
 
 BEFORE = (Path(__file__).parent / "written_before.jsonl").read_bytes().splitlines()
 
@@ -48,6 +49,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAMES = TEXT | st.none()
 OBJECTS = st.dictionaries(TEXT, TEXT | st.integers(-(2**63), 2**63 - 1), max_size=3)
 st.register_type_strategy(Principal, st.builds(Principal, NAMES, NAMES, NAMES))
+st.register_type_strategy(Peer, st.builds(Peer, TEXT, OBJECTS | st.none(), st.booleans()))
 
 
 def made_of(kinds: Sequence[type[Any]], **of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
