@@ -110,7 +110,6 @@ class Assembly:
         """The wrapped server if it is outside of this process."""
 
         self.upstream: Upstream = self.shell if outside.external is None else outside.external
-        """The wrapped server."""
 
         delivery = delivery_of(environment, visibility, rounds=outside.rounds)
         self.connections, self.attachments = delivery.connections, delivery.attachments
@@ -150,7 +149,6 @@ class Assembly:
     def _bound(
         self, conversations: Conversations | None, environment: Environment, visibility: Visibility
     ) -> BoundSessions | None:
-        """The sessions of conversations."""
         if conversations is None:
             return None
         argument = None
@@ -175,7 +173,6 @@ class Assembly:
         audit: Audit,
         relay: RequestRelay,
     ) -> _Dispatch:
-        """What finds out who serves a message."""
         runner, sealed = self.runner, self.sealed
         add_capabilities = partial(advertise, policy=self.policy, remembers=self.remembers)
         peers = UpstreamPeers(
@@ -231,7 +228,6 @@ class Assembly:
         audit: Audit,
         visibility: Visibility,
     ) -> Stages:
-        """The features on the path of a request."""
         association, bound, sealed = keys.association, self.conversations, self.sealed
         methods = SessionMethods(
             environment, self.attachments, self.lifecycle, held=self.runner.held, sealed=sealed
@@ -265,7 +261,6 @@ class Assembly:
         dispatch: _Dispatch,
         outside: Outside,
     ) -> None:
-        """What runs beside the requests, from start to end."""
         bus, runner, policy, elsewhere = self.bus, self.runner, self.policy, outside.elsewhere
         children = None
         if elsewhere is not None and (self.external is not None or outside.rounds is not None):
@@ -322,7 +317,6 @@ class Assembly:
 
     @property
     def authenticates(self) -> bool:
-        """Whether each HTTP request to the endpoint needs a credential."""
         return self.authentication is not None or self.shell.authenticates
 
     def endpoint(
@@ -365,8 +359,6 @@ def _check_conversations(store: SessionStore, security: SessionSecurity) -> None
 
 @dataclass(frozen=True, slots=True)
 class _Dispatch:
-    """What finds out who serves a message."""
-
     router: Router
     listening: Listening
     peers: UpstreamPeers

@@ -58,7 +58,6 @@ class TimeSlice:
         self._until: float | None = None
 
     def is_over(self) -> bool:
-        """Whether others waited for long enough. Asked after each step."""
         loop = asyncio.get_running_loop()
         if self._until is None:
             self._until = loop.time() + _SLICE
@@ -72,8 +71,6 @@ class TimeSlice:
 
 
 class Background:
-    """The tasks of one owner, which closes them."""
-
     def __init__(self, *, draw: Callable[[], float] = random.random) -> None:
         """Hold no task yet.
 
@@ -153,7 +150,6 @@ class Background:
 
 
 async def _once(what: str, make: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-    """Whether it came to its end; else what it raised is reported."""
     try:
         await make()
         return True

@@ -88,7 +88,6 @@ class ExternalServer:
 
     @property
     def asks_for_scopes(self) -> bool:
-        """Whether something here needs a scope, and so each caller a credential."""
         return bool(self.scopes or self.tool_scopes)
 
     @property
@@ -98,11 +97,6 @@ class ExternalServer:
 
     @staticmethod
     def check_seconds(name: str, seconds: float) -> None:
-        """Refuse what is no duration.
-
-        Raises:
-            ConfigurationError: It is none.
-        """
         if not (seconds > 0 and math.isfinite(seconds)):
             raise ConfigurationError(f"{name} must be a number of seconds, not {seconds}")
 

@@ -60,7 +60,6 @@ class Position:
     """The last event before this place; 0 is the place before the first event."""
 
     def event_id(self) -> SessionEventId:
-        """The position as it stands on the wire."""
         return SessionEventId(f"{self.log_epoch}-{self.number:0{NUMBER_WIDTH}d}")
 
 
@@ -75,7 +74,6 @@ def log_epoch(milliseconds: int, random_part: int) -> LogEpoch:
 
 
 def parse_position(text: str) -> Position | None:
-    """The position that ``text`` spells, or None if it is not one of ours."""
     match = _EVENT_ID.fullmatch(text)
     if match is None:
         return None
@@ -83,7 +81,6 @@ def parse_position(text: str) -> Position | None:
 
 
 def parse_session_id(value: object) -> SessionId | None:
-    """``value`` as a session id, or None if it cannot be one (type, length, characters)."""
     if isinstance(value, str) and _VISIBLE_ASCII.fullmatch(value):
         return SessionId(value)
     return None

@@ -19,6 +19,5 @@ class Locks(weakref.WeakValueDictionary[Key, asyncio.Lock]):
         return lock
 
     def is_held(self, key: Key) -> bool:
-        """Whether somebody holds the lock of a key; none is made to look."""
         lock = self.get(key)
         return lock is not None and lock.locked()

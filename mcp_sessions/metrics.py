@@ -81,12 +81,10 @@ def too_slow() -> None:
 
 
 def denied(reason: str) -> None:
-    """A request was refused for its credential."""
     _counter("denials").add(1, {"reason": reason})
 
 
 def limited(limit: str) -> None:
-    """A request was refused by a limit."""
     _counter("limited").add(1, {"limit": limit})
 
 

@@ -34,7 +34,6 @@ LIMIT_OPTIONS = (
 
 
 def how_to_raise(limit: str) -> str:
-    """Return what sets a limit, as a log message says it."""
     in_python = f"{limit} in SessionPolicy"
     return f"{in_python}, or --{limit.replace('_', '-')}" if limit in LIMIT_OPTIONS else in_python
 

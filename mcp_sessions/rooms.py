@@ -61,7 +61,6 @@ def wrapped(server: object, *, remembers: bool) -> tuple[SdkUpstream, ModernRule
 def admitting(
     server: object, authentication: Authentication | None, shell: SdkUpstream
 ) -> tuple[Authentication | None, Mapping[str, Collection[str]]]:
-    """Who may call the server, and which tools need which scopes."""
     if authentication is not None and shell.authenticates:
         raise ConfigurationError("the server has authentication of its own: it needs no second one")
     if not isinstance(server, ExternalServer) or not server.asks_for_scopes:
@@ -106,8 +105,6 @@ def environment_of(
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What serves outside of this process."""
-
     relay: RequestRelay
     """What is asked of other replicas, and what they ask."""
 
@@ -122,7 +119,6 @@ class Outside:
     def of(
         server: object, environment: Environment, shell: SdkUpstream, *, declared: DeclaredHeaders
     ) -> Outside:
-        """What a server needs."""
         store, bus, policy = environment.store, environment.bus, environment.policy
         relay, elsewhere = RequestRelay(bus), None
         if store.exchange is not None:
@@ -159,7 +155,6 @@ def _starter(server: ExternalServer, longest: int, *, lasting: bool) -> Starter:
 def delivery_of(
     environment: Environment, visibility: Visibility, *, rounds: Rounds | None
 ) -> Delivery:
-    """What delivers to clients what the server says."""
     store, bus, policy, clock = (
         environment.store,
         environment.bus,

@@ -219,8 +219,6 @@ class SignedTokens:
 
 @dataclass(frozen=True, slots=True)
 class _SealingKey:
-    """The keys that one key of the ring gives for one purpose."""
-
     key_id: bytes
     """Names the key in a token. It is derived like the others and tells nothing of them;
     64 bits, so that no two keys of a ring share one."""

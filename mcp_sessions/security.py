@@ -66,7 +66,6 @@ def mint_session_id() -> SessionId:
 
 
 def is_minted(session_id: str) -> bool:
-    """Whether it looks like one that :func:`mint_session_id` made."""
     return _MINTED.fullmatch(session_id) is not None
 
 
@@ -385,7 +384,6 @@ def _check_keys(keys: Sequence[str]) -> None:
 
 
 def _check_time(claims: Mapping[str, Any], now: float) -> None:
-    """Raise ``InvalidState`` if the claims are no longer good."""
     # What is good is stated, so that a clock that says NaN finds nothing good.
     if not now < claims["expires_at"]:
         raise InvalidState("expired")

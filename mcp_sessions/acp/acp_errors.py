@@ -40,7 +40,6 @@ def session_not_found(session_id: str) -> RequestError:
 
 
 def not_open(session_id: str) -> RequestError:
-    """The conversation exists, but this client did not open it."""
     return RequestError(
         INVALID_REQUEST,
         "Invalid request: this session is not open here; call session/load or session/resume first",
@@ -49,7 +48,6 @@ def not_open(session_id: str) -> RequestError:
 
 
 def taken_over(session_id: str) -> RequestError:
-    """Another client loaded the conversation since."""
     return RequestError(
         SESSION_DETACHED,
         "Session detached: another client has loaded it; load or resume it to take it back",
@@ -71,7 +69,6 @@ def internal_error(details: str) -> RequestError:
 
 
 def of_wire_error(error: WireError) -> RequestError:
-    """A refusal of the project's own, for ACP."""
     return RequestError(error.code, error.message, error.data)
 
 

@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 
 class Outlet(Protocol):
-    """Takes what the agent sends."""
-
     async def sent(self, method: str, params: Json) -> None:
         """Take a notification; returns when it is stored and handed on.
 
@@ -65,7 +63,6 @@ class AgentSide:
         self._listening: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Connect the agent: its ``on_connect`` is called."""
         self._connection = AgentSideConnection(self._agent, _Outgoing(self), listening=False)
         self._listening = asyncio.create_task(self._connection.listen(), name="acp agent")
         watched("the connection to the ACP agent", self._listening)

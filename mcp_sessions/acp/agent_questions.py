@@ -71,7 +71,6 @@ class Questions:
         self._last_id = -1
 
     def declared(self, capabilities: Json) -> None:
-        """Store the client's capabilities; none are known before."""
         self._capabilities = capabilities
 
     def ask(self, question: Question) -> None:
@@ -95,7 +94,6 @@ class Questions:
             self._send(message)
 
     def may_be_asked(self, question: Question) -> bool:
-        """Whether the client declared that it can answer such a thing."""
         return may_be_called(question.method, question.params, self._capabilities)
 
     def about(self, session_id: str) -> list[Question]:

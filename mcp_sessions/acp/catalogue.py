@@ -39,12 +39,10 @@ Key = tuple[float, str]
 
 
 def at(now: float) -> str:
-    """``now`` as ``updatedAt`` has it: ISO 8601."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
 
 
 def title_of(prompt: Iterable[dict[str, Any]]) -> str | None:
-    """A title for a conversation that begins with this prompt; None: it has no words."""
     for block in prompt:
         text = block.get("text")
         if block.get("type") == "text" and isinstance(text, str) and text.strip():
@@ -54,7 +52,6 @@ def title_of(prompt: Iterable[dict[str, Any]]) -> str | None:
 
 
 def described(record: SessionRecord) -> dict[str, Any]:
-    """A conversation as ``session/list`` shows it."""
     state = record.state
     return {
         "sessionId": record.session_id,

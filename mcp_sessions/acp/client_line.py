@@ -19,8 +19,6 @@ class MessageTooLong(Exception):
 
 
 class Wire(Protocol):
-    """A way to and from one client."""
-
     async def read(self) -> bytes | None:
         """The next line; None: the client will send no more.
 
@@ -40,8 +38,6 @@ class Wire(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamsWire:
-    """A `Wire` of asyncio streams: a socket's, a pipe's, a child process's."""
-
     _reader: asyncio.StreamReader
     _writer: asyncio.StreamWriter
     _max_message: int
@@ -76,8 +72,6 @@ class StreamsWire:
 
 @dataclass(slots=True, eq=False, repr=False)
 class StdioWire:
-    """A `Wire` of the standard streams; see `stdio_wire`."""
-
     _received: asyncio.Queue[bytes | None]
     _write: Callable[[bytes], Awaitable[None]]
     _max_message: int

@@ -28,8 +28,6 @@ T = TypeVar("T")
 
 
 class StoreJar:
-    """A `mcp_sessions.client.jar.Jar` in the data of one conversation."""
-
     def __init__(self, store: SessionStore, session_id: SessionId) -> None:
         self._store = store
         self._session_id = session_id
@@ -39,7 +37,6 @@ class StoreJar:
         return StoreSlot(self, json.dumps([user, target]))
 
     async def read(self, name: str) -> Any:
-        """Return the value that was saved under ``name``, or None."""
         data = await self._store.load_data(self._session_id)
         return members_of(data.value.get(MEMBER)).get(name) if data is not None else None
 

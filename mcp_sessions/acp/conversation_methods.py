@@ -55,8 +55,6 @@ NOTICE = "io.github.mcp-sessions/notice"
 
 @dataclass(slots=True, eq=False, repr=False)
 class Openings:
-    """Makes, opens, lists and closes conversations."""
-
     _registry: Registry
     _prompts: Prompts
     _agent: AgentSide
@@ -66,7 +64,6 @@ class Openings:
     _others: frozenset[str] = frozenset()
 
     def agent_connects(self, transports: frozenset[str]) -> None:
-        """Transports to MCP servers that the agent itself supports."""
         self._others = transports
 
     async def new(self, incoming: Incoming) -> None:
@@ -98,7 +95,6 @@ class Openings:
             await self._opened(conversation, opening, failed)
 
     async def load(self, incoming: Incoming) -> None:
-        """Answer ``session/load`` and ``session/resume``."""
         params, link = incoming.params, incoming.link
         is_load = incoming.method == "session/load"
         session_id = session_id_of(params)
@@ -142,7 +138,6 @@ class Openings:
         opening: Opening,
         was_open: bool,
     ) -> Json:
-        """Have the agent take up a conversation; what it says of its modes and options."""
         params = _opening_params(incoming.params)
         own_id = conversation.agent_id or record.state.get(catalogue.AGENT_SESSION)
         own = {**params, "sessionId": own_id or conversation.session_id}
@@ -232,7 +227,6 @@ class Openings:
         incoming.answer(catalogue.page(records, cwd=cwd, cursor=cursor))
 
     async def close(self, incoming: Incoming) -> None:
-        """Answer ``session/close``: it can be loaded again."""
         session_id = session_id_of(incoming.params)
         if self._registry.find(session_id) is None:
             await self._registry.record_of(session_id)
@@ -245,7 +239,6 @@ class Openings:
         incoming.answer({})
 
     async def client_disconnected(self, link: Link) -> None:
-        """A client is gone: its conversations wait in the store."""
         for conversation in self._registry.shown_to(link):
             async with self._registry.lock(conversation.session_id):
                 if conversation.link is link:

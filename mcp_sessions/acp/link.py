@@ -54,8 +54,6 @@ MAX_REQUESTS = 256
 
 @dataclass(slots=True)
 class Incoming:
-    """A request of a client that waits for its answer."""
-
     link: Link
     id: RequestId
     method: str
@@ -68,15 +66,12 @@ class Incoming:
         self.link.push_message({"jsonrpc": "2.0", "id": self.id, "result": result})
 
     def refuse(self, error: RequestError) -> None:
-        """Send an error, unless it was answered."""
         if not self.answered:
             self.answered = True
             self.link.push(error_message(self.id, acp_errors.body(error)) + b"\n")
 
 
 class Service(Protocol):
-    """Serves the requests of the links. `mcp_sessions.acp.service` implements it."""
-
     async def initialize(self, incoming: Incoming) -> None: ...
 
     async def serve(self, incoming: Incoming) -> None:
@@ -111,7 +106,6 @@ class Link:
         self._write_task: asyncio.Task[None] | None = None
 
     def push(self, data: bytes) -> None:
-        """Hand over whole lines, in order. Never waits."""
         self.outgoing.push(data)
 
     def push_message(self, message: Json) -> None:
@@ -132,7 +126,6 @@ class Link:
 
     @property
     def unanswered_requests(self) -> set[asyncio.Task[None]]:
-        """The requests that are not answered yet."""
         return {task for task in self._tasks if not task.done()}
 
     async def finish(self, *, within: float) -> None:
@@ -219,7 +212,6 @@ class Link:
             opened.set_result(self._has_agreed or was_open)
 
     def agreed(self, capabilities: Json) -> None:
-        """``initialize`` succeeded."""
         self.questions.declared(capabilities)
         self._has_agreed = True
 

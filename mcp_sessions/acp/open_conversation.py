@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A running ``session/prompt``."""
-
     link: Link
     """The client that waits for its answer."""
 
@@ -57,7 +55,6 @@ class Turn:
         self.cancelled = True
 
     def stop(self) -> None:
-        """The agent cannot be asked: its task ends."""
         if self.task is not None:
             self.task.cancel()
 
@@ -110,7 +107,6 @@ class OpenConversation:
         return self.agent_ids[-1] if self.agent_ids else None
 
     def was_seen_by(self, link: Link) -> bool:
-        """Whether this client opened it once."""
         return link.connection_id in self._seen_by
 
     def takes_title(self) -> bool:

@@ -57,7 +57,6 @@ class Outgoing:
         self._changed.set()
 
     async def write(self) -> None:
-        """Write what is pushed until the client takes no more, or it is closed."""
         while True:
             self._pushed.clear()
             if self._waiting:

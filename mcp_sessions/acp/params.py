@@ -59,11 +59,6 @@ def cwd_of(params: Params) -> str:
 
 
 def absolute(path: str, member: str) -> str:
-    """``path`` if it is absolute.
-
-    Raises:
-        RequestError: It is not, or cannot be a path.
-    """
     if not os.path.isabs(path):
         raise invalid_params(f"{member} must be an absolute path")
     if "\0" in path:
@@ -96,11 +91,6 @@ def directories_of(params: Params) -> list[str]:
 
 
 def optional_text(params: Params, member: str) -> str | None:
-    """A string that may be left out, or null.
-
-    Raises:
-        RequestError: It is something else.
-    """
     value = params.get(member)
     if value is None or isinstance(value, str):
         return value

@@ -171,7 +171,6 @@ class Prompts:
 
 
 def _user_message(prompt: list[Json]) -> list[Json]:
-    """A prompt as a client sees it again: one message, of as many chunks as it had parts."""
     message_id = str(uuid.uuid4())
     return [
         {

@@ -29,8 +29,6 @@ PAGE = 1_024
 
 
 class Record:
-    """The stored conversation; who may read or write it was decided before."""
-
     def __init__(
         self, store: SessionStore, session_id: SessionId, clock: Callable[[], float]
     ) -> None:
@@ -98,7 +96,6 @@ class Record:
             yield page
 
     def wire(self, events: Iterable[LoggedEvent]) -> bytes:
-        """Entries as ``session/update`` notifications, one per line."""
         opening = self._opening
         return b"".join(
             [opening + line[1:] + b"}\n" for event in events for line in event.payload.split(b"\n")]

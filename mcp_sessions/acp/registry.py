@@ -26,8 +26,6 @@ from mcp_sessions.stores.records import Admitted, SessionRecord
 
 
 class Registry:
-    """Finds the conversation that a message is about."""
-
     def __init__(self, store: SessionStore, clock: Callable[[], float]) -> None:
         self._store = store
         self._clock = clock
@@ -73,7 +71,6 @@ class Registry:
         return [conversation for conversation in self.all() if conversation.link is link]
 
     def of(self, link: Link, session_id: object) -> OpenConversation | None:
-        """The conversation, if this client sees it."""
         if not isinstance(session_id, str):
             return None
         conversation = self._open.get(SessionId(session_id))
@@ -128,7 +125,6 @@ class Registry:
         return found or self._open.get(SessionId(agent_id))
 
     def towards(self, call: Call | None, params: Json) -> tuple[Link | None, Json]:
-        """Return the client for an agent's message, and the params as that client knows them."""
         conversation = self.named(call, params.get("sessionId"))
         if conversation is None:
             return (call.link if call is not None else None), params

@@ -62,7 +62,6 @@ class Allowed:
                 )
 
     def has(self, claims: Mapping[str, Any]) -> bool:
-        """Whether the user with these claims is one of them."""
         if self._all:
             return True
         login = next((str(claims[each]) for each in _LOGIN if claims.get(each)), "")

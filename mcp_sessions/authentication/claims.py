@@ -29,7 +29,6 @@ class Refused(Exception):
 
 
 def audiences_of(url: str) -> list[str]:
-    """Return the ways in which a token may name this server."""
     bare = url.rstrip("/")
     return [bare, f"{bare}/"]
 
@@ -87,7 +86,6 @@ class RefusalLog:
         self._said_at = -math.inf
 
     def say(self, why: str, now: float) -> None:
-        """Count a refusal, and log it if none was logged for a minute."""
         self._refused += 1
         if 0 <= now - self._said_at < _LOG_EVERY:
             return

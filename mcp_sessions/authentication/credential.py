@@ -35,8 +35,6 @@ class NotAllowed(Exception):
 
 
 class Verifier(Protocol):
-    """Verifies the tokens of one kind."""
-
     async def verify(self, token: str) -> Credential | None:
         """Return what the token stands for. None: it is not good, or of another kind.
 

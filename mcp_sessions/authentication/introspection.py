@@ -75,11 +75,6 @@ class IntrospectionEndpoint:
     client_secret: str = field(repr=False)
 
     async def ask(self, token: str, post: Post) -> Mapping[str, Any]:
-        """Return what the authorization server says about a token.
-
-        Raises:
-            FetchFailed: There is no such answer.
-        """
         # RFC 6749, 2.3.1: both are encoded as in a form, before they are joined.
         pair = f"{quote_plus(self.client_id)}:{quote_plus(self.client_secret)}"
         basic = f"Basic {base64.b64encode(pair.encode()).decode()}"
@@ -115,8 +110,6 @@ class _Known:
 
 
 class _Lane:
-    """Places for questions about one kind of tokens."""
-
     def __init__(self) -> None:
         self.asking: dict[bytes, asyncio.Task[Credential | CannotVerify | None]] = {}
         self.at_once = asyncio.Semaphore(_AT_ONCE)
@@ -181,7 +174,6 @@ class Introspection:
             return known.credential
 
     def _kept(self, name: bytes, now: float) -> _Known | None:
-        """Return what is known of a token, if that may count."""
         known = self._known.get(name)
         if known is None:
             return None

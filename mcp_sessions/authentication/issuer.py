@@ -151,11 +151,6 @@ class Issuer:
             self._entries, self._made = entries, {}
 
     async def _address(self) -> str:
-        """Return the address of the keys.
-
-        Raises:
-            FetchFailed: No document of the issuer's has it.
-        """
         said: list[str] = []
         for url in discovery_urls(self.url):
             try:
@@ -186,7 +181,6 @@ class Issuer:
 
 
 def _entries(document: Mapping[str, Any]) -> dict[str | None, Mapping[str, Any]]:
-    """Return the keys of a JWKS that can be used, by their ids."""
     given: Any = document.get("keys")
     found: dict[str | None, Mapping[str, Any]] = {}
     for each in cast("list[Any]", given)[:_MOST_KEYS] if isinstance(given, list) else ():

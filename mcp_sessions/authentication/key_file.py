@@ -50,8 +50,6 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key of the file."""
-
     id: str
     """A part of the key that is no secret."""
 
@@ -92,22 +90,15 @@ def minted(name: str, scopes: Sequence[str], now: float, lasts: float | None) ->
 
 
 def hash_of(key: str) -> str:
-    """Return what the file holds of a key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def id_of(text: str) -> str | None:
-    """Return the id of a key. None: the text is no key."""
     found = _KEY.fullmatch(text)
     return found[1] if found is not None else None
 
 
 def stamp_of(path: str) -> Stamp:
-    """Return the stamp of the file.
-
-    Raises:
-        ConfigurationError: There is no such file.
-    """
     with _named(path):
         return _stamp(os.stat(path))
 
@@ -188,7 +179,6 @@ def _alone(place: str, path: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def _named(path: str) -> Generator[None]:
-    """Name the file in an error of the system."""
     try:
         yield
     except OSError as failed:
@@ -244,7 +234,6 @@ def _parsed(path: str, text: bytes) -> dict[str, ApiKey]:
 
 
 def _key(entry: Any) -> ApiKey | None:
-    """Return the key of an entry. None: a member is missing, or has no such value."""
     if not isinstance(entry, dict):
         return None
     members = cast("dict[str, Any]", entry)

@@ -223,7 +223,6 @@ def introspection_of(options: argparse.Namespace) -> IntrospectionEndpoint | Non
 
 
 def issuer_of(options: argparse.Namespace) -> Issuer | None:
-    """Return the authorization server whose keys are needed. None: there is none."""
     if not options.auth_issuer or options.auth_introspect:
         return None
     from mcp_sessions.authentication.issuer import Issuer

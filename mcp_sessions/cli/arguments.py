@@ -44,8 +44,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Options(Protocol):
-    """Take options: a parser, or a group of its options."""
-
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
 
 
@@ -65,12 +63,10 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(epilog=epilog or None, formatter_class=_Help, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Print ``message`` and how to see the help, and exit."""
         complain(self.prog, f"{message} (see {self.prog} --help)")
         raise SystemExit(USAGE_ERROR)
 
     def shown_options(self) -> list[argparse.Action]:
-        """Return the options that the help describes, without ``--help``."""
         return [
             action
             for action in self._actions
@@ -81,11 +77,6 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def add_log_options(group: Options, *, level: str) -> None:
-    """Add the options that each command with a log has.
-
-    Args:
-        level: The default of ``--log-level``.
-    """
     group.add_argument(
         "--log-level",
         choices=LEVELS,
@@ -120,7 +111,6 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Parse a duration greater than zero."""
     try:
         value = float(text)
     except ValueError:
@@ -131,7 +121,6 @@ def seconds(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Parse a duration, which may be zero."""
     if text.strip("0.") == "" and any(c == "0" for c in text):
         return 0.0
     try:
@@ -143,14 +132,12 @@ def duration(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Parse a whole number greater than zero."""
     if not text.isascii() or not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
     return int(text)
 
 
 def count_or_none(text: str) -> int:
-    """Parse a whole number. 0 stands for none."""
     if not text.isascii() or not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
     return int(text)
@@ -221,14 +208,12 @@ def expanded(text: str, *, may_be_others: bool = False) -> str:
 
 
 def url_path(text: str) -> str:
-    """Parse the path of an endpoint, such as ``/mcp``."""
     if not text.startswith("/") or any(character in text for character in "?#{} "):
         raise argparse.ArgumentTypeError(f"must be a path that begins with '/', not {text!r}")
     return text
 
 
 def proxies(text: str) -> str:
-    """Parse addresses and networks, separated by commas, or ``*``."""
     for each in text.split(","):
         try:
             if text.strip() != "*":

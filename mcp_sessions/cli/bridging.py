@@ -154,7 +154,6 @@ class HostPipe:
         return None
 
     def _overtakes(self, message: Json) -> bool:
-        """Whether a message concerns an earlier one, which all others may wait for."""
         if "method" not in message:
             return True
         if message["method"] != rpc.CANCELLED:

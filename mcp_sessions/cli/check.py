@@ -45,8 +45,6 @@ _WIDTH = 12
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One server that a start would serve."""
-
     path: str
     store: SessionStore
     store_name: str
@@ -83,7 +81,6 @@ class Report:
 
 
 def check(options: argparse.Namespace, steps: Steps) -> int:
-    """Print the lines, and return the exit status."""
     report = Report()
     report.say("serves", options.target)
     _say_settings(report, options)

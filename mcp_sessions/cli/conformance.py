@@ -132,9 +132,6 @@ def _write(out: Path, text: str, mode: Literal["a", "w"] = "w") -> None:
 
 
 def show_progress(where: str, number: int, of: int, wrong: str) -> None:
-    """Print the progress of one transport. A terminal shows a counter; other outputs show only
-    failures.
-    """
     if sys.stderr.isatty():
         end = "\n" if number == of else ""
         print(f"\r{where:<42} {number:4d} of {of}", end=end, file=sys.stderr, flush=True)

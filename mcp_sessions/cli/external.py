@@ -12,14 +12,12 @@ from mcp_sessions.stdio_server import StdioServer
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options for external servers, as ``StdioServer`` and ``HTTPServer`` call them."""
     given = {name: getattr(options, name) for name in EXTERNAL_OPTIONS}
     given["try_at_start"] = _tries(options)
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _tries(options: argparse.Namespace) -> bool:
-    """Whether each server is started once before a client needs it."""
     if options.lazy or options.check:
         return False
     if options.worker is not None:

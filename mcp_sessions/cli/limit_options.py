@@ -7,7 +7,6 @@ from mcp_sessions.policy import SessionPolicy
 
 
 def add_limits(group: types.Options) -> None:
-    """Add the options to a group of them."""
     limits = SessionPolicy()
     group.add_argument(
         "--max-message",

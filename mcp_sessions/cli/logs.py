@@ -65,7 +65,6 @@ def say(message: str, level: int = logging.INFO, **members: object) -> None:
 
 
 def complain(program: str, message: str) -> None:
-    """Write to stderr, in one line, why this command exits."""
     if is_json():
         say(f"{program}: {message}", logging.ERROR)
     else:
@@ -97,7 +96,6 @@ def _writes_to_terminal(handler: logging.Handler) -> bool:
 
 
 def _log_what_python_prints() -> None:
-    """Log warnings and uncaught exceptions as records."""
     logging.captureWarnings(True)
     log = logging.getLogger("mcp_sessions.cli")
 
@@ -124,7 +122,6 @@ class NeverWaiting(logging.StreamHandler[TextIO]):
     """Text that ends the last line, if it was cut."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or count it as left out."""
         try:
             text = self.format(record) + self.terminator
             if self._left_out:
@@ -153,7 +150,6 @@ _PIPE_BUF: int = getattr(select, "PIPE_BUF", 512)
 
 
 def _takes(stream: TextIO) -> bool:
-    """Whether a stream takes a few bytes without waiting."""
     if not hasattr(select, "poll"):
         return True
     pipe = select.poll()
@@ -198,7 +194,6 @@ def extra_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 def time_of(record: logging.LogRecord) -> str:
-    """Return the time of the record: UTC, with milliseconds."""
     moment = datetime.fromtimestamp(record.created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

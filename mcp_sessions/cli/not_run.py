@@ -20,18 +20,11 @@ _BANNER = "FASTMCP_SHOW_SERVER_BANNER"
 
 
 class Runs:
-    """Record of an attempt to serve while it was blocked."""
-
     def __init__(self) -> None:
         self.tried = False
         """Whether code of the target tried to serve, even if it caught the error."""
 
     def refuse(self) -> NoReturn:
-        """Refuse to serve.
-
-        Raises:
-            ConfigurationError: Always.
-        """
         self.tried = True
         raise ConfigurationError("nothing is served while it is loaded")
 

@@ -41,15 +41,12 @@ _NO: Final = ("0", "false", "no")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An option that a variable sets."""
-
     variable: str
     option: str
     text: str
     value: Any
 
     def is_in(self, said: str) -> bool:
-        """Whether a text names the option or its value."""
         words = [word.strip(":,") for word in said.split()]
         if self.option in words or (self.option == "--store" and "store" in words):
             return True
@@ -57,7 +54,6 @@ class Setting:
 
 
 def variable_of(option: str) -> str:
-    """Return the variable that sets an option, such as ``--max-children``."""
     return PREFIX + option.lstrip("-").replace("-", "_").upper()
 
 
@@ -95,7 +91,6 @@ def parse(
 
 
 def unknown(parser: OneLineParser, environment: Mapping[str, str]) -> list[str]:
-    """Return the variables with our prefix that set no option."""
     known = {variable_of(action.option_strings[-1]) for action in parser.shown_options()}
     ours = {name for name in environment if name.startswith(PREFIX)}
     others = {KEYS_VARIABLE, KEYFILE_PASSWORD_VARIABLE, *INTROSPECTION_VARIABLES}

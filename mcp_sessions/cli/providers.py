@@ -104,7 +104,6 @@ def _class_of(name: str) -> Any:
 
 
 def _reader(parameter: inspect.Parameter) -> Any | None:
-    """Return what reads an argument from text. None: it is no text, number or list of texts."""
     kind = str(parameter.annotation).replace("pydantic.networks.", "")
     kinds = {each.strip() for each in kind.split("|")} - {"None"}
     if "<class 'bool'>" in kinds or kinds == {"bool"}:

@@ -20,7 +20,6 @@ def redacted(url: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Return scheme, host, port and path of a URL."""
     try:
         parts = urlsplit(url if "://" in url else f"//{url}")
         host, port = parts.hostname or "", parts.port

@@ -91,7 +91,6 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Print what a start would do, and return the exit status."""
     from mcp_sessions.cli.check import Served, Steps, check
 
     def listen() -> socket.socket | None:
@@ -226,11 +225,6 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _work(options: argparse.Namespace, layer: SessionLayer, store: str) -> int:
-    """Serve as one of several processes.
-
-    Raises:
-        ConfigurationError: The store is not shared between processes.
-    """
     worker = _joined(options, [layer.store], store)
     with worker.listener as sock:
         return _serve(options, layer, sock, worker.is_ready)
@@ -256,7 +250,6 @@ def _joined(options: argparse.Namespace, stores: Sequence[SessionStore], named: 
 
 
 def _security(options: argparse.Namespace) -> SecuritySettings | None:
-    """Return the allowed Hosts and Origins. None: the address that it listens on decides."""
     if not options.allowed_host and not options.allowed_origin:
         return None
     from mcp_sessions.server.upstream.sdk.http_application import allowing
@@ -282,7 +275,6 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 @setting_aside()
 def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
-    """Return the layer to run, and its store's name for the start-up lines."""
     from mcp_sessions.stores.urls import open_store
 
     given = {

@@ -112,11 +112,6 @@ def served_of(
 
 
 def servers_by_path(options: argparse.Namespace) -> dict[str, ExternalServer]:
-    """Read the file, and return each server by its path.
-
-    Raises:
-        ConfigurationError: A server cannot be served.
-    """
     servers = servers_of(options.config, given_options(options))
     return {f"/{name}{options.path}": server for name, server in servers.items()}
 

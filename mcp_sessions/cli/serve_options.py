@@ -88,18 +88,15 @@ def parsed(
 
 
 def nearest(parser: types.OneLineParser, text: str) -> str | None:
-    """Return the option that was probably meant. None: none is similar."""
     known = [option for action in parser.shown_options() for option in action.option_strings]
     return next(iter(get_close_matches(text.partition("=")[0], known, 1, 0.75)), None)
 
 
 def is_url(target: str) -> bool:
-    """Whether a target is a server's address."""
     return target.lower().startswith(("http://", "https://"))
 
 
 def _own(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the arguments before a command."""
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
@@ -112,11 +109,6 @@ def wants_json(arguments: Sequence[str]) -> bool:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse options that do not go together.
-
-    Raises:
-        ConfigurationError: Two options do not go together.
-    """
     if options.allowed_origin and not options.allowed_host and not is_loopback(options.host):
         raise ConfigurationError(
             f"--allowed-origin on --host {options.host} also needs --allowed-host NAME: "
@@ -174,7 +166,6 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def make_parser() -> types.OneLineParser:
-    """Make the parser of the command line's options, which the environment has as well."""
     parser = types.OneLineParser(
         prog="mcp-sessions serve",
         usage="%(prog)s [OPTION ...] (TARGET | URL | --config FILE | -- COMMAND [ARG ...])",

@@ -66,8 +66,6 @@ id can be a credential."""
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Settings and data with which sessions are shown."""
-
     options: argparse.Namespace
     known: frozenset[str]
     """Ids of all live sessions."""
@@ -153,11 +151,6 @@ def _found(name: str, live: Sequence[SessionRecord]) -> SessionRecord | None:
 
 
 async def _show_end(name: str, beside: Beside) -> None:
-    """Print how a session ended.
-
-    Raises:
-        ConfigurationError: Its end is unknown.
-    """
     named = name if _DIGITS.fullmatch(name) else digest(SessionId(name))
     found = {end.session: end for end in await beside.ends() if end.session.startswith(named)}
     if len(found) > 1:
@@ -223,7 +216,6 @@ def _who(principal: Principal) -> str:
 
 
 def _client(record: SessionRecord) -> Any:
-    """Return the description that the client gave of itself. None: it gave none."""
     peer = record.peer
     return (peer.initialize_params or {}).get("clientInfo") if peer is not None else None
 
@@ -277,7 +269,6 @@ def _name(session_id: SessionId, view: View) -> str:
 
 
 def _moment(seconds: float) -> str | None:
-    """Format a time as ISO 8601, UTC. None: never."""
     if not math.isfinite(seconds):
         return None
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

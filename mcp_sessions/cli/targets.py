@@ -84,7 +84,6 @@ def split_target(target: str) -> tuple[str, str | None]:
 
 
 def program_of(target: str) -> str | None:
-    """Return the program of a command line. None: the text is a target."""
     if os.path.exists(target) or not target.strip():
         return None
     program = target.split()[0]
@@ -179,7 +178,6 @@ def _import_failed(place: str, error: BaseException) -> ConfigurationError:
 
 
 def _other_environment(place: str, error: BaseException) -> str:
-    """Advise what to do if the code needs other packages than this environment has."""
     if isinstance(error, ImportError):
         package = (error.name or "").partition(".")[0]
         is_older = package == "mcp"
@@ -199,7 +197,6 @@ def _other_environment(place: str, error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """Return the innermost line of the user's code: the user should look there first."""
     if isinstance(error, SyntaxError):
         return ""  # its text names the place
     frames = _frames(error)
@@ -207,7 +204,6 @@ def _where(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of an error, from the user's file on."""
     return [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -244,7 +240,6 @@ def _only_one(module: ModuleType, place: str, kinds: Sequence[Kind], what: str) 
 
 
 def _names_of(module: ModuleType, is_kind: Kind) -> list[str]:
-    """Return the names of a module's objects of a kind. Only the first name of each counts."""
     seen: dict[int, str] = {}
     for name, value in vars(module).items():
         if not name.startswith("_") and is_kind(value):

@@ -49,8 +49,6 @@ _OF_PROTOCOL: Final = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_g
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One of the two signals, as the variables ask for it."""
-
     name: str
     """``metrics`` or ``traces``."""
 
@@ -61,7 +59,6 @@ class Exported:
 
 
 def asked(environment: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    """Return the names of the exporters of each signal that is to be exported."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return {}
     found: dict[str, Sequence[str]] = {}
@@ -262,7 +259,6 @@ _PROVIDE: Final = {METRICS: _provide_metrics, TRACES: _provide_traces}
 
 
 def _of_otlp(environment: Mapping[str, str], name: str, what: str) -> str | None:
-    """Return a variable of one signal, or else the variable of both."""
     for variable in (f"OTEL_EXPORTER_OTLP_{name.upper()}_{what}", f"OTEL_EXPORTER_OTLP_{what}"):
         if text := environment.get(variable, "").strip():
             return text
@@ -274,11 +270,6 @@ def _protocol(environment: Mapping[str, str], name: str) -> str:
 
 
 def _exporter(environment: Mapping[str, str], name: str, exporter: str) -> EntryPoint:
-    """Find the exporter of that name.
-
-    Raises:
-        ConfigurationError: The exporter is not installed.
-    """
     key, advice = exporter, "install the package that has it"
     if exporter == "otlp":
         protocol = _protocol(environment, name)
@@ -296,7 +287,6 @@ def _exporter(environment: Mapping[str, str], name: str, exporter: str) -> Entry
 
 
 def _place(environment: Mapping[str, str], name: str) -> str:
-    """Return the address that OTLP goes to, without secrets."""
     is_grpc = _protocol(environment, name) == "grpc"
     url = environment.get(f"OTEL_EXPORTER_OTLP_{name.upper()}_ENDPOINT", "").strip()
     if not url:

@@ -31,12 +31,6 @@ _CAUSES: Final = 20
 
 
 class Failures(logging.Handler):
-    """Handle the log records of OpenTelemetry.
-
-    Args:
-        clock: Returns seconds.
-    """
-
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(logging.WARNING)
         self._clock = clock
@@ -46,11 +40,6 @@ class Failures(logging.Handler):
         self._is_stopped = False
 
     def install(self, place: str) -> None:
-        """Handle them from now on, for the rest of the process.
-
-        Args:
-            place: The address that data is exported to.
-        """
         logger = logging.getLogger("opentelemetry")
         logger.addHandler(self)
         logger.propagate = False
@@ -112,7 +101,6 @@ def _reason(record: logging.LogRecord) -> str | None:
 
 
 def _reason_of(error: BaseException) -> str:
-    """Find the operating system's reason, which may be some causes below."""
     waiting, seen = [error], list[BaseException]()
     while waiting and len(seen) < _CAUSES:
         each = waiting.pop(0)

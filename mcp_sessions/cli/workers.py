@@ -208,7 +208,6 @@ class Worker:
         self.listener = socket.socket(fileno=listener)
 
     def begin(self) -> None:
-        """Watch the keeper, and stop when it exits."""
         threading.Thread(target=self._watch, daemon=True, name="the keeper's life").start()
 
     def is_ready(self) -> None:

@@ -66,18 +66,15 @@ class Application:
         await self.hang_up()
 
     async def answer(self, pending: Pending, code: int, text: str, data: Any = None) -> None:
-        """Answer a request from here, unless it was answered."""
         await self.conclude(pending, rpc.error_answer(pending.app_id, code, text, data))
 
     async def conclude(self, pending: Pending, answer: Json) -> None:
-        """Give it the answer to a request, unless it was answered."""
         if self.requests.done(pending):
             self.listens.remove(pending.app_id)
             await self.deliver({**answer, "id": pending.app_id})
             self.forget(pending)
 
     def forget(self, pending: Pending) -> None:
-        """It has the answer to a request, or does not want it."""
         self._peer.hosted.settled(pending)
         pending.settled.set()
 
@@ -110,7 +107,6 @@ class Application:
             await self.deliver(rpc.notification(rpc.RESOURCE_UPDATED, {"uri": uri}))
 
     async def forget_questions(self) -> None:
-        """Cancel the open questions: the asker is gone, with its session."""
         for question_id in self.questions.forget():
             params = {"requestId": question_id, "reason": "the session of the server is over"}
             await self.deliver(rpc.notification(rpc.CANCELLED, params))
@@ -133,7 +129,6 @@ class Application:
                 self._spawn(_finished, "on_lost", told)
 
     async def tell_outcome(self, outcome: ResumeOutcome) -> None:
-        """Call the application's ``on_resume``."""
         loss, self.loss = self.loss, None
         if loss is not None and not outcome.is_over and outcome.reason != "gave_up":
             seconds = self._clock() - loss.since
@@ -147,7 +142,6 @@ class Application:
 def _called(
     name: str, function: Callable[[_Told], Awaitable[None] | None], told: _Told
 ) -> Awaitable[None] | None:
-    """Call a function of the application; what is left to wait for."""
     try:
         result = function(told)
     except Exception:

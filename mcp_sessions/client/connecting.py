@@ -16,12 +16,6 @@ from mcp_sessions.core.resume import Cause
 
 @dataclass(slots=True, eq=False)
 class Connector:
-    """One client's.
-
-    Args:
-        on_event: Where links report to.
-    """
-
     _runtime: Runtime
     _peer: Peer
     _on_event: Callable[[Link, Event], Awaitable[None]]

@@ -40,8 +40,6 @@ class Hopeless(Exception):
 
 @dataclass(slots=True, eq=False)
 class SessionControl:
-    """Sends the client's own requests to its server."""
-
     _runtime: Runtime
     _peer: Peer
     _exchanges: Exchanges
@@ -49,7 +47,6 @@ class SessionControl:
     async def _ask(
         self, link: Link, method: str, params: Json | None, within: float | None = None
     ) -> Json:
-        """Send a request like `Exchanges.ask`, with the envelope of the modern era."""
         is_pushed = link is self._peer.pushed
         envelope = None if is_pushed else self._peer.modern_envelope
         return await self._exchanges.ask(link, method, params, envelope, within=within)
@@ -82,11 +79,6 @@ class SessionControl:
         return True
 
     async def discover(self, link: Link) -> None:
-        """Ask a modern server what it can do, if the application did not.
-
-        Raises:
-            Failed: The server did not answer.
-        """
         try:
             self._peer.learn(await self._ask(link, rpc.DISCOVER, {}))
         except Refused:
@@ -247,11 +239,6 @@ class SessionControl:
         )
 
     async def start(self, link: Link) -> None:
-        """Start a session, if the server has any.
-
-        Raises:
-            Failed: The link is of no use.
-        """
         peer, known = self._peer, self._peer.abilities
         if not known.has_sessions:
             return
@@ -275,7 +262,6 @@ class SessionControl:
         logger.info("session %s started at %s", digest(session.session_id), link.name)
 
     async def _ask_quietly(self, link: Link, method: str, params: Json | None) -> Json | None:
-        """The result; None: the server does not know the method, or refuses."""
         try:
             return await self._ask(link, method, params)
         except Refused as refused:

@@ -163,8 +163,6 @@ class LinkSettings:
 
 
 class Link(Protocol):
-    """Carries messages to one server; see the module."""
-
     kind: str
     """``http``, ``websocket`` or ``stdio``."""
 
@@ -226,6 +224,4 @@ class Dialer(Protocol):
     target: str
     """Names the server for the jar: never with credentials in it."""
 
-    def link(self) -> Link:
-        """A link that was not opened yet."""
-        ...
+    def link(self) -> Link: ...

@@ -32,8 +32,6 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A connection that is lost, and not replaced so far."""
-
     cause: str
     """In words, with the address."""
 
@@ -41,7 +39,6 @@ class Loss:
     """Seconds, on the client's clock."""
 
     def lasted(self, now: float) -> str:
-        """The cause, and for how long it has been so."""
         seconds = now - self.since
         return self.cause if seconds < 1 else f"{self.cause} (for {seconds:.0f} s)"
 
@@ -63,12 +60,10 @@ def what(message: Json) -> str:
 
 
 def not_sent(message: Json, cause: str) -> str:
-    """For a request that certainly did not run."""
     return f"{what(message)} was not sent: {cause}. It is safe to send it again."
 
 
 def may_have_run(message: Json, cause: str) -> str:
-    """For a request whose outcome nobody knows."""
     return f"Outcome unknown: {what(message)} may have run: {cause}. {SEE}"
 
 
@@ -88,5 +83,4 @@ def failed(message: Json, failure: Failure, *, ran: bool) -> str:
 
 
 def taken_over(address: str) -> str:
-    """The cause of what is asked after another client took the session over."""
     return f"{address}: another client has the session now. Open a new transport to go on"

@@ -70,7 +70,6 @@ class HostedSession:
     """Set when our own ``session/resume`` of it was judged; None: none is under way."""
 
     def attach(self, position: EventId | None) -> None:
-        """Its events come, and begin after ``position``."""
         self.is_attached, self.is_withheld = True, False
         self.follower.restart(position)
 
@@ -102,7 +101,6 @@ class HostedSession:
 
 
 def session_named(message: Json) -> str | None:
-    """The session that a message's ``_meta`` names; None: none, or nothing that can be one."""
     meta = meta_of(cast("Json | None", message.get("params"))) or {}
     session_id = members_of(meta.get(SESSION_META)).get("sessionId")
     return session_id if is_session_id(session_id) else None
@@ -149,7 +147,6 @@ class HostedSessions:
         return self._sessions.get(session_id) if session_id is not None else None
 
     def has_ended(self, session_id: str) -> bool:
-        """Whether it ended, and nothing of it may follow."""
         return session_id in self._ended
 
     # --- what the application asks ---------------------------------------------------------
@@ -158,7 +155,6 @@ class HostedSessions:
         self.is_declared = declares(capabilities)
 
     def note(self, message: Json) -> None:
-        """The application asks something: does it speak of sessions?"""
         if message["method"] in rpc.OUR_METHODS or stamping.names_own_session(message):
             self.is_used = True
 
@@ -253,9 +249,6 @@ class HostedSessions:
             self.current, self.standing = session_id, Standing.HERE
 
     def follow(self, session_id: str, position: EventId | None) -> HostedSession:
-        """The session is attached to the application's connection; its events begin after
-        ``position``.
-        """
         held = self._sessions.setdefault(session_id, HostedSession(session_id))
         held.attach(position)
         self._ended.pop(session_id, None)

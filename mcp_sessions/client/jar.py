@@ -39,8 +39,6 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class SavedSession:
-    """The facts that resume one session."""
-
     session_id: str
     state: str | None = None
     expires_at: str | None = None

@@ -96,11 +96,9 @@ class Peer:
 
     @property
     def modern_envelope(self) -> stamping.Envelope | None:
-        """The envelope of each request; None: the handshake era."""
         return self.envelope if self.initialize is None else None
 
     def headers(self, method: str | None = None) -> dict[str, str]:
-        """The HTTP headers of a message that the application gave none for."""
         envelope = self.modern_envelope
         if envelope is None:
             version = self.protocol_version
@@ -158,7 +156,6 @@ class Peer:
     # --- the session ---------------------------------------------------------------------------
 
     def began(self, session: SessionView, head: EventId | None) -> None:
-        """A session was started; its events begin after ``head``."""
         self.session = session
         self.open_calls.restart()
         self.follower.restart(head)
@@ -181,7 +178,6 @@ class Peer:
         self.follower.restart(None)
 
     def leave_session(self) -> None:
-        """Go on without one: the server says that it has none."""
         self.session = None
         self.open_calls.restart()
 
@@ -232,7 +228,6 @@ class Peer:
         return True
 
     def known_session(self) -> KnownSession | None:
-        """The session as the application may see it; None: there is none now."""
         session = self.session
         if session is None:
             return None

@@ -77,7 +77,6 @@ class Listens:
         self._open[request.app_id] = _Listening(request, _filter_of(request.message))
 
     def remove(self, app_id: RequestId) -> bool:
-        """The application closed one; whether there was one of that id."""
         return self._open.pop(app_id, None) is not None
 
     def has(self, pending: Pending) -> bool:
@@ -123,7 +122,6 @@ class Listens:
         return union
 
     def acknowledged(self, params: Mapping[str, Any] | None) -> list[Json]:
-        """The server acknowledged the stream on the wire: the acknowledgements to give."""
         self._honored = members_of((params or {}).get("notifications"))
         return self.not_yet_acknowledged()
 
@@ -139,7 +137,6 @@ class Listens:
         ]
 
     def largest(self) -> Pending | None:
-        """Return the largest listen request, preferably one without an acknowledgement."""
         fresh = [each for each in self._open.values() if not each.is_acknowledged]
         requests = [each.request for each in fresh or self._open.values()]
         return max(requests, key=lambda each: len(encode(each.message)), default=None)
@@ -151,7 +148,6 @@ class Listens:
         return meta is not None and meta.get(SUBSCRIPTION_ID) == self.wire_id
 
     def parts(self, message: Json) -> list[Json]:
-        """One event as each of the application's streams shall see it."""
         method = message.get("method")
         flag = _FLAGS.get(cast(str, method))
         uri = cast("Json", message.get("params") or {}).get("uri")
@@ -185,6 +181,5 @@ class Listens:
 
 
 def everything(wanted: Mapping[str, Any]) -> list[Json]:
-    """A change of all that a filter asks for."""
     lists = [notification(method) for method, flag in _FLAGS.items() if wanted.get(flag)]
     return lists + [notification(RESOURCE_UPDATED, {"uri": uri}) for uri in _uris(wanted)]

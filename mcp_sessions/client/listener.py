@@ -31,7 +31,6 @@ _TOO_LARGE = 413
 
 
 def _is_unreachable(error: Failed | Refused) -> bool:
-    """Whether a failure is the address's, and not the server's word."""
     if isinstance(error, Refused):
         return rpc.says_not_begun(error.error)
     return is_away(error.failure.cause, error.failure.status)
@@ -123,7 +122,6 @@ class Listener:
         await link.send(stamping.stamped(message, wire_id, session, None, modern=True), headers)
 
     async def stop(self) -> None:
-        """The application closed a stream: if it was the last, so is the one on the wire."""
         listens, link = self._app.listens, self._state.link
         wire_id = listens.wire_id
         if listens or wire_id is None or link is None:

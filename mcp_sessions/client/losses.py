@@ -174,7 +174,6 @@ class Losses:
         self._detached_meanwhile = None
 
     async def catch_up(self, link: Link) -> None:
-        """The session is taken up on ``link``: what was told meanwhile, of it?"""
         detached, self._detached_meanwhile = self._detached_meanwhile, None
         reopened, self._reopened_meanwhile = self._reopened_meanwhile, None
         if detached is not None and detached[0] is link:

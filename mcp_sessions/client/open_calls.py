@@ -55,17 +55,13 @@ class OpenCall:
 
 
 class OpenCalls:
-    """The open calls of one session, the oldest first."""
-
     def __init__(self) -> None:
         self._calls: OrderedDict[str, OpenCall] = OrderedDict()
 
     def all(self) -> tuple[OpenCall, ...]:
-        """Return them."""
         return tuple(self._calls.values())
 
     def restart(self, calls: Iterable[OpenCall] = ()) -> None:
-        """Replace all of them: the session is another one, or comes from an earlier run."""
         self._calls = OrderedDict((call.request_state, call) for call in calls)
 
     def answered(self, request: Mapping[str, Any], result: Mapping[str, Any] | None) -> bool:
@@ -89,7 +85,6 @@ class OpenCalls:
 
 
 def open_call_of(saved: object) -> OpenCall | None:
-    """Read a call as a jar has it. None: it is malformed."""
     members = members_of(saved)
     method, state = members.get("method"), members.get("request_state")
     if not isinstance(method, str) or not isinstance(state, str):

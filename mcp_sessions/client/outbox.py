@@ -36,7 +36,6 @@ class Outbox:
     )
 
     async def notification(self, message: Json, headers: Mapping[str, str]) -> None:
-        """Send a notification, or keep it until there is a link."""
         link = self._state.link
         if link is None or self._state.phase not in (Phase.OPEN, Phase.READY):
             if message["method"] != rpc.INITIALIZED:
@@ -127,7 +126,6 @@ class Outbox:
         await self._app.answer(pending, REQUEST_CANCELLED, "Request cancelled")
 
     async def flush(self) -> None:
-        """There is a link again, with a session: send what waits for it."""
         waiting, self._waiting = self._waiting, []
         for message, headers in waiting:
             await self.notification(message, headers)

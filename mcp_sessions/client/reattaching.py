@@ -85,7 +85,6 @@ class Reattaching:
                 await self._tell_refused(held)
 
     async def _resume(self, link: Link, held: HostedSession, *, is_new: bool) -> str | None:
-        """Resume one; why it was refused, or None."""
         hosted, position = self._peer.hosted, held.follower.position
         params: Json = {
             "sessionId": held.session_id,
@@ -128,7 +127,6 @@ class Reattaching:
         await self._app.tell_everything_changed()
 
     async def took_event(self, link: Link, message: Json) -> bool:
-        """Pass on a notification of one of the application's sessions; False: it is of none."""
         hosted = self._peer.hosted
         if not hosted.is_used:
             return False

@@ -77,14 +77,12 @@ class Recovery:
     """Set when the recovery that is under way ends; a new one for each."""
 
     def begin(self, way: Way) -> None:
-        """Start a recovery, unless one is under way or none is due."""
         if self._state.may(Change.BEGIN):
             self._state.apply(Change.BEGIN)
             self._settled = anyio.Event()
             self._runtime.tasks.start_soon(self._run, way)
 
     def lose(self, link: Link, failure: Failure) -> None:
-        """The connection of a link that was ready is lost: get another one, somewhere."""
         state = self._state
         if not state.is_ready_on(link):
             return
@@ -150,7 +148,6 @@ class Recovery:
         return outcome
 
     async def _settle(self, link: Link) -> ResumeOutcome | None:
-        """Start a session, or go on with the jar's; None: nothing to tell."""
         peer = self._peer
         was_saved = peer.session is not None
         if peer.is_modern and not peer.has_said:
@@ -173,7 +170,6 @@ class Recovery:
         return outcome if was_saved else None
 
     async def _recover(self) -> None:
-        """Open another link and take up the session there; try until it is time to give up."""
         runtime, state, app = self._runtime, self._state, self._app
         patience = runtime.policy.give_up_after
         since = runtime.clock()
@@ -252,7 +248,6 @@ class Recovery:
         return False
 
     async def _wait_politely(self, seconds: float) -> None:
-        """Wait, as long as nobody asks something."""
         if seconds <= 0:
             return
         async with anyio.create_task_group() as waiting:
@@ -300,7 +295,6 @@ class Recovery:
         await self._on_ready(link)
 
     async def _retire(self, link: Link) -> None:
-        """Leave an old link, when nothing is expected there any more."""
         clock, requests = self._runtime.clock, self._app.requests
         until = clock() + self._runtime.policy.give_up_after
         # What the application waits for goes out first.
@@ -355,6 +349,5 @@ class Recovery:
 
 
 async def _drop(link: Link | None) -> None:
-    """Leave a link that is of no use; None: it was not opened."""
     if link is not None:
         await link.close(leave=True)

@@ -98,7 +98,6 @@ class Pending:
         return method
 
     def sending(self, link: Link, now: float) -> RequestId:
-        """It is about to be sent: its id on the wire."""
         wire_id: RequestId = self.app_id
         if self.wire_ids:
             wire_id = f"{self.app_id}~{len(self.wire_ids)}"
@@ -128,7 +127,6 @@ class Pending:
         return True
 
     def accepted(self) -> None:
-        """Something came back for it that is not its answer."""
         self.was_accepted = True
 
     def refused(self) -> int:
@@ -137,7 +135,6 @@ class Pending:
         return self.refusals
 
     def lose_link(self, cause: str) -> None:
-        """It cannot be answered any more where it was sent; why, in words."""
         self.link = None
         self.cause = cause
 

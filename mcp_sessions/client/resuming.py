@@ -152,7 +152,6 @@ class ResumingClient:
     # --- lifetime ----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take up what the jar has, and work until `close`."""
         if self._slot is not None:
             saved = await anyio.to_thread.run_sync(self._slot.load)
             if saved is not None:
@@ -205,12 +204,10 @@ class ResumingClient:
 
     @property
     def session(self) -> KnownSession | None:
-        """The session; None: there is none now."""
         return self._peer.known_session()
 
     @property
     def open_calls(self) -> tuple[OpenCall, ...]:
-        """The session's calls that wait for answers of the user."""
         return self._peer.open_calls.all()
 
     # --- what is open ------------------------------------------------------------------------
@@ -285,7 +282,6 @@ class ResumingClient:
             await self._sender.request_or_give_up(pending)
 
     def _initialized(self) -> None:
-        """The application did its handshake; perhaps after it used sessions without one."""
         state = self._state
         if state.phase is Phase.OPEN:
             self._recovery.begin(Way.SETTLE)
@@ -294,7 +290,6 @@ class ResumingClient:
             state.link.listen()
 
     def _is_first(self, pending: Pending) -> bool:
-        """Whether no handshake goes before a request, and it is the first."""
         peer = self._peer
         if peer.initialize is None and peer.hosted.is_used:
             return True

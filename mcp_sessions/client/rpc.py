@@ -47,7 +47,6 @@ OUR_METHODS = frozenset(
 
 
 def session_asked(message: Json) -> str | None:
-    """The session in the params of ``session/resume`` and ``session/end``."""
     named = members_of(message.get("params")).get("sessionId")
     return named if is_session_id(named) else None
 
@@ -117,7 +116,6 @@ def notification(method: str, params: Json | None = None) -> Json:
 
 
 def error_answer(request_id: RequestId, code: int, text: str, data: Any = None) -> Json:
-    """Build the error for a request that the server never answers."""
     return {"jsonrpc": "2.0", "id": request_id, "error": error_body(code, text, data)}
 
 
@@ -129,7 +127,6 @@ def duplicate_id(request_id: RequestId) -> Json:
 
 
 def session_of_start(result: Mapping[str, Any]) -> tuple[SessionView, EventId | None] | None:
-    """The session in a ``session/start`` result, and its head; None: there is none in it."""
     session_id = result.get("sessionId")
     if not is_session_id(session_id):
         return None
@@ -173,7 +170,6 @@ def says_unknown(error: Mapping[str, Any]) -> bool:
 
 
 def says_state_refused(error: Mapping[str, Any]) -> bool:
-    """Whether the ``state`` that a request was sent with is not one of the server's."""
     reason = members_of(error.get("data")).get("reason")
     return error.get("code") == INVALID_PARAMS and reason == "invalid_state"
 

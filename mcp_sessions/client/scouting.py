@@ -108,7 +108,6 @@ class Place:
         self._call_first()
 
     def answered(self, *, now: float) -> None:
-        """The server answered something: all that wait may follow."""
         self.is_away, self._answered_at = False, now
         for waiting in self._line:
             waiting.set()
@@ -156,7 +155,6 @@ class Place:
             self._call_first()
 
     def _slot(self, now: float) -> float:
-        """Seconds until it is the turn of one more client to return."""
         self._next_slot = max(now, self._next_slot + 1 / RATE)
         return self._next_slot - now
 
@@ -166,13 +164,10 @@ class Place:
 
 
 class Places:
-    """The addresses that clients of one event loop wait for, by `Dialer.target`."""
-
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
 
     def of(self, target: str, *, now: float) -> Place:
-        """The one of an address. Those that nobody uses are forgotten."""
         for name, place in list(self._places.items()):
             if place.is_forgotten(now=now):
                 del self._places[name]

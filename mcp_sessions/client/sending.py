@@ -36,12 +36,6 @@ _WITHOUT_SESSION = frozenset({rpc.INITIALIZE, rpc.DISCOVER, *rpc.OUR_METHODS})
 
 @dataclass(slots=True, eq=False)
 class Sender:
-    """One client's sending.
-
-    Args:
-        mint_key: A new request key.
-    """
-
     _runtime: Runtime
     _state: ClientState
     _peer: Peer
@@ -56,7 +50,6 @@ class Sender:
     # --- out -------------------------------------------------------------------------------
 
     async def request(self, pending: Pending) -> None:
-        """Send a request on the link, stamped if there is a session."""
         link, peer = self._state.link, self._peer
         if link is None:
             raise AssertionError("requests are sent while there is a link")
@@ -114,7 +107,6 @@ class Sender:
             await self.unanswered(link, wire_id, failed.failure)
 
     def _is_for_host(self, pending: Pending) -> bool:
-        """Whether a request goes out for an application that manages its sessions itself."""
         hosted = self._peer.hosted
         if pending.is_hosts or not hosted.is_manager:
             return pending.is_hosts
@@ -129,7 +121,6 @@ class Sender:
         return not is_named and self._peer.hosted.session_of(pending.message)[0] is None
 
     async def request_or_give_up(self, pending: Pending) -> None:
-        """Send a request (again), if it may be; else answer it."""
         if self._may_send_again(pending):
             await self.request(pending)
         else:
@@ -192,7 +183,6 @@ class Sender:
         await self._send_if_ready(pending)
 
     def _is_refused_for_good(self, pending: Pending) -> bool:
-        """Count a refusal; whether it is the answer."""
         return pending.refused() > _REFUSALS or self._state.phase in (Phase.OVER, Phase.CUT_OFF)
 
     async def _send_if_ready(self, pending: Pending) -> None:
@@ -302,7 +292,6 @@ class Sender:
             await self._app.answer(pending, error["code"], text, error.get("data"))
 
     async def orphaned(self, pending: Pending) -> None:
-        """A request has no link: it waits for one if one is coming."""
         match self._state.phase:
             case Phase.READY:
                 await self.request_or_give_up(pending)
@@ -312,7 +301,6 @@ class Sender:
                 pass
 
     async def _retry(self, pending: Pending, failure: Failure) -> None:
-        """The server is busy: send it again on the same link after a delay, if it may be."""
         runtime = self._runtime
         if not self._may_send_again(pending):
             await self._app.give_up_on(pending)

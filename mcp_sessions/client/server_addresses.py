@@ -55,20 +55,16 @@ class Addresses:
 
     @property
     def current(self) -> Dialer:
-        """The one in use, or tried last."""
         return self._all[self._turn].dialer
 
     def has_other(self, *, now: float) -> bool:
-        """Whether another than the current one may be asked now."""
         others = (a for n, a in enumerate(self._all) if n != self._turn)
         return any(address.rests_until <= now for address in others)
 
     def rest(self, seconds: float, *, now: float) -> None:
-        """The current one asks not to be asked for that long."""
         self._all[self._turn].rest(now + min(max(0.0, seconds), self._longest))
 
     def move_on(self) -> None:
-        """The current one is of no use for now: the next one is."""
         self._turn = (self._turn + 1) % len(self._all)
 
     def next(self, *, now: float, random: float) -> tuple[Dialer, float]:
@@ -93,11 +89,9 @@ class Addresses:
             address.backoff.progressed()
 
     def is_in_use(self) -> None:
-        """The session works at the current one: a rest that it asked for is over."""
         self._all[self._turn].rested()
 
     def move_to_front(self, dialer: Dialer) -> None:
-        """The session moved there, which may be a new address."""
         others = [address for address in self._all if address.dialer.target != dialer.target]
         self._all = [self._address(dialer), *others]
         self._turn = 0

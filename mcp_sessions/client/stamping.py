@@ -46,7 +46,6 @@ class Envelope:
 
 
 def envelope_of(message: Json) -> Envelope | None:
-    """The modern era's envelope of a request; None: it has none, it is of the other era."""
     meta = meta_of(cast("Json | None", message.get("params")))
     version = meta.get(PROTOCOL_VERSION_META) if meta else None
     if meta is None or not isinstance(version, str):
@@ -119,7 +118,6 @@ def naming(message: Json, instance: str) -> Json:
 
 
 def names_own_session(message: Json) -> bool:
-    """Whether the application put a session, or null, into the request itself."""
     meta = meta_of(cast("Json | None", message.get("params")))
     return meta is not None and SESSION_META in meta
 

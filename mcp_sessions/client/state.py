@@ -94,8 +94,6 @@ _CONCLUSIONS = {Change.OPENED, Change.NOT_OPENED, Change.STAY, Change.READY, Cha
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The shared limits, tasks, time and randomness of the parts."""
-
     policy: ReconnectPolicy
     tasks: TaskGroup
     """Its tasks end with the client."""
@@ -149,12 +147,10 @@ class ClientState:
         self.phase = TRANSITIONS[change][1] or self._before_move
 
     def use(self, link: Link | None) -> Link | None:
-        """From now on requests go out on ``link``; the one before."""
         previous, self.link = self.link, link
         return previous
 
     def uses(self, link: Link) -> bool:
-        """Whether it is the one that requests go out on, or that events are pushed on."""
         return link is self.link or link is self._peer.pushed
 
     def is_ready_on(self, link: Link) -> bool:
@@ -174,5 +170,4 @@ class ClientState:
         return now - self._trouble_since >= self._runtime.policy.give_up_after
 
     def has_other_address(self) -> bool:
-        """Whether another address than the current one may be asked now."""
         return self.addresses.has_other(now=self._runtime.clock())

@@ -28,7 +28,6 @@ _SURE: Final = re.compile(
 
 
 def has_scheme(text: str) -> bool:
-    """Whether a text begins as a URL does, whatever the scheme."""
     return _SCHEME.match(text) is not None
 
 

@@ -16,8 +16,6 @@ from mcp_sessions.principal import Principal
 
 
 class Admission(Enum):
-    """The outcome of a request that names a session."""
-
     REFUSED = "refused"
     """The session has ended, or is another principal's or protocol's. One answer for all."""
 
@@ -31,8 +29,6 @@ class Admission(Enum):
 
 
 class SessionFacts(Protocol):
-    """The fields of a session that decide an admission."""
-
     principal: Principal
     mode: Mode
     expires_at: float
@@ -73,5 +69,4 @@ def admission(
 
 
 def is_displaced(known: FencingEpoch | None, newest: FencingEpoch) -> bool:
-    """Whether the session was taken since somebody knew its fencing epoch (None: did not ask)."""
     return known is not None and known != newest

@@ -12,8 +12,6 @@ from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionEventId
 
 
 class Attach(NamedTuple):
-    """The changes that an attach makes to a session."""
-
     connection_id: ConnectionId | None
     """The connection that gets the session's events from now on; None: no connection."""
 

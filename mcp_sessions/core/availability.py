@@ -23,11 +23,6 @@ class Availability:
     """The requests that it is about to serve."""
 
     def check_running(self) -> None:
-        """Refuse to serve while nothing runs.
-
-        Raises:
-            ConfigurationError: It does not run.
-        """
         if not self.is_running:
             raise ConfigurationError(
                 "the SessionLayer does not run: pass layer.lifespan to the application that "

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Backoff:
-    """The attempts since the last progress, and the delay before the next one."""
-
     base: float
     """Seconds that the first delay has at the most."""
 
@@ -42,7 +40,6 @@ class Backoff:
         return bound * random
 
     def progressed(self) -> None:
-        """An answer or an event came: the next failure is a first one again."""
         self.failures = 0
 
 

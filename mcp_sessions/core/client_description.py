@@ -35,7 +35,6 @@ def described(params: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def of_envelope(capabilities: object, info: object) -> dict[str, Any]:
-    """Return a modern request's description of its client, under the names of a handshake."""
     client = {"capabilities": capabilities}
     return {**client, "clientInfo": info} if isinstance(info, dict) else client
 

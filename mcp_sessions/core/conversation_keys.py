@@ -15,16 +15,12 @@ MAX_KEY = 512
 
 
 class Rule(NamedTuple):
-    """A member or header in which a host sends the key of its conversation."""
-
     place: Literal["meta", "header"]
     name: str
     """The member, or the header in lower case."""
 
 
 class ConversationKey(NamedTuple):
-    """The key of a conversation, as its host says it."""
-
     source: str
     """The name that it was said under."""
 

@@ -48,7 +48,6 @@ class EndReason(Enum):
 
     @property
     def kind(self) -> str:
-        """Return the reason as the counter ``mcp_sessions.ended`` reports it."""
         return _KINDS[self]
 
 
@@ -65,8 +64,6 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """One session's end. Each unknown is None."""
-
     session: str
     """The digest of its id."""
 
@@ -103,7 +100,6 @@ class SessionEnd:
                 return "its record was lost in the store"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the members that a store keeps; :meth:`from_json` reads them."""
         members = {
             "session": self.session,
             "reason": self.reason.value,

@@ -58,14 +58,12 @@ def handle_in(params: Mapping[str, Any] | None, name: str) -> object:
 
 
 def carried_in(params: Mapping[str, Any] | None) -> str | None:
-    """The handle that an earlier round of a call started, before its tool had all its answers."""
     state: object = (params or {}).get("requestState")
     carried = _CARRIED.fullmatch(state) if isinstance(state, str) else None
     return carried[1] if carried is not None else None
 
 
 def without_handle(params: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
-    """The params of a call as its tool sees them."""
     arguments: object = (params or {}).get("arguments")
     if params is not None and isinstance(arguments, dict) and name in arguments:
         given = cast("dict[str, Any]", arguments)
@@ -117,7 +115,6 @@ def with_handle(
 
 
 def not_a_handle(name: str) -> dict[str, Any]:
-    """Return the result for a call with an invalid handle. It tells the model how to continue."""
     text = (
         f"There is no session with this {name}: it is over, or was never there. "
         f"Nothing was done. Call again without {name} to start a new one."

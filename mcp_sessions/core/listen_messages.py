@@ -30,8 +30,6 @@ _SESSION_KEY = b'"' + SESSION_META.encode() + b'":'
 
 
 class Filter:
-    """The kinds of changes that a listen request asks for."""
-
     def __init__(self, params: Mapping[str, Any]) -> None:
         """Take the params of a request that the SDK's rules let through."""
         wanted: Mapping[str, Any] = params.get("notifications") or {}
@@ -40,7 +38,6 @@ class Filter:
         self.lists = frozenset(name for name, flag in _FLAGS.items() if wanted.get(flag) is True)
 
     def honored(self) -> dict[str, Any]:
-        """Return the filter for the acknowledgement: the server honors all of it."""
         honored: dict[str, Any] = {
             flag: True for name, flag in _FLAGS.items() if name in self.lists
         }
@@ -49,7 +46,6 @@ class Filter:
         return honored
 
     def admits(self, event: LoggedEvent) -> bool:
-        """Whether an event goes on the stream: a change that was not asked for does not."""
         method: str = decode(event.payload)["method"]
         if method.endswith("/list_changed"):
             return method.split("/")[1] in self.lists
@@ -59,13 +55,11 @@ class Filter:
 
 
 def level_of(params: Mapping[str, Any] | None) -> str | None:
-    """The level that a ``logging/setLevel`` sets; None: none that there is."""
     level: object = (params or {}).get("level")
     return level if isinstance(level, str) and level in LEVELS else None
 
 
 def acknowledgement(wanted: Filter, request_id: RequestId) -> dict[str, Any]:
-    """The first message of a listen: what is heard from now on."""
     return {
         "jsonrpc": "2.0",
         "method": "notifications/subscriptions/acknowledged",

@@ -87,7 +87,6 @@ class Draft:
     """On a connection's stream: the session whose event this is."""
 
     def encode(self, event_id: SessionEventId) -> bytes:
-        """The message as it is stored and sent."""
         return self.before if self.after is None else self.before + event_id.encode() + self.after
 
 
@@ -110,8 +109,6 @@ class LoggedEvent(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class EventLog:
-    """The events of one session or stream, oldest first."""
-
     log_epoch: LogEpoch
     _window: Window
     _events: dict[int, LoggedEvent] = field(init=False, default_factory=dict[int, LoggedEvent])
@@ -140,7 +137,6 @@ class EventLog:
         return Position(self.log_epoch, self._floor)
 
     def would_replace(self, draft: Draft) -> bool:
-        """Whether an older event goes when ``draft`` is appended: one with its key."""
         return draft.key is not None and (draft.origin, draft.key) in (self._by_key or ())
 
     def append(self, draft: Draft, *, now: float) -> LoggedEvent:

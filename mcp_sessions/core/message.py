@@ -31,8 +31,6 @@ _NO_META: Mapping[str, Any] = {}
 
 
 class Message(NamedTuple):
-    """A request or a notification, and what its ``_meta`` says."""
-
     id: RequestId
     """Empty for a notification."""
 
@@ -77,12 +75,10 @@ class Message(NamedTuple):
 
     @property
     def names_session(self) -> bool:
-        """Whether it names a session, or means to: malformed metadata is answered as what it is."""
         return self.is_misnamed or not isinstance(self.session, NotNamed)
 
     @property
     def only_meta(self) -> dict[str, Any]:
-        """Return ``_meta`` alone, out of the params for the wrapped server."""
         return {name: it for name, it in (self.forwarded or {}).items() if name == "_meta"}
 
     @property
@@ -95,7 +91,6 @@ class Message(NamedTuple):
 
 
 def read(message: Request | Notification) -> Message:
-    """Read a message that a client sent."""
     is_notification = isinstance(message, Notification)
     request_id = "" if is_notification else message.id
     method, params = message.method, message.params

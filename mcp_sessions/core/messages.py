@@ -57,8 +57,6 @@ _LARGE_INTEGER = b"1" * 19
 
 @dataclass(slots=True)
 class Request:
-    """A request, which needs an answer."""
-
     id: RequestId
     method: str
     params: dict[str, Any] | None
@@ -66,16 +64,12 @@ class Request:
 
 @dataclass(slots=True)
 class Notification:
-    """A notification, which gets no answer."""
-
     method: str
     params: dict[str, Any] | None
 
 
 @dataclass(slots=True)
 class Answer:
-    """The peer's answer to a request of ours: a result or an error."""
-
     id: RequestId | None
     result: dict[str, Any] | None
     error: dict[str, Any] | None
@@ -227,14 +221,12 @@ def parse(value: Any) -> Message:
 
 
 def members_of(value: Any) -> dict[str, Any]:
-    """The members of a JSON object; of any other value none."""
     # Not ``cast``, here and below: it is a call, and these are called for each request.
     members: Mapping[str, Any] | None = value
     return members if isinstance(members, dict) else {}
 
 
 def id_of(value: object) -> RequestId | None:
-    """The ``id`` of a decoded value that is no message, if it has one that can be one."""
     given = members_of(value).get("id")
     if isinstance(given, (str, int)) and not isinstance(given, bool):
         return given
@@ -280,7 +272,6 @@ def _is_error(value: object) -> bool:
 
 
 def meta_of(params: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """``params._meta`` if it is an object, else None."""
     meta: Mapping[str, Any] | None = params.get("_meta") if params else None
     return meta if isinstance(meta, dict) else None
 
@@ -303,9 +294,6 @@ def named_session(params: Mapping[str, Any] | None) -> SessionId | NotNamed:
 
 
 def names_session(params: Mapping[str, Any] | None) -> bool:
-    """Whether a request names a session (rule 1), or means to: malformed metadata is answered as
-    what it is.
-    """
     return (meta_of(params) or {}).get(SESSION_META) is not None
 
 
@@ -363,7 +351,6 @@ PROGRESS = "notifications/progress"
 
 
 def progress_token(params: Mapping[str, Any] | None) -> RequestId | None:
-    """``params._meta.progressToken``, or None if there is none that can be one."""
     meta = meta_of(params)
     token = meta.get("progressToken") if meta else None
     if isinstance(token, (str, int)) and not isinstance(token, bool):
@@ -393,12 +380,10 @@ def result_message(request_id: RequestId, result: Mapping[str, Any]) -> bytes:
 
 
 def error_message(request_id: RequestId | None, error: Mapping[str, Any]) -> bytes:
-    """Build the error answer to ``request_id`` (None: to a message without a known id)."""
     return encode({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
 def error_body(code: int, message: str, data: Any = None) -> dict[str, Any]:
-    """A JSON-RPC error object; ``data`` is left out if it is None."""
     body: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
         body["data"] = data
@@ -418,7 +403,6 @@ def error_outcome(error: Mapping[str, Any]) -> bytes:
 
 
 def notification_message(method: str, params: Mapping[str, Any] | None) -> bytes:
-    """A notification; ``params`` is left out if it is None."""
     message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
     if params is not None:
         message["params"] = params
@@ -426,7 +410,6 @@ def notification_message(method: str, params: Mapping[str, Any] | None) -> bytes
 
 
 def request_message(request_id: str, method: str, params: Mapping[str, Any] | None) -> bytes:
-    """A request of ours; ``params`` is left out if it is None."""
     message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "method": method}
     if params is not None:
         message["params"] = params

@@ -103,14 +103,12 @@ def _has_sign(names: Iterable[bytes]) -> bool:
 
 
 def _without_port(host: str) -> str:
-    """The name or address of a Host; of anything else, nothing."""
     found = _HOST.fullmatch(host)
     return (found[1] or found[2] or "") if found is not None else ""
 
 
 @lru_cache(maxsize=1_024)
 def is_loopback(address: str | None) -> bool:
-    """Whether an address, or a name, is that of this machine."""
     # Asked with each request: to parse one takes as long as to make the session's id.
     if address is not None and address.lower() == "localhost":
         return True

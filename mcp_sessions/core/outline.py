@@ -125,7 +125,6 @@ class Outline:
 
     @property
     def id(self) -> RequestId | None:
-        """Its id; None: it has none, or it could not be found."""
         return id_of(self._members())
 
     @property

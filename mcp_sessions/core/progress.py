@@ -56,7 +56,6 @@ class Progress:
 
 
 def _above(value: float, step: float) -> float:
-    """A number above ``value``, by ``step`` or by as little as there is."""
     if isinstance(value, int) and abs(value) > _EXACT:
         return value + 1
     return max(value + step, math.nextafter(value, math.inf))

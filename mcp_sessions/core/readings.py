@@ -133,7 +133,6 @@ def hides_name(pattern: str, name: str) -> bool:
 
 
 def reveals_name(pattern: str, name: str) -> bool:
-    """Whether a rule that reveals covers a name: as it is."""
     return fits(pattern.split("*"), name)
 
 

@@ -12,8 +12,6 @@ from mcp_sessions.ids import FencingEpoch, Position
 
 
 class Carry(Enum):
-    """The outcome of an attachment that a stream is to carry."""
-
     REFUSED = "refused"
     """The stream carries that session by a newer attachment."""
 
@@ -44,8 +42,6 @@ def may_drop(carried: FencingEpoch | None, fencing_epoch: FencingEpoch | None) -
 
 
 class Relay(Enum):
-    """The outcome of an event on its way to a stream."""
-
     PASSED_OVER = "passed_over"
     """It is there already, or the stream carries that session by another attachment."""
 

@@ -106,7 +106,6 @@ def content_digest(method: str, params: Mapping[str, Any] | None) -> bytes:
 
 
 def key_cost(key: RequestKey) -> int:
-    """Bytes accounted for a key."""
     # JSON may hold what UTF-8 does not: a lone surrogate.
     return len(key.encode("utf-8", "surrogatepass")) + KEY_COST
 

@@ -48,7 +48,6 @@ _SENDABLE = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 
 def is_sendable(text: str) -> bool:
-    """Whether an id can go into an HTTP header, and is not too long."""
     return len(text) <= MAX_ID and _SENDABLE.fullmatch(text) is not None
 
 
@@ -66,7 +65,6 @@ def is_session_id(value: object) -> TypeGuard[str]:
 
 
 def seconds_of(value: object, *, most: float = MAX_SECONDS) -> float:
-    """A server's number of seconds: from 0 to ``most``, and 0 if it is no number."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value:
         return 0.0
     # Compared before it is converted: an integer may be too large to be a float.
@@ -74,8 +72,6 @@ def seconds_of(value: object, *, most: float = MAX_SECONDS) -> float:
 
 
 class Cause(Enum):
-    """How a connection, or one request's part of it, was lost."""
-
     UNREACHABLE = "unreachable"
     """It could not be opened: nothing was sent."""
 
@@ -318,14 +314,12 @@ class SessionView:
     """Made by ``session/start``: ``session/resume`` takes it up. Else it is only named."""
 
     def metadata(self) -> dict[str, Any]:
-        """Return the members for a request's ``_meta``."""
         named: dict[str, Any] = {"sessionId": self.session_id}
         if self.state is not None:
             named["state"] = self.state
         return named
 
     def renewed(self, expires_at: object) -> None:
-        """Take over when it expires; what is no text does not say."""
         if isinstance(expires_at, str):
             self.expires_at = expires_at
 
@@ -349,7 +343,6 @@ class SessionView:
 
 
 def event_id_of(params: Mapping[str, Any] | None, session_id: str) -> EventId | None:
-    """The ``sessionEventId`` of a notification, if it is an event of that session."""
     value = (params or {}).get("sessionEventId")
     if not is_event_id(value):
         return None

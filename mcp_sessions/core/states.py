@@ -83,5 +83,4 @@ def state_of(*, is_attached: bool) -> State:
 
 
 def after(state: State, change: Change) -> State | None:
-    """The state that follows, or None if ``change`` cannot happen in ``state``."""
     return TRANSITIONS.get((state, change))

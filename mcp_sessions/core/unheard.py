@@ -63,7 +63,6 @@ class Unheard(Generic[T]):
         return oldest
 
     def remove(self, one: T) -> bool:
-        """Hold it no more; whether it was held."""
         place = self._places.pop(one, None)
         if place is None:
             return False

@@ -125,7 +125,6 @@ class Visibility:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is hidden from anybody, and never was from this session."""
         return not self.outside and not self.rules and not self.needed
 
     def is_hidden(self, kind: str, name: str) -> bool:

@@ -41,17 +41,10 @@ _SESSION_HEADER = b"mcp-session-id"
 
 
 class AccessLog:
-    """An application, and the log of what it was asked.
-
-    Args:
-        app: Serves.
-    """
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or connection, and log it."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -69,8 +62,6 @@ class AccessLog:
 
 
 class _Seen:
-    """The traffic of one request or connection."""
-
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._begun = time.monotonic()
@@ -82,8 +73,6 @@ class _Seen:
         self._status = 0
 
     def receiving(self, receive: Receive) -> Receive:
-        """The way of the request."""
-
         async def received() -> Message:
             message = await receive()
             body: bytes = message.get("body", b"")
@@ -97,8 +86,6 @@ class _Seen:
         return received
 
     def sending(self, send: Send) -> Send:
-        """The way of the answer."""
-
         async def sending(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 self._status = message["status"]
@@ -110,7 +97,6 @@ class _Seen:
         return sending
 
     def failed(self) -> None:
-        """The application raised an error."""
         self._status = self._status or 500
 
     def log(self) -> None:
@@ -147,7 +133,6 @@ class _Seen:
         )
 
     def _said(self) -> tuple[str | None, str | None]:
-        """The method of the message, and the session that it names."""
         try:
             members = members_of(decode(b"".join(self._body)))
         except ValueError:

@@ -156,7 +156,6 @@ class Endpoint:
         return [*shell.routes, *self.metadata(), *others, *sockets]
 
     def metadata(self) -> list[Route]:
-        """Routes that tell clients where to get a token, with nothing before them."""
         return self._authentication.routes() if self._authentication is not None else []
 
     def _other_paths(self) -> Sequence[str]:

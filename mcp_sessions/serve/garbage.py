@@ -34,7 +34,6 @@ def setting_aside() -> Generator[None]:
 
 
 def set_aside_everything() -> None:
-    """Exempt every object that exists now from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -44,8 +43,6 @@ FEW = 300
 
 
 class Collections:
-    """Looks how many there are, as often as something can have become old since."""
-
     def __init__(self, many: int = MANY) -> None:
         self._many = many
         self._seen = 0

@@ -53,7 +53,6 @@ class Health:
         return health_routes(path, [self])
 
     async def not_ready(self) -> str | None:
-        """Why it may not be sent new requests; None: it may."""
         if not self._availability.is_running:
             return "not running"
         if self._availability.is_leaving:
@@ -82,11 +81,6 @@ class Health:
 
 
 def health_paths(path: str | None) -> tuple[str, ...]:
-    """Return the paths of the health checks.
-
-    Args:
-        path: Their prefix; None: there are no health checks.
-    """
     if path is None:
         return ()
     under = path.rstrip("/")

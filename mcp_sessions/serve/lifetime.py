@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lifetime:
-    """Runs one layer, once."""
-
     _store: SessionStore
     _policy: SessionPolicy
     _security: SessionSecurity
@@ -97,7 +95,6 @@ class Lifetime:
             await self._store.close()
 
     def _warn(self) -> None:
-        """Say what is set up so that it will not last."""
         if self._security.is_ephemeral and self._store.survives_process:
             logger.warning(
                 "sessions outlive this process, but the keys that seal their state do not: "

@@ -21,7 +21,6 @@ class NotFound:
     _paths: Sequence[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request or connection."""
         if scope["type"] == "websocket":
             await WebSocketClose()(scope, receive, send)
             return

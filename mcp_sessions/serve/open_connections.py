@@ -107,9 +107,7 @@ class Open(Protocol):
         """Whether nothing is at work for it: it waits for a request, or the rest of one."""
         ...
 
-    def is_stuck(self) -> bool:
-        """Whether nothing more can be written for now."""
-        ...
+    def is_stuck(self) -> bool: ...
 
     def give_up(self) -> bool:
         """Refuse what should be here by now; False: it is at work, and that was in vain."""
@@ -117,12 +115,6 @@ class Open(Protocol):
 
 
 class OpenConnections:
-    """Those of one process.
-
-    Args:
-        health: Paths of health checks.
-    """
-
     def __init__(self, limits: ConnectionLimits, health: Collection[str]) -> None:
         self.limits = limits
         self.steps = Steps()
@@ -170,20 +162,13 @@ class OpenConnections:
             first.transport.abort()
 
     def closed(self, connection: Open) -> None:
-        """A connection is gone, or is another one's from now on."""
         self._open.pop(connection, None)
         self._leaving.discard(connection)
 
     def tell(self, what: str) -> None:
-        """Something became of a connection that an operator wants to know of."""
         self._told[what] += 1
 
     def look(self, now: float) -> None:
-        """Look after all of them; called often.
-
-        Args:
-            now: On the clock of the event loop.
-        """
         if now - self._looked_at < self._every:
             return
         self._looked_at = now
@@ -214,7 +199,6 @@ class OpenConnections:
             )
 
     def give_up(self) -> None:
-        """Wait for no request any more: the process ends."""
         for each in list(self._open):
             each.give_up()
 
@@ -222,11 +206,6 @@ class OpenConnections:
         return each is not new and each not in self._leaving and each.waits()
 
     def _count_others(self, number: int, now: float) -> None:
-        """Count anew what else is open, if it may matter.
-
-        Args:
-            number: A file descriptor that was free.
-        """
         is_near = max(number, len(self._open) + self._others) >= (
             self._descriptors - 2 * self._reserved
         )
@@ -274,7 +253,6 @@ class OnlyHealth:
 
 
 def _limit() -> int:
-    """How many file descriptors this process may have."""
     if sys.platform == "win32":
         return sys.maxsize
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -282,7 +260,6 @@ def _limit() -> int:
 
 
 def _opened() -> int:
-    """How many it has."""
     try:
         # One of them is open for this.
         return len(os.listdir("/dev/fd")) - 1

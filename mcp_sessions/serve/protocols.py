@@ -80,8 +80,6 @@ def _ends_if_untaken(transport: asyncio.Transport, seconds: float) -> None:
 
 
 class LimitedHttp(HttpProtocol):
-    """HTTP, within the bounds."""
-
     # The library's own attributes are as many as instances share the names of: with one more of
     # ours in the same place, each connection would have a table of its own.
     __slots__ = ("_connections", "_header", "_is_extra", "_is_upgraded", "_receives", "looked")
@@ -177,7 +175,6 @@ class LimitedHttp(HttpProtocol):
         return self._receives
 
     def _begins(self) -> bool:
-        """Whether what comes next is of a header."""
         cycle = self.cycle
         if cycle is None or self.scope is not cycle.scope:
             return True
@@ -331,7 +328,6 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self._connections.steps.add(self._step)
 
     def _step(self) -> bool:
-        """Parse some; False: no more for now."""
         self._is_in_turn = False
         if self.transport.is_closing():
             self._unparsed.clear()

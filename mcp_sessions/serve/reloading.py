@@ -47,11 +47,9 @@ class Reloading:
         self._stamps = self._look()
 
     def ask(self) -> None:
-        """Have the files read again."""
         self._asked.set()
 
     async def run(self) -> None:
-        """Reload whenever it is asked for, or a file has changed."""
         while True:
             await self._wait()
             self._asked.clear()
@@ -82,7 +80,6 @@ class Reloading:
 
 
 def _stamp(file: str) -> tuple[int, int, int] | None:
-    """None: there is no such file."""
     try:
         found = os.stat(file)
     except OSError:

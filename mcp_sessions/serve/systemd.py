@@ -36,5 +36,4 @@ def notify(state: str) -> None:
 
 
 def reloading() -> str:
-    """Return the state of a process that reads its files again. :data:`READY` ends it."""
     return f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}"

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an operator wants to know of a certificate."""
-
     names: tuple[str, ...]
     until: datetime
     serial: int
@@ -59,7 +57,6 @@ class Certificate:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that it is read from."""
         return self._certfile, self._keyfile
 
     def read_again(self) -> bool:
@@ -74,7 +71,6 @@ class Certificate:
         return facts != before
 
     async def reload(self) -> str:
-        """:meth:`read_again`, as a :class:`~mcp_sessions.serve.reloading.Reloading` calls it."""
         return "the certificate" if self.read_again() else "nothing has changed"
 
     def check(self) -> None:

@@ -52,7 +52,6 @@ class _Running:
         self._task = asyncio.create_task(self._run(turn))
 
     async def start(self) -> None:
-        """Return when it runs, or raise why it does not."""
         started = asyncio.create_task(self.started.wait())
         try:
             await asyncio.wait({self._task, started}, return_when=asyncio.FIRST_COMPLETED)
@@ -62,7 +61,6 @@ class _Running:
             await self._task
 
     async def stop(self) -> None:
-        """Return when nothing of it is left."""
         self._ends.set()
         if not self.started.is_set():
             await stopped(self._task)
@@ -128,7 +126,6 @@ class Together:
         return application
 
     def leaving(self) -> Leaving:
-        """How they stop."""
         return Leaving(
             delay=self._delay,
             grace=self._grace,

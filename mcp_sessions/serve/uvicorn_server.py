@@ -52,11 +52,9 @@ class ClosingResponses:
     _are_last: bool = False
 
     def close_from_now_on(self) -> None:
-        """Each response is the last on its connection."""
         self._are_last = True
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve one request or connection."""
         if scope["type"] != "http":
             return self._app(scope, receive, send)
 
@@ -267,7 +265,6 @@ class DrainingServer(uvicorn.Server):
                 raise failed
 
     def _protocol(self) -> asyncio.Protocol:
-        """As uvicorn makes them in :meth:`startup`."""
         make = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
         return make(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
@@ -384,7 +381,6 @@ _NO_CYCLES = object()
 
 
 def _accept_all(listener: socket.socket) -> list[socket.socket]:
-    """The connections that the system has accepted for it so far."""
     accepted: list[socket.socket] = []
     listener.setblocking(False)
     # As long as there are any, and no more than can wait.

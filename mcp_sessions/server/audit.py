@@ -99,11 +99,6 @@ class Audit:
         return entry
 
     def session_started(self, session: str, mode: str, principal: Principal) -> None:
-        """A session started.
-
-        Args:
-            session: Its digest.
-        """
         if not self._is_on():
             return
         members = {"event.name": _STARTED, "mcp_sessions.session": session}
@@ -111,11 +106,6 @@ class Audit:
         logger.info("session %s started", session, extra=members | self._whose(principal))
 
     def session_ended(self, end: SessionEnd, principal: Principal | None) -> None:
-        """A session ended.
-
-        Args:
-            principal: Its owner; None: that is not known any more.
-        """
         if not self._is_on():
             return
         members: dict[str, Any] = {
@@ -167,22 +157,14 @@ class _Origin(Protocol):
 
 
 class Found(Protocol):
-    """What the stages of a request's path find: a ``Call``."""
+    @property
+    def inbound(self) -> _Origin: ...
 
     @property
-    def inbound(self) -> _Origin:
-        """Its origin, with the key of its conversation."""
-        ...
+    def handle(self) -> Any: ...
 
     @property
-    def handle(self) -> Any:
-        """The session as its handler has it."""
-        ...
-
-    @property
-    def record(self) -> SessionRecord | None:
-        """Its protocol-mode session."""
-        ...
+    def record(self) -> SessionRecord | None: ...
 
     @property
     def was_seen(self) -> bool:
@@ -191,8 +173,6 @@ class Found(Protocol):
 
 
 class AuditEntry:
-    """Collects the facts of one request."""
-
     __slots__ = (
         "_audit", "_begun", "_error", "_found", "_is_written", "_members", "_method", "_name",
     )  # fmt: skip
@@ -210,7 +190,6 @@ class AuditEntry:
         self._is_written = False
 
     def follow(self, found: Found | None) -> None:
-        """Write what the stages of its path find."""
         self._found = found
 
     def serve_in(
@@ -231,12 +210,6 @@ class AuditEntry:
             self._members["mcp_sessions.conversation.source"] = conversation.source or "principal"
 
     def connected(self, version: str, session: SessionId | None) -> None:
-        """It shook hands.
-
-        Args:
-            version: What was agreed.
-            session: Over HTTP: the transport-mode session that was made.
-        """
         self._members["mcp.protocol.version"] = version
         if session is not None:
             self.serve_in(digest(session), "connection")
@@ -247,7 +220,6 @@ class AuditEntry:
             self._members["trace_id"] = trace.format_trace_id(context.trace_id)
 
     def is_result(self, result: Mapping[str, Any]) -> None:
-        """Note the result for the answer. A later call replaces it."""
         self._error = {"error.type": "tool_error"} if result.get("isError") is True else {}
         if not self._error:
             self._audit.known.served(self._method, {"name": self._name}, result)
@@ -256,7 +228,6 @@ class AuditEntry:
             self.serve_in(digest(SessionId(made["sessionId"])), "session")
 
     def is_error(self, error: Mapping[str, Any]) -> None:
-        """Note the error for the answer. A later call replaces it."""
         code = str(error.get("code"))
         self._error = {"error.type": code, "rpc.response.status_code": code}
 

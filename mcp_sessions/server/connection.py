@@ -112,7 +112,6 @@ class ClientConnection:
         return False
 
     def identify(self, peer: Peer) -> None:
-        """The client said who it is: in its handshake, or with its first modern-era request."""
         self.peer = peer
 
     async def current(self) -> CurrentSession | None:
@@ -122,15 +121,9 @@ class ClientConnection:
         return self._current
 
     async def set_current(self, current: CurrentSession | None) -> None:
-        """Change its current session."""
         self._current = current
 
     async def sessions(self) -> frozenset[SessionId]:
-        """The sessions that its client has here: attached, or current.
-
-        Raises:
-            StoreUnavailable: Unknown.
-        """
         current = await self.current()
         here = [*self.attached, current.session_id] if current is not None else self.attached
         return frozenset(here)
@@ -182,7 +175,6 @@ class ClientConnection:
             self.transport.check_position(session_id, None)
 
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
-        """Check the position of a watched stream, like :meth:`Transport.check_position`."""
         self.transport.check_position(session_id, head)
 
     async def send(self, draft: Draft) -> None:
@@ -191,7 +183,6 @@ class ClientConnection:
 
     @property
     def knows_extension(self) -> bool:
-        """Whether its client said in its handshake that it knows our extension."""
         capabilities = members_of((self.peer.initialize_params or {}).get("capabilities"))
         return EXTENSION in (capabilities.get("extensions") or ()) or (
             "experimental/sessions" in (capabilities.get("experimental") or ())
@@ -248,8 +239,6 @@ class NotChanged(Enum):
 
 @dataclass(slots=True)
 class Inbound:
-    """The origin of a message, and the facts that came with it."""
-
     principal: Principal
     peer: Peer
     connection: ClientConnection | None
@@ -338,7 +327,6 @@ class Inbound:
 
     @property
     def transport(self) -> str:
-        """The kind of transport that it came on."""
         return self.connection.kind if self.connection is not None else self.kind
 
     async def current(self) -> CurrentSession | None:
@@ -350,18 +338,15 @@ class Inbound:
         return await self.connection.current() if self.connection is not None else None
 
     async def set_current(self, current: CurrentSession | None) -> None:
-        """Change the connection's current session; there must be a connection."""
         if self.connection is None:
             raise AssertionError("only a connection has a current session")
         await self.connection.set_current(current)
         self.changed_current = current
 
     def belongs_to(self, conversation: ConversationKey) -> None:
-        """Its session is that of a conversation."""
         self.conversation = conversation
 
     def audited(self, entry: AuditEntry | None) -> AuditEntry | None:
-        """From now on what becomes of it is written down there."""
         self.audit = entry
         return entry
 
@@ -373,7 +358,6 @@ class Inbound:
         away: StoreUnavailable | None = None,
         retry_after: float | None = None,
     ) -> None:
-        """Send the answer on its way back; see :class:`RequestChannel`."""
         if self.audit is None:
             await self.channel.answer(message, code=code, away=away, retry_after=retry_after)
             return
@@ -389,7 +373,6 @@ class Inbound:
             self.audit.write(is_heard=True)
 
     def result(self, request_id: RequestId, result: Mapping[str, Any]) -> bytes:
-        """The successful answer to a request."""
         if self.audit is not None:
             self.audit.is_result(result)
         return self.encode({"jsonrpc": "2.0", "id": request_id, "result": result})
@@ -403,13 +386,11 @@ class Inbound:
         return {**result, "resultType": "complete"}
 
     def error(self, request_id: RequestId, error: Mapping[str, Any]) -> bytes:
-        """The failed answer to a request."""
         if self.audit is not None:
             self.audit.is_error(error)
         return self.encode({"jsonrpc": "2.0", "id": request_id, "error": error})
 
     def notification(self, method: str, params: Mapping[str, Any] | None) -> bytes:
-        """A notification on a request's own way back; ``params`` is left out if it is None."""
         message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
         if params is not None:
             message["params"] = params

@@ -25,5 +25,4 @@ class Environment:
 
     @property
     def process(self) -> str:
-        """The name of this process."""
         return self.bus.process

@@ -49,7 +49,6 @@ class JointAdmission:
 
     @property
     def is_let_in(self) -> bool:
-        """Whether the request is let into the current session, and the lock is held."""
         return self._admitted is not None
 
     def taken(self, current: CurrentSession) -> Admitted | None:

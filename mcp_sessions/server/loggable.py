@@ -37,7 +37,6 @@ class KnownNames:
         self._names: set[tuple[str, str]] = set()
 
     def served(self, method: str, params: Mapping[str, Any] | None, result: Any) -> None:
-        """A request was answered with a result that is no error."""
         self._add("", method)
         name = (params or {}).get("name")
         if isinstance(name, str):
@@ -50,11 +49,9 @@ class KnownNames:
                     self._add(calls, str(members_of(entry).get("name")))
 
     def name(self, method: str, name: str) -> str | None:
-        """The name of a tool or a prompt; None: it is not known."""
         return name if (method, name) in self._names else None
 
     def method(self, method: str) -> str | None:
-        """A method; None: it is not known."""
         return method if method in _METHODS or ("", method) in self._names else None
 
     def _add(self, method: str, name: str) -> None:
@@ -63,5 +60,4 @@ class KnownNames:
 
 
 def loggable_method(method: str) -> str:
-    """A method for a line of the log."""
     return method if method in _METHODS else "a method that is not the protocol's"

@@ -22,12 +22,6 @@ QUIET: Final = 60.0
 
 
 class ReachedLimits:
-    """Those of one layer.
-
-    Args:
-        clock: Seconds, on a clock that never goes back.
-    """
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._refused = Counter[str]()
@@ -36,7 +30,6 @@ class ReachedLimits:
         self._said_at: dict[str, float] = {}
 
     def reached(self, refused: LimitReached) -> None:
-        """A request was refused."""
         metrics.limited(refused.limit)
         self._refused[refused.limit] += 1
         now = self._clock()

@@ -73,11 +73,6 @@ def check_subscriptions(uris: Collection[str], policy: SessionPolicy) -> None:
 
 
 def check_sizes(count: int, largest: int, total: int, policy: SessionPolicy) -> None:
-    """As :func:`check_subscriptions`, where the sizes are known.
-
-    Raises:
-        LimitReached: See there.
-    """
     if largest > policy.max_uri_bytes:
         raise LimitReached("max_uri_bytes", policy.max_uri_bytes)
     if count > policy.max_subscriptions:

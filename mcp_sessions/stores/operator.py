@@ -44,9 +44,7 @@ class Beside(Protocol):
         """When the store was made; None: no server has opened it."""
         ...
 
-    async def close(self) -> None:
-        """Let go of every resource."""
-        ...
+    async def close(self) -> None: ...
 
 
 async def open_beside(url: str, ended: Ended) -> Beside:
@@ -97,8 +95,6 @@ async def look(store: SessionStore, policy: SessionPolicy) -> str:
 
 
 class SharedStore:
-    """A store that any process may open."""
-
     def __init__(self, store: SessionStore, ended: Ended) -> None:
         self._store = store
         self._ended = ended

@@ -13,8 +13,6 @@ _NOBODY = SessionId("health")
 
 @runtime_checkable
 class Probed(Protocol):
-    """A store that can be asked whether it takes writes."""
-
     async def probe(self) -> None:
         """Write something small, always at the same place, that no session needs.
 

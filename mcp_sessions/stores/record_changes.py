@@ -14,8 +14,6 @@ from mcp_sessions.stores.records import CurrentSession
 
 @dataclass(frozen=True, slots=True)
 class SetCurrent:
-    """Remember a transport-mode session's current session."""
-
     current: CurrentSession | None
 
 
@@ -41,8 +39,6 @@ class SetWaitsFrom:
 
 @dataclass(frozen=True, slots=True)
 class SetLogLevel:
-    """Remember which log messages the session's client wants."""
-
     level: str
 
 

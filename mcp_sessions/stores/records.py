@@ -32,8 +32,6 @@ from mcp_sessions.principal import Principal
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """The connection that gets a session's events."""
-
     connection_id: ConnectionId
     fencing_epoch: FencingEpoch
 
@@ -148,8 +146,6 @@ def _whole_second(seconds: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A stored event, and who was attached in the same step."""
-
     event: LoggedEvent
     attachment: Attachment | None
     replaced: bool = False
@@ -179,14 +175,12 @@ class ServerChange:
     """The event for the GET stream of a transport-mode session."""
 
     def told_to(self, mode: Mode, session_id: SessionId) -> tuple[StreamName, Draft]:
-        """The event that it becomes in an entitled session, and the stream that this goes on."""
         if mode is Mode.TRANSPORT:
             return GET_STREAM, self.bare
         return EVENTS, self.event.draft(session_id)
 
     @property
     def size(self) -> int:
-        """Bytes of one event, about."""
         return len(self.bare.before)
 
 
@@ -203,8 +197,6 @@ class Told(NamedTuple):
 
 
 class StreamHead(NamedTuple):
-    """How far a stream is, and whether its session is there at all."""
-
     lives: bool
     position: Position | None
     """The position of a reader that has the whole stream; None: there is no such stream."""
@@ -214,8 +206,6 @@ class StreamHead(NamedTuple):
 
 
 class Audience(NamedTuple):
-    """A page of the sessions that a change may be for."""
-
     session_ids: Sequence[SessionId]
     following: str | None
     """The start of the next page; None: there is none."""
@@ -223,8 +213,6 @@ class Audience(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The outcome of an attach: one atomic step."""
-
     fencing_epoch: FencingEpoch
     head: SessionEventId
     previous: Attachment | None
@@ -288,8 +276,6 @@ class Admitted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """The outcome of relaying a session event to a connection's GET stream."""
-
     event: LoggedEvent | None = None
     """The entry it became; None: it is there already, or the stream does not carry it (any
     more), or ``missing_after`` is set."""

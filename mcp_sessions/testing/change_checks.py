@@ -23,7 +23,6 @@ from mcp_sessions.testing.parts import (
 def change_of(
     uri: str | None = None, listed: str | None = None, *, name: str = "1"
 ) -> ServerChange:
-    """A change of a resource, or of a list, under its usual coalescing key."""
     method = "notifications/resources/updated" if uri is not None else f"notifications/{listed}/x"
     params = {"uri": uri} if uri is not None else None
     key = method if uri is None else f"{method} {uri}"

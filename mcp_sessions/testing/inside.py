@@ -10,5 +10,4 @@ from mcp_sessions.layer import SessionLayer
 
 
 def inside(layer: SessionLayer) -> Assembly:
-    """The parts of a layer, to look at them or to do what only they can."""
     return layer._assembly  # pyright: ignore[reportPrivateUsage]

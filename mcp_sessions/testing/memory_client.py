@@ -72,7 +72,6 @@ def _resumable(dialer: InMemoryDialer) -> ResumableTransport:
 
 @asynccontextmanager
 async def _stock(dialer: InMemoryDialer) -> AsyncGenerator[tuple[Any, Any]]:
-    """The streams of a client that knows nothing of sessions."""
     to_app, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write, from_app = anyio.create_memory_object_stream[SessionMessage](0)
     link = dialer.link()

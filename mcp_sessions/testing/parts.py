@@ -78,8 +78,6 @@ NO_STREAM: tuple[list[int], Refusal | None] = ([], Refusal.UNKNOWN_POSITION)
 
 @dataclass(frozen=True)
 class SessionOf:
-    """A session in a store, and the store's methods without what no check varies."""
-
     store: SessionStore
     id: SessionId
 
@@ -147,13 +145,11 @@ class SessionOf:
         return numbers_of(events), refusal
 
     async def missed(self, seen: int) -> list[int]:
-        """The numbers after a position that is valid."""
         numbers, refusal = await self.read(await self.position(seen))
         assert refusal is None
         return numbers
 
     async def kept(self, stream: StreamName = EVENTS) -> list[int]:
-        """Return the events that the oldest valid position replays: all of them."""
         for number in range(number_of(await self.head(stream)) + 1):
             position = await self.position(number, stream)
             numbers, refusal = await self.read(position, stream=stream)

@@ -20,8 +20,6 @@ BESIDE = "a background task of a request"
 
 
 class Detached:
-    """Cancels each of them after a time, and the one that has to go when there are too many."""
-
     def __init__(self, policy: SessionPolicy, background: Background) -> None:
         self._policy = policy
         self._timeout = policy.detached_timeout
@@ -50,7 +48,6 @@ class Detached:
             self._make_room(given_up)
 
     def remove(self, run: Run) -> None:
-        """Somebody listens for it again, or it is over."""
         self._unheard.remove(run)
         timer = self._timers.pop(run, None)
         if timer is not None:

@@ -25,12 +25,6 @@ _OPEN = 1.0
 
 
 class Shares:
-    """The shares of all principals.
-
-    Args:
-        clock: Seconds, on a clock that never goes back.
-    """
-
     def __init__(self, policy: SessionPolicy, clock: Callable[[], float]) -> None:
         rate = policy.max_requests_per_principal
         self._buckets = Buckets(rate) if rate is not None else None
@@ -60,14 +54,12 @@ class Shares:
         return whose
 
     def opened(self, principal: Principal, scope: Mapping[str, Any] | None) -> Hashable:
-        """Do the same, and count the request as open until :meth:`closed`."""
         whose = self.take(principal, scope)
         if whose is not None and self._most is not None:
             self._open[whose] = self._open.get(whose, 0) + 1
         return whose
 
     def closed(self, whose: Hashable) -> None:
-        """A call that was opened is answered."""
         if self._most is None:
             return
         left = self._open[whose] - 1
@@ -78,13 +70,11 @@ class Shares:
 
 
 def shares_of(policy: SessionPolicy, clock: Callable[[], float]) -> Shares | None:
-    """Return the shares that a policy bounds. None: it bounds nothing of one principal."""
     limits = (policy.max_requests_per_principal, policy.max_calls_per_principal)
     return None if limits == (None, None) else Shares(policy, clock)
 
 
 def share_of(principal: Principal, scope: Mapping[str, Any] | None) -> Hashable:
-    """Return the principal, or the address of a client without one. None: it has neither."""
     return principal if principal != ANONYMOUS else _address_of(scope)
 
 

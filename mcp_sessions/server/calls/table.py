@@ -36,8 +36,6 @@ from mcp_sessions.stores.records import Admitted, SessionRecord
 
 
 class Work(Protocol):
-    """Runs a call, or waits for the process that does."""
-
     @property
     def task(self) -> asyncio.Task[None] | None:
         """The task that does it; None: it ended."""
@@ -47,9 +45,7 @@ class Work(Protocol):
         """Whether the answer is still to come, and the sender of a call listens for it."""
         ...
 
-    async def abort(self, error: dict[str, Any]) -> None:
-        """End it, with that error for each of its senders."""
-        ...
+    async def abort(self, error: dict[str, Any]) -> None: ...
 
 
 class Outcome(NamedTuple):
@@ -171,14 +167,12 @@ class Call:
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """The task that runs it."""
         if self.work is not None:
             return self.work.task
         return self._before.task if self._before is not None else None
 
     @property
     def is_awaited(self) -> bool:
-        """Whether its sender still listens for its answer."""
         return self.work is None or self.work.is_awaited_by(self)
 
     def begins(self, work: Work | None) -> None:
@@ -186,7 +180,6 @@ class Call:
         self.work = work
 
     def follows(self, before: Call) -> None:
-        """A call with its id still runs, and nobody listens to it."""
         self._before = before
 
     def ends(self) -> None:
@@ -209,7 +202,6 @@ class Call:
 
 
 async def abort(call: Call, error: dict[str, Any]) -> None:
-    """End a call, and what runs for it."""
     work = call.stop(error)
     if work is not None:
         await work.abort(error)
@@ -237,19 +229,13 @@ class Run(Work, Protocol):
         ...
 
     @property
-    def session_id(self) -> SessionId | None:
-        """The protocol-mode session it belongs to."""
-        ...
+    def session_id(self) -> SessionId | None: ...
 
     @property
-    def key(self) -> RequestKey | None:
-        """Its request key."""
-        ...
+    def key(self) -> RequestKey | None: ...
 
     @property
-    def waiters(self) -> Sequence[Call]:
-        """The calls that it answers."""
-        ...
+    def waiters(self) -> Sequence[Call]: ...
 
 
 R = TypeVar("R", bound=Run)
@@ -289,7 +275,6 @@ class Calls(Generic[R]):
         """The sessions, of both modes, that a request is at work in."""
 
     def drain(self, *, is_over: bool = False) -> None:
-        """Begin to refuse requests. Once it is over, refuse all of them."""
         self.draining, self.is_over = True, is_over
 
     def is_served_still(self, inbound: Inbound) -> bool:
@@ -385,7 +370,6 @@ class Calls(Generic[R]):
             del self._by_id[connection.id]
 
     def is_full(self, whose: Hashable) -> bool:
-        """Whether that sender may begin nothing more. None is nobody, and has no bound."""
         return whose is not None and self._load.get(whose, 0) >= self._most
 
     def count(self, call: Call) -> None:
@@ -397,7 +381,6 @@ class Calls(Generic[R]):
     # --- while it runs -----------------------------------------------------------------------
 
     def begins(self, run: R) -> None:
-        """The calls of a run begin."""
         self._running[run] = None
         for session_id in run.sessions:
             self._by_session.setdefault(session_id, {})[run] = None
@@ -426,11 +409,9 @@ class Calls(Generic[R]):
     # --- what is there -----------------------------------------------------------------------
 
     def by_key(self, session_id: SessionId, key: RequestKey) -> R | None:
-        """What runs under that key, or is about to be answered."""
         return self._by_key.get((session_id, key))
 
     def has(self, connection_id: ConnectionId, request_id: RequestId | None = None) -> bool:
-        """Whether a connection has such a call open; None: any."""
         by_id = self._by_id.get(connection_id, {})
         return bool(by_id) if request_id is None else request_id in by_id
 
@@ -440,7 +421,6 @@ class Calls(Generic[R]):
         return [call for call in same if call.is_awaited] or same[-1:]
 
     def tasks(self, connection_id: ConnectionId) -> list[asyncio.Task[None]]:
-        """The tasks that run the calls of a connection."""
         by_id = self._by_id.get(connection_id, {})
         return [call.task for same in by_id.values() for call in same if call.task]
 

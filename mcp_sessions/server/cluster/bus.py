@@ -35,15 +35,11 @@ class Watcher(Protocol):
 
 
 class Handlers(Protocol):
-    """Handles the messages of other processes."""
-
     def handle(self, sender: str, message: Message) -> Coroutine[Any, Any, None] | None:
         """Do what a message says; what takes waiting is returned, and run as a task."""
         ...
 
-    async def session_over(self, session_id: SessionId) -> None:
-        """Handle a watched stream of a session that has ended."""
-        ...
+    async def session_over(self, session_id: SessionId) -> None: ...
 
     def round(
         self, carrying: Collection[SessionId]
@@ -122,7 +118,6 @@ class ClusterBus:
         """Be one of them no more: they take over at once what they would wait for."""
 
     async def close(self) -> None:
-        """Leave, and end what still runs here."""
         await self.leave()
         await self._background.close()
 

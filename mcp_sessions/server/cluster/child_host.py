@@ -117,7 +117,6 @@ class RemoteCall:
         )
 
     def over(self) -> None:
-        """It is answered: its client is asked nothing more."""
         self.can_send_request = False
 
 
@@ -145,7 +144,6 @@ class ChildHost:
         self._is_leaving = False
 
     def server_of(self, request: ChildRequest | ChildNotification) -> Serve:
-        """Return what serves a request of another process."""
         return self._serve if isinstance(request, ChildRequest) else self._notified
 
     def has(self, session_id: SessionId) -> bool:

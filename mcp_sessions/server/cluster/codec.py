@@ -46,8 +46,6 @@ _PARTS = (Caller, Peer)
 
 
 class OtherVersion(Exception):
-    """A message of another version."""
-
     def __init__(self, sender: str, version: int) -> None:
         super().__init__()
         self.sender = sender
@@ -92,7 +90,6 @@ _MEMBERS = {each: _members(each) for each in (*KINDS.values(), *REQUESTS.values(
 
 
 def understands(process: str) -> bool:
-    """Whether a process sends and reads messages of this version, as its name says."""
     return version_of(process) in (None, VERSION)
 
 

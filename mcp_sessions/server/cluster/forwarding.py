@@ -39,7 +39,6 @@ async def forward_answer(bus: ClusterBus, answer: Answer, principal: Principal) 
 async def forward_progress(
     bus: ClusterBus, params: Mapping[str, Any] | None, principal: Principal
 ) -> None:
-    """Hand on a client's progress on a request of another process."""
     token = (params or {}).get("progressToken")
     process = process_of(token) if isinstance(token, str) else None
     if bus.is_elsewhere(process):

@@ -72,7 +72,6 @@ class Pending:
         self.news.set()
 
     async def turn(self) -> None:
-        """Wait until the updates before are passed on."""
         mine = asyncio.Event(), 0
         self.waiting.append(mine)
         self.news.set()
@@ -94,16 +93,13 @@ class Pending:
             self.size -= size
 
     def listens(self, is_open: bool) -> None:
-        """Note whether its client listens."""
         self.is_open = is_open
 
     def is_unknown(self) -> None:
-        """Its receiver says that it does not know it."""
         self.is_gone = True
         self.news.set()
 
     def is_sent(self) -> None:
-        """It is sent again."""
         self.is_gone = False
 
     def end(self, result: Result) -> None:
@@ -112,7 +108,6 @@ class Pending:
             self.news.set()
 
     def stop(self) -> None:
-        """Cancel what is asked within it."""
         for leaves, task in list(self.served.values()):
             leaves()
             task.cancel()

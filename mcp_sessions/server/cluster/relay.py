@@ -79,8 +79,6 @@ class Deaf(Exception):
 
 @dataclass(eq=False)
 class Asker:
-    """The sender of a request that is served here."""
-
     relay: RequestRelay
     process: str
     name: str
@@ -95,11 +93,9 @@ class Asker:
     _on_heard: Callable[[bool], None] | None = None
 
     async def update(self, message: Mapping[str, Any]) -> None:
-        """Send it a message before the result."""
         await self.relay.bus.tell(Update(ask=self.name, message=message), to=self.process)
 
     def leaves(self) -> None:
-        """It does not wait any more."""
         self.is_gone = True
 
     def watch(self, on_heard: Callable[[bool], None]) -> None:
@@ -107,7 +103,6 @@ class Asker:
         self._on_heard = on_heard
 
     def says(self, *, is_open: bool) -> None:
-        """It waits, and says whether its client listens."""
         self.asked_at = asyncio.get_running_loop().time()
         if self._on_heard is not None:
             self._on_heard(is_open)
@@ -125,8 +120,6 @@ class Asker:
 
 
 class RequestRelay:
-    """Sends requests to other processes, and serves theirs."""
-
     def __init__(self, bus: ClusterBus) -> None:
         self.bus = bus
         self._pending: dict[str, Pending] = {}
@@ -224,7 +217,6 @@ class RequestRelay:
                 await self.bus.tell(message, to=pending.process)
 
     async def _look(self, name: str, pending: Pending) -> bool:
-        """Ask for it once more; False: nobody is there who could answer."""
         try:
             is_alive = await self.bus.is_alive(pending.process)
         except StoreUnavailable:
@@ -244,13 +236,11 @@ class RequestRelay:
             self.bus.spawn(self.bus.tell(alive, to=pending.process))
 
     def updated(self, sender: str, message: Update) -> None:
-        """Take a message for a request that another process serves."""
         pending = self._asked_of(sender, message.ask)
         if pending is not None:
             pending.add(message)
 
     def answered(self, sender: str, message: Result) -> None:
-        """Take the result of a request that another process served."""
         pending = self._asked_of(sender, message.ask)
         if pending is not None:
             pending.end(message)
@@ -262,7 +252,6 @@ class RequestRelay:
     # --- where it is served ---------------------------------------------------------------------
 
     def served(self, kind: type[Request]) -> list[asyncio.Task[None]]:
-        """The requests of that kind that are served here for others."""
         return [task for _, request, task in self._served.values() if request is kind]
 
     def asked(self, sender: str, message: Ask, serve: Serve | None) -> Work | None:
@@ -318,7 +307,6 @@ class RequestRelay:
                 await self.bus.tell(answered, to=asker.process)
 
     def _end_within(self, asker: Asker) -> None:
-        """A request is over: nobody answers what it asked."""
         for name, pending in self._pending.items():
             if pending.within == asker.name:
                 pending.end(Result(ask=name, result=None, error=_OVER))
@@ -338,7 +326,6 @@ class RequestRelay:
         return self.bus.tell(kept[0] if kept is not None else Gone(ask=message.ask), to=sender)
 
     def gone(self, sender: str, message: Gone) -> None:
-        """The other side of a request does not know it any more."""
         pending = self._asked_of(sender, message.ask)
         if pending is not None:
             pending.is_unknown()
@@ -363,7 +350,6 @@ class RequestRelay:
                 await self.bus.tell(Alive(ask=asker.name, is_open=True), to=asker.process)
 
     def _keep(self, answered: Result) -> None:
-        """For who asks for it again, as long as there is room."""
         said = answered.result if answered.result is not None else answered.error
         size = len(encode(said)) if said is not None else 0
         if size > _KEPT_BYTES:

@@ -240,8 +240,6 @@ class ChildrenElsewhere:
 
 
 async def _asked_of(call: Call, asker: Asker, asked: ClientRequest) -> Outcome:
-    """Ask the client of a call something, for a child in another process."""
-
     async def report(progress: float, total: float | None, message: str | None) -> None:
         params = {"progress": progress, "total": total, "message": message}
         await asker.update({"method": PROGRESS, "params": params})

@@ -179,8 +179,6 @@ class Attachments:
         return None if gone else connection.attached.get(session_id)
 
     def _tell_later(self, lost: Displaced) -> None:
-        """Inform a connection that it may have lost its session, once the store confirms it."""
-
         async def tell() -> None:
             async with self.session_lock(lost.session_id):
                 record = await self._store.load(lost.session_id, now=0)
@@ -222,7 +220,6 @@ class Attachments:
     async def _read(
         self, session_id: SessionId, connection: ClientConnection, after: str
     ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        """A session's events after a position, for the connection that it is attached to."""
         events, refusal = await self._store.read(session_id, after, now=self._clock())
         if not (self._bus.is_shared and events):
             return events, refusal
@@ -243,9 +240,6 @@ class Attachments:
     async def detach(
         self, session_id: SessionId, connection: ClientConnection, fencing_epoch: FencingEpoch
     ) -> None:
-        """Let go of a session that is attached with that epoch; its events wait in its
-        window.
-        """
         async with self.session_lock(session_id):
             connection.attached.pop(session_id, None)
             await self._owed.settle(
@@ -284,7 +278,6 @@ class Attachments:
             await self.displace_locked(session_id, reason)
 
     async def displace_locked(self, session_id: SessionId, reason: Detached) -> None:
-        """As :meth:`displace`, for a caller that has the session's lock."""
         record = await self._store.load(session_id, now=0)
         had = record.attachment if record is not None else None
         try:
@@ -297,7 +290,6 @@ class Attachments:
             await self._displace_surely(_lost(session_id, attached.previous, reason))
 
     async def _displace(self, lost: Displaced) -> None:
-        """Part a session from the connection that had it."""
         session_id, connection_id = lost.session_id, lost.connection_id
         home = process_of(connection_id)
         if home is not None and self._connections.local(connection_id) is None:
@@ -313,7 +305,6 @@ class Attachments:
             await self._bus.tell(Withdrawn(session_id=session_id, connection_id=connection_id))
 
     async def _displaced_here(self, lost: Displaced, connection: ClientConnection) -> None:
-        """A connection that this process serves lost a session."""
         session_id, epoch, reason = lost.session_id, lost.fencing_epoch, lost.reason
         # Only if the old connection did not attach it anew meanwhile.
         if connection.attached.get(session_id, epoch) != epoch:
@@ -377,7 +368,6 @@ class Attachments:
             await self._bus.watch(session_id, EVENTS, connection)
 
     async def unwatch(self, session_id: SessionId, connection: ClientConnection) -> None:
-        """Hear it no more."""
         if process_of(connection.id) is not None:
             await self._bus.unwatch(session_id, EVENTS, connection)
 

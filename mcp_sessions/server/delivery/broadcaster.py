@@ -162,11 +162,6 @@ class ChangeBroadcaster:
             await give_way()
 
     async def _tell(self, waiting: WaitingChange) -> None:
-        """Notify the sessions that are left.
-
-        Raises:
-            StoreUnavailable: There are some left.
-        """
         change = waiting.change
         waiting.busy.clear()
         waiting.is_served = False
@@ -352,7 +347,6 @@ class ChangeBroadcaster:
                 await self._attachments.displace_locked(session_id, Detached.EVICTED)
 
     async def tell_sessionless(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """Tell the pipes and WebSockets of this process that hear a change for themselves."""
         key = coalescing_key(method, params, self._policy.coalescing)
         draft = plain_draft(notification_message(method, params), key)
         for connection in self._sessionless_audience(method, params):
@@ -361,7 +355,6 @@ class ChangeBroadcaster:
     def _sessionless_audience(
         self, method: str, params: Mapping[str, Any] | None
     ) -> list[ClientConnection]:
-        """The pipes and WebSockets that hear a change outside of any session."""
         if method == RESOURCE_UPDATED:
             return self._connections.sessionless_subscribers(str((params or {}).get("uri", "")))
         return [

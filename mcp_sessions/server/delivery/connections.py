@@ -22,8 +22,6 @@ NewConnection = Callable[[SessionRecord, Peer], StoredConnection]
 
 
 class ConnectionRegistry:
-    """Finds connections, and makes those anew that are in the store."""
-
     def __init__(self, environment: Environment, new_connection: NewConnection) -> None:
         self._store, self._bus = environment.store, environment.bus
         self._clock, self.new_connection = environment.clock, new_connection
@@ -38,7 +36,6 @@ class ConnectionRegistry:
         self.in_use(connection)
 
     def in_use(self, connection: ClientConnection) -> None:
-        """Something is done on a connection now, unless it was let go meanwhile."""
         if connection.id in self._connections:
             self._in_use_at[connection.id] = self._clock()
 
@@ -50,7 +47,6 @@ class ConnectionRegistry:
         return self._connections.get(connection_id)
 
     def all(self) -> list[ClientConnection]:
-        """Every connection of this process."""
         return list(self._connections.values())
 
     async def find(self, connection_id: ConnectionId) -> ClientConnection | None:
@@ -66,7 +62,6 @@ class ConnectionRegistry:
         return self.stored(record)
 
     def stored(self, record: SessionRecord) -> StoredConnection:
-        """The connection of a transport-mode session in this process, made if it is new here."""
         known = self.local(ConnectionId(record.session_id))
         if isinstance(known, StoredConnection):
             self.in_use(known)
@@ -107,7 +102,6 @@ class ConnectionRegistry:
             await _closed(upstream_peer)
 
     def subscribe_sessionless(self, connection: ClientConnection, uri: str, *, on: bool) -> None:
-        """A pipe or WebSocket subscribes for itself, outside of any session."""
         connections = self._sessionless.setdefault(uri, {})
         uris = self._sessionless_of.setdefault(connection, {})
         if on:
@@ -122,15 +116,12 @@ class ConnectionRegistry:
             del self._sessionless_of[connection]
 
     def sessionless_subscriptions(self, connection: ClientConnection) -> Collection[str]:
-        """Return the URIs that a connection subscribed to without a session."""
         return self._sessionless_of.get(connection, {}).keys()
 
     def sessionless_subscribers(self, uri: str) -> list[ClientConnection]:
-        """Return the connections that subscribed to ``uri`` without a session."""
         return list(self._sessionless.get(uri, ()))
 
     def used(self, session_id: SessionId, connection: ClientConnection) -> None:
-        """A session is used on a connection: what is kept for it there ends with it."""
         self._used_on.setdefault(session_id, {})[connection] = None
 
     def _unused(self, session_id: SessionId, connection: ClientConnection) -> None:
@@ -141,14 +132,12 @@ class ConnectionRegistry:
                 del self._used_on[session_id]
 
     async def close_peers(self, session_id: SessionId) -> None:
-        """Close the peers of an ended session on connections of this process."""
         for connection in self._used_on.pop(session_id, ()):
             upstream_peer = connection.upstream_peers.pop(session_id, None)
             if upstream_peer is not None:
                 await _closed(upstream_peer)
 
     def knows(self, session_id: SessionId) -> bool:
-        """Whether this process has anything of a session."""
         return (
             ConnectionId(session_id) in self._connections
             or session_id in self._used_on

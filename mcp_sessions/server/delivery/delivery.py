@@ -15,8 +15,6 @@ from mcp_sessions.server.delivery.questions import PendingQuestions
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Delivery:
-    """Hold them for those that deliver by them."""
-
     connections: ConnectionRegistry
     attachments: Attachments
     publisher: Publisher

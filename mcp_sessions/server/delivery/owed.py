@@ -43,7 +43,6 @@ class Owed:
 
     @property
     def size(self) -> int:
-        """Bytes that those hold which said so."""
         return sum(self._sizes.values())
 
     async def settle(self, writes: Mapping[Hashable, Write], *, size: int = 0) -> None:

@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Hands over to whichever connection a message is for, wherever that lives."""
-
     def __init__(
         self,
         environment: Environment,
@@ -71,7 +69,6 @@ class Publisher:
     async def publish_template(
         self, session_id: SessionId, template: EventTemplate, *, wait: bool = False
     ) -> bool:
-        """As :meth:`publish`, of an event that many sessions may get."""
         connection = None
         async with self._attachments.session_lock(session_id):
             appended = await self._store.append(
@@ -132,7 +129,6 @@ class Publisher:
     async def _hand_over(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment
     ) -> None:
-        """Hand an event to the connection that was attached when it was stored."""
         connection = self._connections.local(attachment.connection_id)
         if connection is not None:
             whole = await connection.deliver(session_id, event, attachment.fencing_epoch)
@@ -154,14 +150,12 @@ class Publisher:
         *,
         wait: bool = False,
     ) -> None:
-        """Hand a connection a message of its own, of no session."""
         key = coalescing_key(method, params, self._policy.coalescing)
         await connection.send(plain_draft(notification_message(method, params), key))
         if wait:
             await connection.transport.drain()
 
     async def push_open(self, session_id: SessionId) -> None:
-        """A session has a new connection in another process: what is open here goes there."""
         for question in list(self._questions.by_session.get(session_id, ())):
             await self.push(session_id, question.message, question)
 

@@ -90,15 +90,9 @@ class PendingQuestions:
     def new(
         self, principal: Principal, session_id: SessionId | None, asked: PeerRequest
     ) -> PendingQuestion:
-        """A request that is not sent yet.
-
-        Args:
-            session_id: The session whose standalone channel it goes on, if it does.
-        """
         return PendingQuestion(principal, session_id, asked, self._process)
 
     def get(self, question_id: str) -> PendingQuestion | None:
-        """An open request."""
         return self._open.get(question_id)
 
     async def ask(
@@ -142,7 +136,6 @@ class PendingQuestions:
         return answer.result or {}
 
     def resolve(self, answer: Answer, principal: Principal) -> bool:
-        """An answer came in; whether it was to an open request of that principal."""
         question = self._open.get(answer.id) if isinstance(answer.id, str) else None
         if question is None or question.principal != principal or question.future.done():
             return False
@@ -150,7 +143,6 @@ class PendingQuestions:
         return True
 
     async def progress(self, params: Mapping[str, Any] | None, principal: Principal) -> None:
-        """A client reported progress on a request of ours."""
         members = params or {}
         token, progress = members.get("progressToken"), members.get("progress")
         question = self._open.get(token) if isinstance(token, str) else None
@@ -168,7 +160,6 @@ class PendingQuestions:
             )
 
     def fail(self, question: PendingQuestion, code: int, message: str) -> None:
-        """Nobody will answer ``question``."""
         if not question.future.done():
             question.future.set_result(Answer(question.id, None, error_body(code, message)))
 
@@ -183,7 +174,6 @@ def _withdraw(question: PendingQuestion, tell: Callable[[bytes], object], reason
 
 
 def may_ask(peer: Peer | None, method: str) -> bool:
-    """Whether a peer can be asked that; see :func:`check_may_ask`."""
     try:
         check_may_ask(peer, method)
     except PeerError:

@@ -42,13 +42,9 @@ _SAME_MOMENT = 1.0
 
 class OpenStream(Protocol):
     @property
-    def last(self) -> str:
-        """The id of the last event that was handed over."""
-        ...
+    def last(self) -> str: ...
 
-    def cut(self) -> None:
-        """End it now."""
-        ...
+    def cut(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -84,7 +80,6 @@ class Relay:
             await self._store_entry(event, skips=True)
 
     async def after(self, position: Position) -> bool:
-        """Relay what stands in the session's log after a position; False as in :meth:`one`."""
         events, refusal = await self._store.read(
             self._origin, position.event_id(), now=self._clock()
         )
@@ -127,8 +122,6 @@ class Relay:
 
 
 class StoredConnection(ClientConnection):
-    """One process's view of such a connection."""
-
     __slots__ = (
         "_bus",
         "_clock",
@@ -182,7 +175,6 @@ class StoredConnection(ClientConnection):
         return record.current if record is not None else None
 
     async def sessions(self) -> frozenset[SessionId]:
-        """Return the session ids of the connection, and its own."""
         record = await self._store.load(self.session_id, now=0)
         if record is None:
             return frozenset()
@@ -233,7 +225,6 @@ class StoredConnection(ClientConnection):
     def appended(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
     ) -> None:
-        """Forward an event that became an entry of the GET stream."""
         self.transport.offer(self.session_id, event)
 
     async def send(self, draft: Draft) -> None:
@@ -414,13 +405,11 @@ class StoredConnection(ClientConnection):
         return True
 
     async def tell_opened(self, *, to: str | None = None) -> None:
-        """Tell a process, or all others (None), that its newest GET stream is open here."""
         at = self._opened[1]
         await self._bus.tell(GetStreamOpened(session_id=self.session_id, at=at), to=to)
 
 
 def position_of(event_id: str) -> Position:
-    """Return the position of an event id that the store gave, or read after."""
     position = parse_position(event_id)
     if position is None:
         raise AssertionError("the store read from this position")

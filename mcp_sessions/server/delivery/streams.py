@@ -24,19 +24,15 @@ class StreamLog:
     name: StreamName
 
     async def open(self) -> Position | None:
-        """Make it if it is new; its head. None if the session is not there."""
         return await self._store.open_stream(self.session_id, self.name)
 
     async def append(self, draft: Draft) -> Appended | None:
-        """Store its newest event; None if the session is not there."""
         return await self._store.append(self.session_id, draft, now=self._clock(), stream=self.name)
 
     async def read(self, after: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        """Return the events after a position, whole and in order; or nothing and the reason."""
         return await self._store.read(self.session_id, after, now=self._clock(), stream=self.name)
 
     async def drop(self) -> None:
-        """Forget it and everything in it."""
         await self._store.drop_stream(self.session_id, self.name)
 
 

@@ -88,7 +88,6 @@ class TransportSessions:
     async def connected(
         self, session_header: str, principal: Principal, joint: JointAdmission | None = None
     ) -> tuple[SessionRecord, StoredConnection]:
-        """Admit a request, and return its record and the session's connection in this process."""
         record = await self.admit(session_header, principal, joint)
         connection = self._connections.stored(record)
         if self._bus.is_shared:
@@ -190,7 +189,6 @@ class TransportSessions:
         return after, None, True
 
     async def _refused(self, record: SessionRecord, event_id: str) -> Refusal | None:
-        """Why the connection's log cannot be read after an event; None: it can."""
         now = self._clock()
         _, refusal = await self._store.read(record.session_id, event_id, now=now, stream=GET_STREAM)
         return refusal

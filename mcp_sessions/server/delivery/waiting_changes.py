@@ -52,8 +52,6 @@ Outcome = StoreUnavailable | None
 
 @dataclass(slots=True, eq=False)
 class Announced:
-    """The changes that one request announced, itself or in a task that it started."""
-
     outer: Announced | None = None
     """Waits for the same, too."""
 
@@ -99,7 +97,6 @@ def noting() -> Generator[Announced]:
 
 
 def note(number: int, told: asyncio.Future[Outcome]) -> None:
-    """A change is announced here; see :meth:`Announced.add`."""
     announced = ANNOUNCED.get()
     if announced is not None:
         announced.add(number, told)
@@ -107,8 +104,6 @@ def note(number: int, told: asyncio.Future[Outcome]) -> None:
 
 @dataclass(slots=True, eq=False)
 class WaitingChange:
-    """A change that some sessions do not have yet."""
-
     number: int
     method: str
     params: Mapping[str, Any] | None
@@ -133,14 +128,11 @@ class WaitingChange:
     """Those that have it, and whose connections may not."""
 
     def settle(self, outcome: Outcome) -> None:
-        """Resolve the waiting callers with the outcome."""
         if not self.told.done():
             self.told.set_result(outcome)
 
 
 class WaitingChanges:
-    """Keeps them, within the bounds."""
-
     def __init__(self, policy: SessionPolicy, clock: Callable[[], float]) -> None:
         self._policy = policy
         self._clock = clock
@@ -160,7 +152,6 @@ class WaitingChanges:
 
     @property
     def is_away(self) -> bool:
-        """Whether the store did not answer when it was asked last."""
         return self._away is not None
 
     def answered(self) -> None:
@@ -168,20 +159,16 @@ class WaitingChanges:
 
     @property
     def need_renewal(self) -> bool:
-        """Whether changes were lost, and there are sessions that do not know yet."""
         return self._renews
 
     def begin_renewal(self) -> None:
-        """Note that every session learns of its loss by a new log."""
         self._say_what_is_lost("too many changes waited; every session has to resume")
         self._renews = False
 
     def renewal_failed(self) -> None:
-        """Not every session was."""
         self._renews = True
 
     def close(self) -> None:
-        """Stop, and log the changes that are lost."""
         for waiting in self._waiting:
             waiting.settle(StoreUnavailable("the server stopped"))
             self._lost[waiting.method] += 1
@@ -228,7 +215,6 @@ class WaitingChanges:
     def change(
         self, number: int, method: str, params: Mapping[str, Any] | None, key: str | None
     ) -> ServerChange:
-        """A change, as the store is told it."""
         is_update = method == RESOURCE_UPDATED
         return ServerChange(
             f"{self._name}.{number}",
@@ -240,13 +226,11 @@ class WaitingChanges:
         )
 
     def over(self, waiting: WaitingChange) -> None:
-        """It is told to everyone, or cannot be told."""
         self._waiting.remove(waiting)
         self._bytes -= waiting.change.size
         waiting.settle(None)
 
     def postpone(self, waiting: WaitingChange, failed: StoreUnavailable) -> None:
-        """The store is away: nobody waits for it, and everything is kept."""
         if self._away is None:
             logger.warning(
                 "%s did not reach all sessions yet; the server keeps it until the store is back: "

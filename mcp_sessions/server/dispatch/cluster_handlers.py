@@ -60,8 +60,6 @@ Publish = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 
 
 class HttpStreams(Protocol):
-    """Serves the open HTTP streams of this process for sessions that others serve, too."""
-
     def stream_read(self, sender: str, message: StreamRead) -> Work | None:
         """Another process serves a response stream, or does not any more."""
         ...

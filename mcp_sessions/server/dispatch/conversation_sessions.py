@@ -45,8 +45,6 @@ class UnknownHandle(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The session and the conversation of a request."""
-
     record: SessionRecord
     started: str | None = None
     """The handle of a session that this request started."""
@@ -77,7 +75,6 @@ class BoundSessions:
         self._rules = self._settings.rules
 
     def argument_for(self, inbound: Inbound) -> HandleArgument | None:
-        """The argument of the tools that take a handle, if a message's sender may use it."""
         argument = self.argument
         if argument is None or not self._may_send_keys(inbound.principal, inbound.scope):
             return None

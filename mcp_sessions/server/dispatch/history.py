@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 
 class History:
-    """Logs the starts and ends of sessions in one process."""
-
     def __init__(self, environment: Environment, audit: Audit) -> None:
         self._store, self._audit = environment.store, audit
         self._policy, self._clock = environment.policy, environment.clock
@@ -96,7 +94,6 @@ class History:
         return [record for _, record in found if record is not None]
 
     async def emptied(self) -> StoreMade | None:
-        """The store, if it is another one than at the last look: it was emptied or replaced."""
         made = await self._store.made(now=self._clock())
         if made is None:
             return None

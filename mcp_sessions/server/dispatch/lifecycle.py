@@ -56,8 +56,6 @@ class SessionOver(Protocol):
 
 
 class Lifecycle:
-    """Makes sessions, keeps the deadlines of those in use ahead, and ends them."""
-
     def __init__(
         self,
         environment: Environment,
@@ -172,7 +170,6 @@ class Lifecycle:
         return True
 
     async def forget(self, record: SessionRecord) -> None:
-        """A session is over in the store: end what is at work for it, everywhere."""
         session_id, attachment = record.session_id, record.attachment
         connection_id = attachment.connection_id if attachment is not None else None
         self._sealed.forget(session_id)
@@ -198,7 +195,6 @@ class Lifecycle:
         await self._part(session_id, connection_id)
 
     async def _part(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
-        """Nothing of a session is handed over here any more."""
         gone = self._connections.local(ConnectionId(session_id))
         if gone is not None:
             await self._attachments.remove(gone)
@@ -228,7 +224,6 @@ class Lifecycle:
     # --- rounds ------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Go round for ever; a store that is away for a while is asked again."""
         slept_at, pause = -math.inf, self._policy.idle_timeout / 10
         with suppress(StoreUnavailable):
             # From now on another one is noticed. If the store is away, from the first round on.
@@ -277,7 +272,6 @@ class Lifecycle:
             await asyncio.sleep(0)
 
     async def _forget_lost(self, made: StoreMade) -> None:
-        """The store is another one: end what is at work here for sessions that are not in it."""
         known: set[SessionId] = set(self._runner.held)
         for connection in self._connections.all():
             known.update(connection.attached)

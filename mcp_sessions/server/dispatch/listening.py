@@ -28,8 +28,6 @@ _TELLING = 1.0
 
 
 class Listening:
-    """Lets listens into their sessions."""
-
     def __init__(
         self,
         environment: Environment,
@@ -90,11 +88,6 @@ class Listening:
     async def attach(
         self, request: Message, record: SessionRecord, connection: ClientConnection
     ) -> None:
-        """Attach the session of a listen to where it is heard.
-
-        Raises:
-            SessionNotFound: It is over.
-        """
         attached = await self._attachments.attach(
             record.session_id,
             connection,
@@ -105,5 +98,4 @@ class Listening:
             raise SessionNotFound(record.session_id)
 
     def result(self, members: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
-        """Return the result of a listen that ended in order."""
         return {**self._sealed.stamp(members, record), "resultType": "complete"}

@@ -72,7 +72,6 @@ class Path:
         self._make()
 
     def gate(self, *, tools: Iterable[str], methods: Iterable[str]) -> None:
-        """Serve these in a session only from now on."""
         self._gates.add(tools=tools, methods=methods)
         self._make()
 

@@ -26,8 +26,6 @@ _PARTS = 10
 
 @dataclass(slots=True)
 class _Seen:
-    """A connection whose client was there when it was looked at."""
-
     touched_at: float
     sessions: frozenset[SessionId]
 

@@ -227,7 +227,6 @@ class Router:
         return notify()
 
     async def answer(self, answer: Answer, inbound: Inbound) -> bool:
-        """Take the answer to a request of ours; False if it is to none that is open."""
         if self._questions.resolve(answer, inbound.principal):
             return True
         return await forward_answer(self._environment.bus, answer, inbound.principal)

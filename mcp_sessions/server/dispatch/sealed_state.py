@@ -26,8 +26,6 @@ _TOKENS_KEPT = 10_000
 
 
 class SealedState:
-    """Writes the metadata of sessions, and opens what comes back of it."""
-
     def __init__(
         self, store: SessionStore, security: SessionSecurity, clock: Callable[[], float]
     ) -> None:
@@ -37,7 +35,6 @@ class SealedState:
         self._tokens: OrderedDict[SessionId, tuple[int, str]] = OrderedDict()
 
     def forget(self, session_id: SessionId) -> None:
-        """Forget the token of a session that ended."""
         self._tokens.pop(session_id, None)
 
     def stamp(self, result: dict[str, Any], record: SessionRecord) -> dict[str, Any]:

@@ -40,10 +40,6 @@ BeginAnew = Callable[[Call, SessionId, str], Awaitable[None]]
 
 
 class RemoteChannel(WatchedChannel):
-    """A :class:`~mcp_sessions.server.binding.RequestChannel` to a client of another
-    process.
-    """
-
     close_stream: Callable[[], Awaitable[None]] | None = None
 
     def __init__(self, asker: Asker) -> None:
@@ -67,11 +63,9 @@ class RemoteChannel(WatchedChannel):
         away: StoreUnavailable | None = None,
         retry_after: float | None = None,
     ) -> None:
-        """Report that the request is over: its answer is in the store."""
         self.answered.set()
 
     def hear(self, is_open: bool) -> None:
-        """The client there left, or came back."""
         if self.is_open == is_open:
             return
         self.is_open = is_open
@@ -81,10 +75,6 @@ class RemoteChannel(WatchedChannel):
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Join:
-    """One sending of a request that runs elsewhere. A
-    :class:`~mcp_sessions.server.calls.table.Work`.
-    """
-
     bus: ClusterBus
     waiter: Call
     session_id: SessionId
@@ -121,21 +111,17 @@ class _Join:
         await self.bus.tell(CancelKeyed(session_id=self.session_id, key=self.key), to=self.runner)
 
     def waits(self, task: asyncio.Task[None] | None) -> None:
-        """In a task, which answers its waiter; None: no more."""
         self.task = task
 
     def asks(self, asking: asyncio.Task[bool]) -> asyncio.Task[bool]:
-        """In a task, which passes on what the runner says."""
         self.asking = asking
         return asking
 
     def stops(self) -> None:
-        """Wait for the runner no more."""
         if self.asking is not None:
             self.asking.cancel()
 
     async def pass_on(self, message: Mapping[str, Any]) -> None:
-        """Send the waiting client one of the runner's messages."""
         self.is_emitting = True
         try:
             await self.waiter.inbound.channel.emit(encode(message))
@@ -143,11 +129,9 @@ class _Join:
             self.is_emitting = False
 
     def found(self, *, is_answered: bool) -> None:
-        """Whether the store has its answer."""
         self.is_answered = is_answered
 
     def over(self, *, never_began: bool) -> None:
-        """Its runner has no more to say."""
         self.never_began = never_began
 
 
@@ -233,9 +217,6 @@ class Joining:
             channel.watch()
 
     async def _asked(self, join: _Join) -> bool:
-        """Pass on what the runner says, until it has no more to say or is dead; whether it never
-        began.
-        """
         request, bus = _asking(join), self._relay.bus
         while True:
             try:
@@ -304,7 +285,6 @@ class Joining:
             return self._runner.calls.by_key(session_id, key)
 
     async def serve(self, asker: Asker, message: JoinRun) -> Outcome:
-        """Serve a request that was sent again elsewhere: it may run here."""
         session_id, key, channel = message.session_id, message.key, RemoteChannel(asker)
         async with self._begins((session_id, key)):
             running = self._runner.calls.by_key(session_id, key)

@@ -127,7 +127,6 @@ class SessionState(MutableMapping[str, Any]):
         return len(self._values)
 
     def close(self) -> tuple[dict[str, Any], frozenset[str]]:
-        """The request is over: what it changed, and what it removed."""
         self._closed = True
         changed = {
             key: value

@@ -22,12 +22,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Ways:
-    """What all ways to clients share.
-
-    Args:
-        spawn: Does something beside what a request does. A drain waits for it.
-    """
-
     store: SessionStore
     delivery: Delivery
     spawn: Callable[[Coroutine[Any, Any, None]], object]
@@ -35,8 +29,6 @@ class Ways:
 
 @dataclass(slots=True, eq=False, repr=False)
 class SessionOutbound:
-    """To the client of a protocol-mode session, wherever it is attached: session events."""
-
     _ways: Ways
     _record: SessionRecord
 
@@ -78,8 +70,6 @@ class SessionOutbound:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ConnectionOutbound:
-    """To a connection's own client, outside of any session."""
-
     _ways: Ways
     _connection: ClientConnection
 
@@ -106,13 +96,10 @@ class ConnectionOutbound:
 
 
 class LateOutbound:
-    """To a client that has no connection of its own, or has none yet."""
-
     def __init__(self) -> None:
         self._bound: Outbound | None = None
 
     def bind(self, outbound: Outbound) -> None:
-        """The connection is there now."""
         self._bound = outbound
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:

@@ -28,13 +28,6 @@ Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
 
 
 class Outcomes:
-    """Keeps them, and writes them.
-
-    Args:
-        clock: Seconds since 1970.
-        stamp: Adds the session's ``_meta`` to a result.
-    """
-
     def __init__(self, environment: Environment, owed: Owed, *, stamp: Stamp) -> None:
         self._store, self.policy, self.clock = (
             environment.store,
@@ -63,17 +56,11 @@ class Outcomes:
         return await self._owed.flush(_finish(session_id, key))
 
     async def touch(self, sessions: Collection[SessionId]) -> None:
-        """Move the deadlines of sessions in which a long request ended.
-
-        Raises:
-            StoreUnavailable: None was moved.
-        """
         await self._store.touch(sessions, now=self.clock())
 
     async def send(
         self, waiters: Sequence[Call], outcome: Outcome, record: SessionRecord | None
     ) -> None:
-        """Answer each waiter of a request. The first one is that for which it was made."""
         for waiter in waiters:
             is_first = waiter is waiters[0]
             message, code = self._answer(waiter, outcome, record, is_first=is_first)

@@ -20,8 +20,6 @@ _Params = Mapping[str, Any]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Reports:
-    """One request's."""
-
     _kept: deque[tuple[_Params, int]] = field(default_factory=deque[tuple[_Params, int]])
     _bytes: int = 0
     _total: int = 0
@@ -41,7 +39,6 @@ class Reports:
         return self._repeating is None
 
     async def repeat(self, tell: Callable[[_Params], Awaitable[None]]) -> None:
-        """Tell the newest sending what is kept, in order, and what is added meanwhile."""
         me = self._repeating = object()
         told = 0
         try:

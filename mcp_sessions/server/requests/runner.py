@@ -28,8 +28,6 @@ from mcp_sessions.server.requests.shared import Shared
 
 
 class RequestRunner:
-    """Runs requests, and knows which run."""
-
     def __init__(
         self,
         outcomes: Outcomes,
@@ -53,16 +51,13 @@ class RequestRunner:
 
     @property
     def draining(self) -> bool:
-        """Whether no request is begun any more, but as :attr:`Calls.draining` says."""
         return self.calls.draining
 
     @property
     def running(self) -> int:
-        """Return the number of running requests."""
         return len(self.at_work)
 
     async def abort_session(self, session_id: SessionId) -> None:
-        """A session is over: its requests and its questions to the client fail."""
         error = wire_error(SessionNotFound(session_id))
         if self._questions.rounds is not None:
             self._questions.rounds.session_over(session_id)
@@ -76,9 +71,6 @@ class RequestRunner:
                 await running.abort(error)
 
     async def quiet(self, connection: ClientConnection, timeout: float) -> None:
-        """Wait until nothing is at work that a connection asked for, ``timeout`` seconds at
-        the most.
-        """
         tasks = self.calls.tasks(connection.id)
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
@@ -118,5 +110,4 @@ class RequestRunner:
         return task
 
     def log_state(self) -> dict[str, int]:
-        """How much is at work, for logs and tests."""
         return {"running": self.running, "unheard": len(self._detached)}

@@ -125,7 +125,6 @@ class RunningRequest:
             self._closed(waiter)
 
     def _closed(self, waiter: Call) -> None:
-        """A waiter is gone; if it was the last, the request is unheard."""
         if waiter.inbound.cancels and self.key is None and not self.done:
             # The modern era over HTTP: closing the response stream cancels the request.
             cancelled = error_body(REQUEST_CANCELLED, "Request cancelled")
@@ -134,7 +133,6 @@ class RunningRequest:
             self._shared.detached.add(self)
 
     def end(self) -> None:
-        """It is answered from now on, and does not use its own way back any more."""
         self.done = True
 
     def ends_with(self, session_id: SessionId) -> bool:
@@ -315,28 +313,23 @@ class RunningRequest:
 
     @property
     def principal(self) -> Principal:
-        """The principal of the request."""
         return self.waiters[-1].inbound.principal
 
     @property
     def transport(self) -> str:
-        """The kind of transport that carries it now."""
         return self.waiters[-1].inbound.transport
 
     @property
     def session(self) -> str | None:
-        """The digest of its session, as its handler has it."""
         return self.handle.digest if self.handle is not None else None
 
     @property
     def conversation(self) -> str | None:
-        """The host's name for the request's conversation; None: its session belongs to none."""
         key = self.waiters[0].inbound.conversation
         # No host calls it by a handle, which the server made and only its model is told.
         return key.text if key is not None and key.source != HANDLE else None
 
     def is_traced(self, span: Span) -> None:
-        """It is handled in that span."""
         audit = self.waiters[0].inbound.audit
         if audit is not None:
             audit.trace(span)
@@ -350,13 +343,11 @@ class RunningRequest:
 
     @property
     def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """Closes the connection's GET stream so that the client comes back for it."""
         connection = self.waiters[-1].inbound.connection
         return connection.transport.close_stream if connection is not None else None
 
     @property
     def can_send_request(self) -> bool:
-        """Whether the client can be asked something while this runs."""
         inbound = self.waiters[-1].inbound
         if inbound.modern:
             if self._held is not None:
@@ -371,11 +362,9 @@ class RunningRequest:
 
     @property
     def is_heard(self) -> bool:
-        """Whether anybody still listens for its answer."""
         return any(waiter.inbound.channel.is_open for waiter in self.waiters)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """Send a notification on the request's own way back; no session event."""
         if self._call.instead:
             params = restored(params, self._call.instead)
         if self._held is not None and (newest := self._newest) is not None:
@@ -392,7 +381,6 @@ class RunningRequest:
             await self._standalone().notify(method, params)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """Report progress under the token of the newest sending, if it has one."""
         told = (("progress", progress), ("total", total), ("message", message))
         await self.report({name: value for name, value in told if value is not None})
 
@@ -411,7 +399,6 @@ class RunningRequest:
             await self.notify(PROGRESS, {"progressToken": token, **params})
 
     async def still_runs(self, token: RequestId) -> None:
-        """Tell the newest sending, whose token that is, that the handler is at work."""
         if not self.done:
             self.told = self.told or Progress()
             params = {"progressToken": token, **self.told.still()}
@@ -419,7 +406,6 @@ class RunningRequest:
             await self._emit(self.waiters[-1].inbound.notification(PROGRESS, params), "still")
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        """Ask the client on the request's own way back; see :class:`Outbound`."""
         inbound = self.waiters[-1].inbound
         if inbound.modern:
             return await self._ask_in_rounds(asked, inbound)
@@ -453,7 +439,6 @@ class RunningRequest:
                 await self._emit(question.message, question.log_key)
 
     def _fail_open_questions(self, code: int, message: str) -> None:
-        """Nobody waits for what the handler asked any more, and its client is told so."""
         for question in list(self._asked):
             heir = self._heir_of(question)
             if heir is not None:
@@ -479,7 +464,6 @@ class RunningRequest:
         return None
 
     def _holder(self, question: PendingQuestion) -> RunningRequest:
-        """On whose way what becomes of it is told."""
         heir = self._heirs.get(question)
         return heir._holder(question) if heir is not None else self
 

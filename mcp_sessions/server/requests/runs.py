@@ -39,5 +39,4 @@ class Runs:
         self._not_begun.pop(run, None)
 
     def never_began(self, run: str | None) -> bool:
-        """Whether it is one of this process that did not begin, and never will."""
         return run in self._not_begun

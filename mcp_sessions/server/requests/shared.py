@@ -15,8 +15,6 @@ from mcp_sessions.server.requests.outcome import Outcomes
 
 @dataclass(eq=False, repr=False)
 class Shared:
-    """The table of calls, and what a request is given beside it."""
-
     calls: Calls[Any]
     detached: Detached
     background: Background

@@ -32,8 +32,6 @@ _SOONEST = 0.05
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Silent:
-    """A call, since it was told something last."""
-
     _since: float
     """By the event loop."""
 
@@ -52,7 +50,6 @@ class _Silent:
         return now - self._since
 
     def broken(self, now: float, tell: Callable[[], asyncio.Task[None]]) -> None:
-        """It is told something now, unless the last of ours is still under way."""
         self._since = now
         if self._telling is None or self._telling.done():
             self._telling = tell()
@@ -75,7 +72,6 @@ class LongSilences:
     )
 
     async def run(self) -> None:
-        """Look at the calls for ever, if there is a period."""
         if not self._every:
             return
         period = max(_SOONEST, self._every / _LOOKS)

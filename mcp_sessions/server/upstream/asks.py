@@ -31,7 +31,6 @@ own, so values hold only names of the protocol, and no other text of a client.
 
 
 def asks_of(capabilities: object) -> Asks:
-    """Take this part from the capabilities that a client declared."""
     declared = members_of(capabilities)
     return {
         name: {mode: {} for mode in modes if members_of(declared[name]).get(mode) is not None}

@@ -43,16 +43,13 @@ class CallInRounds:
 
     @property
     def newest(self) -> Call:
-        """Return its newest request, by which it asks and answers."""
         return self._call
 
     def may_ask(self, asked: PeerRequest) -> bool:
-        """Whether its client accepts that question."""
         return accepts(self._asks, asked.method, asked.params)
 
     @property
     def is_over(self) -> bool:
-        """Whether it asks nothing any more."""
         return self._is_over
 
     def carry_on(self, call: Call, answers: Mapping[str, Any]) -> None:
@@ -121,7 +118,6 @@ class CallInRounds:
 
     @property
     def can_send_request(self) -> bool:
-        """Whether its server may ask."""
         return not self._is_over
 
 

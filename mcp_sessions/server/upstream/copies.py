@@ -53,7 +53,6 @@ class _Round:
             self.senders -= 1
 
     def release(self) -> None:
-        """Let go of the call and of its requests: the answer alone is kept."""
         self.cancel = _nothing
 
 
@@ -117,7 +116,6 @@ class Copies:
         return await begun.answered()
 
     async def close(self) -> None:
-        """Cancel the rounds that are served, and forget the answers."""
         await self._background.close()
         for name in list(self._kept):
             self._forget(name)

@@ -47,12 +47,10 @@ class HandleArgument:
     _tells: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
 
     def tool_of(self, request: Message) -> str | None:
-        """Return the tool that a request calls, if it is one of the named ones."""
         tool = (request.params or {}).get("name") if request.method == CALL else None
         return tool if isinstance(tool, str) and tool in self.tools else None
 
     def is_unknown(self, tool: str | None) -> bool:
-        """Whether one of the named tools was in no list yet."""
         return tool is not None and tool not in self._takes
 
     def takes(self, tool: str | None) -> bool:
@@ -60,7 +58,6 @@ class HandleArgument:
         return tool is not None and self._takes.get(tool, False)
 
     def given_in(self, request: Message) -> object:
-        """Return the handle that a call passes. None: it passes none."""
         return handle_in(request.params, self.name)
 
     def check(self, listed: Iterable[Mapping[str, Any]]) -> None:
@@ -93,7 +90,6 @@ class HandleArgument:
                 return
 
     def listed(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Return a page of the list as its client sees it."""
         tools = result.get("tools")
         if not isinstance(tools, list):
             return result
@@ -130,7 +126,6 @@ class HandleArgument:
         return f"the tool {tool} has an argument {self.name} of its own, or can have none more"
 
     def told(self, tool: str, result: dict[str, Any], handle: str) -> dict[str, Any]:
-        """Return a tool's result, with the handle of the session that its call started."""
         structured = self._tells.get(tool, False)
         said = with_handle(result, self.name, handle, self.tools, is_structured=structured)
         return carrying(said, handle)

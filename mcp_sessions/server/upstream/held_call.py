@@ -16,8 +16,6 @@ from mcp_sessions.server.upstream.port import Call, NotAskable, PeerRequest, Ups
 
 @dataclass(eq=False)
 class HeldCall:
-    """A call in rounds, and its outcome."""
-
     call: CallInRounds
     whose: Hashable
     """Session or principal of the call."""
@@ -34,7 +32,6 @@ class HeldCall:
     """Bytes of its largest request and its open questions."""
 
     def asked(self, params: Mapping[str, Any] | None, questions: Mapping[str, Any]) -> None:
-        """Note what its client has: a request, and the questions."""
         self._largest = max(self._largest, len(encode(params or {})))
         self.size = self._largest + len(encode(questions))
 
@@ -50,7 +47,6 @@ class HeldCall:
         return await self.call.send_request(asked)
 
     def ends(self, result: dict[str, Any] | None, error: dict[str, Any] | None) -> None:
-        """Take its outcome, and ask nothing more."""
         if not self.outcome.done():
             if result is not None:
                 self.outcome.set_result(result)
@@ -60,7 +56,6 @@ class HeldCall:
 
 
 def what_of(call: Call, whose: Hashable, method: str, params: Mapping[str, Any] | None) -> Hashable:
-    """Return what each round of a call has to match: its client, and its object."""
     named: object = (params or {}).get(NAMED.get(method, ""))
     return call.principal, whose, method, named if isinstance(named, str) else None
 

@@ -13,33 +13,23 @@ from mcp_sessions.core.messages import Notification, Request
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The answer to a POST that the rules refuse."""
-
     status: int
     body: bytes | None
     """JSON, or None: no body."""
 
 
 class Route(Protocol):
-    """Reading of a request's envelope by the rules."""
-
     @property
     def protocol_version(self) -> str: ...
 
     @property
-    def client_capabilities(self) -> Any:
-        """Return the capabilities that its client declared, as they were sent."""
-        ...
+    def client_capabilities(self) -> Any: ...
 
     @property
-    def client_info(self) -> Any:
-        """Return its client's name and version, as they were sent."""
-        ...
+    def client_info(self) -> Any: ...
 
 
 class ModernRules(Protocol):
-    """Check a POST, and write its answer."""
-
     async def check(
         self, http_request: Any, body: bytes
     ) -> tuple[Request, Route] | Notification | Refused:

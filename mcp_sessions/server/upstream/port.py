@@ -84,11 +84,7 @@ class PeerRequest:
 
 
 class Outbound(Protocol):
-    """A way to the client."""
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """Send a notification."""
-        ...
+    async def notify(self, method: str, params: Mapping[str, Any] | None) -> None: ...
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """Ask the client, and return its result.
@@ -129,9 +125,7 @@ class Call(Outbound, Protocol):
         ...
 
     @property
-    def can_send_request(self) -> bool:
-        """Whether the client can be asked something on this call's way back."""
-        ...
+    def can_send_request(self) -> bool: ...
 
     @property
     def session(self) -> str | None:
@@ -150,18 +144,12 @@ class Call(Outbound, Protocol):
         """Return the last failure of the store that its handler got."""
         ...
 
-    def store_failed(self, failed: StoreUnavailable) -> None:
-        """Note a failure of the store that its handler gets."""
-        ...
+    def store_failed(self, failed: StoreUnavailable) -> None: ...
 
-    def is_traced(self, span: Span) -> None:
-        """Note the span in which it is handled."""
-        ...
+    def is_traced(self, span: Span) -> None: ...
 
     @property
-    def principal(self) -> Principal:
-        """Return the principal of its client."""
-        ...
+    def principal(self) -> Principal: ...
 
     @property
     def bound_session(self) -> SessionId | None:
@@ -220,13 +208,10 @@ NOTHING_WANTED = Wanted()
 
 
 def wanted_by(record: SessionRecord) -> Wanted:
-    """Return the subscriptions and the log level of a session."""
     return Wanted(record.subscriptions, record.log_level)
 
 
 class Upstream(Protocol):
-    """A wrapped MCP server."""
-
     @property
     def keeps_state_in_memory(self) -> bool:
         """Whether FastMCP's ``ctx.set_state`` keeps state in this process only."""
@@ -240,9 +225,7 @@ class Upstream(Protocol):
         """
         ...
 
-    def lifespan(self) -> AbstractAsyncContextManager[None]:
-        """Run everything inside; entered once."""
-        ...
+    def lifespan(self) -> AbstractAsyncContextManager[None]: ...
 
     def peer(
         self,
@@ -318,13 +301,9 @@ class Upstream(Protocol):
         """
         ...
 
-    def serves(self, method: str) -> bool:
-        """Whether the server has a handler for ``method``."""
-        ...
+    def serves(self, method: str) -> bool: ...
 
-    def listed(self) -> frozenset[str]:
-        """Return the lists that it has: some of ``tools``, ``prompts`` and ``resources``."""
-        ...
+    def listed(self) -> frozenset[str]: ...
 
     async def listed_tools(self) -> Sequence[Mapping[str, Any]] | None:
         """Return the tools that it has before any request. None: its list is made for each

@@ -18,12 +18,10 @@ behind another layer.
 
 
 def named(name: str) -> str:
-    """Return the ``requestState`` that names a call."""
     return _PREFIX + name
 
 
 def waiting_call(params: Mapping[str, Any] | None) -> str | None:
-    """Return the name of the call that a request continues. None: it begins a call."""
     state: object = (params or {}).get("requestState")
     is_ours = isinstance(state, str) and state.startswith(_PREFIX)
     return state.removeprefix(_PREFIX) if isinstance(state, str) and is_ours else None
@@ -40,9 +38,6 @@ def set_apart(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def put_back(params: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a request's params with the original ``requestState`` from before
-    :func:`set_apart`.
-    """
     state: object = (params or {}).get("requestState")
     if not (isinstance(state, str) and state.startswith(_PASSED)):
         return params

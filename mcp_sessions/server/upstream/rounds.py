@@ -61,8 +61,6 @@ _CANCELLING: Final = 5.0
 
 
 class Elsewhere(Protocol):
-    """The processes in which calls wait."""
-
     async def go_on_in(
         self,
         waiting: str,
@@ -227,11 +225,9 @@ class Rounds:
         return timer.when() - self._patience + (AWAY_IN_SMALL if self._is_small else AWAY)
 
     def waits_in(self, session_id: Hashable) -> bool:
-        """Whether a call of a session waits."""
         return any(held.whose == session_id for held, _ in self._waiting.values())
 
     def session_over(self, session_id: Hashable) -> None:
-        """Cancel the waiting calls of a session that has ended."""
         for name, (held, _) in list(self._waiting.items()):
             if held.whose == session_id:
                 self._give_up(name)
@@ -245,7 +241,6 @@ class Rounds:
             self._give_up(name)
 
     async def close(self) -> None:
-        """Cancel all of them. Nothing begins to wait from now on."""
         self.leave()
         await self._copies.close()
         await self._background.close()
@@ -266,7 +261,6 @@ class Rounds:
             raise
 
     async def _turn(self, held: HeldCall, params: dict[str, Any] | None) -> dict[str, Any]:
-        """Wait for the next answer of a call: its questions, or its result."""
         questions = await held.call.turn()
         if questions is None:
             return await asyncio.shield(held.outcome)
@@ -295,7 +289,6 @@ class Rounds:
         return held
 
     def _wait(self, held: HeldCall, name: str) -> None:
-        """Wait for the answers: the client has the questions."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._patience, self._timed_out, name)
         self._waiting[name] = held, timer
@@ -309,7 +302,6 @@ class Rounds:
             self._give_up(name)
 
     def _has_too_many_bytes(self, newest: Hashable) -> str | None:
-        """Return the name of the call to give up. None: none."""
         sizes = Counter[Hashable]()
         for held, _ in self._waiting.values():
             sizes[self._share_of(held)] += held.size

@@ -22,8 +22,6 @@ SUBSCRIPTION_METHODS = frozenset({SUBSCRIBE, "resources/unsubscribe"})
 
 @dataclass(slots=True, eq=False, repr=False)
 class Around:
-    """Wrap the peer of a request, and change nothing by itself."""
-
     _peer: UpstreamPeer
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
@@ -98,8 +96,6 @@ class LogLevel(Around):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Discovery(Around):
-    """Serve ``server/discover``: the server's own answer, with our capabilities."""
-
     _advertise: Callable[[dict[str, Any]], None]
 
     async def request(

@@ -11,8 +11,6 @@ from mcp_sessions.stores.memory.tables import Tables
 
 
 class EndsInMemory(Tables):
-    """The ends of sessions; see :class:`~mcp_sessions.stores.ends_contract.Ends`."""
-
     def __init__(self) -> None:
         super().__init__()
         # Oldest first, as a dict for its keys.

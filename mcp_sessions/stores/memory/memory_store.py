@@ -72,13 +72,11 @@ class MemoryStore(Events, EndsInMemory):
     exchange: Exchange | None = None
 
     async def open(self, policy: SessionPolicy) -> None:
-        """Serve within the limits of ``policy``."""
         self._policy = policy
         self._idle_times = {mode: idle_time(mode, policy) for mode in Mode}
         self._window = window_of(policy)
 
     async def close(self) -> None:
-        """Forget everything."""
         self._sessions.clear()
         self._by_principal.clear()
         self._by_uri.clear()
@@ -452,7 +450,6 @@ class MemoryStore(Events, EndsInMemory):
 
 
 def _size_of(session: Session) -> int:
-    """Bytes of what is kept of a session, about."""
     logs = [session.events, *(session.streams or {}).values()]
     record, data, keys = session.record, session.data, session.keys
     return (

@@ -38,8 +38,6 @@ class Owner:
 
 
 class Tables:
-    """Sessions by id, and what leads to them."""
-
     def __init__(self) -> None:
         self._policy = SessionPolicy()
         self._idle_times = dict[Mode, float]()

@@ -58,7 +58,6 @@ class ClusterLink:
         self._turns = itertools.count()
 
     async def call(self, *args: Value) -> Any:
-        """Send one command to the node that has its key; its answer. See :meth:`Link.call`."""
         slot = _slot_of(args)
         if self._is_stale:
             await self.learn()
@@ -96,11 +95,6 @@ class ClusterLink:
         return self._seed.server
 
     async def nodes(self) -> Sequence[Link]:
-        """A link to each node that has keys.
-
-        Raises:
-            StoreUnavailable: See :meth:`learn`.
-        """
         if self._is_stale:
             await self.learn()
         return [self._link(node) for node in self._makes]

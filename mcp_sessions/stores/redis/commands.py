@@ -52,8 +52,6 @@ MARGIN = 900
 
 
 class Commands:
-    """Runs commands and scripts, and names the keys that they are about."""
-
     def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
         """Nothing is connected yet.
 
@@ -79,7 +77,6 @@ class Commands:
 
     @property
     def _list_lifetime(self) -> int:
-        """Milliseconds that a list is kept after a session was put into it."""
         longest = longest_life(Mode.BOUND, self._policy)
         return math.ceil((longest + MARGIN) * 1000)
 
@@ -218,7 +215,6 @@ def _caught(
 
 
 def _is_refused(failed: StoreUnavailable) -> bool:
-    """Whether the server is there, and refused a command."""
     return isinstance(failed, StoreRefused)
 
 

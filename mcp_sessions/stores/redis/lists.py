@@ -124,7 +124,6 @@ class Lists(EndsInRedis):
         return places
 
     async def _release(self, member: bytes) -> bytes | None:
-        """Take a place out of both lists; the deadline that it had, if it was there."""
         owned = f"{{{self._namespace}}}:of:{member.decode().split('.')[1]}"
         return await self._run(scripts.RELEASE, [self._all, owned], member)
 
@@ -210,5 +209,4 @@ def is_old(member: bytes, now: float) -> bool:
 
 
 def is_old_token(token: bytes, now: float) -> bool:
-    """The same of a subscription's token."""
     return int(token.partition(b".")[0], 16) < now - IN_FLIGHT

@@ -119,7 +119,6 @@ class Mended(Lives, Events, Belongings):
             logger.warning("%d values in Redis could not be read: they count as lost", lost)
 
     async def mend_sessions(self, session_ids: Iterable[str]) -> None:
-        """Mend sessions with an unreadable part: it counts as lost from now on."""
         await self._mend([self._key(SessionId(each)) for each in session_ids], is_read=True)
 
     async def _mend_one(self, key: str, which: str = "") -> int:
@@ -139,7 +138,6 @@ class Mended(Lives, Events, Belongings):
         return int(await self._link.call("EVAL", script.text, 1, key, *args))
 
     def _whole_of(self, key: str) -> str:
-        """The main key of a session, of one of its keys."""
         return key if self._kind_of_list(key) else key.partition("}")[0] + "}"
 
     def _kind_of_list(self, key: str) -> str | None:
@@ -173,7 +171,6 @@ class Mended(Lives, Events, Belongings):
         return await super().expire(now=now, held=held, limit=limit)
 
     async def _look_for_lost_places(self) -> None:
-        """Whether the lists still have some sessions that were made here."""
         there = await self._clock.now()
         if there - self._looked_for_places < IN_FLIGHT:
             return

@@ -46,8 +46,6 @@ _OF_CHANNELS = frozenset({b"message", b"subscribe", b"unsubscribe"})
 
 
 class Sender(Protocol):
-    """Sends commands: a link to one server, or to a cluster."""
-
     timeout: float
     counts_listeners: bool
     """Whether a server says how many hear what is published. A node of a cluster knows of its own
@@ -94,7 +92,6 @@ class RedisExchange:
         self._unsettled_at = -math.inf
 
     def use(self, make: MakeConnection, link: Sender) -> None:
-        """Listen and send by others than was said; called before ``join``."""
         self._make, self._link = make, link
 
     async def join(self, process: str, listener: ExchangeListener) -> None:

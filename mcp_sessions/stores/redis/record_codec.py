@@ -49,7 +49,6 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(text: bytes) -> Any:
-    """Read a value that :func:`packed` wrote."""
     try:
         return decode(text)
     except ValueError:
@@ -103,22 +102,12 @@ class Unreadable(ValueError):
 
 
 def of_kind(kind: type[T], answer: Answer) -> T:
-    """The answer, which has to be of that type.
-
-    Raises:
-        Unreadable: It is not.
-    """
     if not isinstance(answer, kind):
         raise Unreadable(type(answer).__name__)
     return answer
 
 
 def pair_of(answer: Answer) -> tuple[Answer, Answer]:
-    """An answer that has to be two values.
-
-    Raises:
-        Unreadable: It is not.
-    """
     match answer:
         case [first, second]:
             return first, second
@@ -161,7 +150,6 @@ class Peers:
         self._of: OrderedDict[SessionId, tuple[int, tuple[Peer | None]]] = OrderedDict()
 
     def known(self, session_id: SessionId) -> tuple[Peer | None] | None:
-        """Return the description of a session's client; None: unknown."""
         found = self._of.get(session_id)
         if found is None:
             return None
@@ -202,7 +190,6 @@ class Subscriptions:
         self._of: dict[SessionId, tuple[bytes, frozenset[str]]] = {}
 
     def known(self, session_id: SessionId) -> tuple[bytes, frozenset[str]]:
-        """Return the last change of a session's subscriptions, and their URIs."""
         return self._of.get(session_id, NOTHING[:2])
 
     def learn(self, session_id: SessionId, change: bytes, uris: Sequence[bytes]) -> frozenset[str]:
@@ -246,7 +233,6 @@ class Subscriptions:
         self._kept = 0
 
     def forget(self, session_id: SessionId) -> None:
-        """Drop a session that has none, or has ended."""
         _, gone = self._of.pop(session_id, NOTHING[:2])
         self._kept -= len(gone)
 
@@ -338,7 +324,6 @@ def event_of(
 
 
 def events_of(log_epoch: LogEpoch, entries: Iterable[Sequence[Any]]) -> tuple[LoggedEvent, ...]:
-    """The events of a log, from the entries of its Redis stream."""
     events: list[LoggedEvent] = []
     for entry_id, members in entries:
         named = dict(_pairs(members))
@@ -361,7 +346,6 @@ def published_event(message: bytes) -> tuple[LoggedEvent, Attachment | None]:
 
 
 def tokens_of(answer: Sequence[bytes]) -> Mapping[bytes, bytes]:
-    """URI → token of its subscription."""
     return dict(_pairs(answer))
 
 

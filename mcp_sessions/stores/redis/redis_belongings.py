@@ -38,8 +38,6 @@ CHANGED = 1
 
 
 class Belongings(Lists):
-    """Subscriptions, state, data, and the outcomes of keyed requests."""
-
     async def change(self, session_id: SessionId, change: RecordChange) -> bool:
         match change:
             case SetCurrent(current):
@@ -61,7 +59,6 @@ class Belongings(Lists):
                 assert_never(change)
 
     async def _set(self, session_id: SessionId, field: str, *value: bytes | str) -> bool:
-        """Whether the session is there. Without a value the field is removed."""
         return await self._on(session_id, scripts.CHANGE, field, *value) is not None
 
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:

@@ -103,11 +103,6 @@ def connections_to(url: str) -> MakeConnection:
 
 
 async def connected(make: MakeConnection, timeout: float) -> Connection:
-    """A new connection, ready.
-
-    Raises:
-        StoreUnavailable: It could not be made within ``timeout`` seconds.
-    """
     connection = make()
     try:
         async with asyncio.timeout(timeout):
@@ -223,7 +218,6 @@ class Link:
         return await answer
 
     async def nodes(self) -> Sequence[Link]:
-        """As :meth:`ClusterLink.nodes`: it is the only one."""
         return [self]
 
     async def close(self) -> None:

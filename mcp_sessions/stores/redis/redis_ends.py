@@ -79,7 +79,6 @@ class EndsInRedis(Commands):
         return _made(found) or own
 
     async def _note_lost(self, tag: str, at: float) -> None:
-        """The record of a session was gone before its time."""
         end = SessionEnd(tag[:DIGEST_LENGTH], EndReason.LOST, at)
         await self.remember_ends([end], now=at, beside=True)
 

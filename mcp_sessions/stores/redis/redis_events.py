@@ -293,7 +293,6 @@ def _position_of(answer: Answer) -> Position | None:
 def _told_of(
     session_id: SessionId, change: ServerChange, now: float, answer: Sequence[Any]
 ) -> Told:
-    """Read the answer of ``lua/tell.lua`` for one session, without its message, which is known."""
     _, stream, epoch, number, connection, fence, replaced = answer
     place = Position(LogEpoch(epoch.decode()), int(number))
     mode = Mode.PROTOCOL if stream == b"events" else Mode.TRANSPORT

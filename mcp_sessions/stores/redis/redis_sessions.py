@@ -36,8 +36,6 @@ from mcp_sessions.stores.redis.sleepers import BOUND, Sleepers
 
 
 class Lives(Sleepers):
-    """Sessions from their making to their end, and who may use them."""
-
     async def create(
         self,
         mode: Mode,
@@ -251,6 +249,5 @@ class Lives(Sleepers):
 
     @property
     def _idle_times(self) -> list[float]:
-        """As ``idle_of`` in Lua takes them."""
         modes = (Mode.PROTOCOL, Mode.TRANSPORT, Mode.BOUND)
         return [idle_time(mode, self._policy) for mode in modes]

@@ -55,7 +55,6 @@ _BY_CLASS = {
 
 
 def kind_of(refused: RedisError) -> str | None:
-    """The server's own word, such as ``OOM``; None: it said nothing."""
     word: object = getattr(refused, "status_code", None) or str(refused).partition(" ")[0]
     if isinstance(word, str) and word in _REFUSALS and word != "ERR":
         return word

@@ -30,8 +30,6 @@ _MOST_LOOKED_AT = 2_048
 
 
 class Sleepers(Lists):
-    """Puts sessions to sleep, and ends those that are in the way."""
-
     def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(link, namespace, clock)
         self._looked_at = 0

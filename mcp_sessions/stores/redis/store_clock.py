@@ -55,7 +55,6 @@ class SharedClock:
         return now - self._ahead
 
     async def now(self) -> float:
-        """Return the server's time, as near as clocks are. Errors as of :meth:`at`."""
         return await self.at(self._wall())
 
     def _is_fresh(self) -> bool:

@@ -28,8 +28,6 @@ from mcp_sessions.stores.sqlite.transaction import Transaction, assigned, text_o
 
 
 class Attachments(ServedFile):
-    """The part of the store that is about who hears events."""
-
     async def attach(
         self,
         session_id: SessionId,

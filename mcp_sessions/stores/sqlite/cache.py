@@ -41,8 +41,6 @@ class _Entry:
 
 
 class RecordCache:
-    """The records in memory, and their deadlines."""
-
     def __init__(self, writer: Writer, watch: Watch) -> None:
         self._writer = writer
         self._watch = watch
@@ -81,7 +79,6 @@ class RecordCache:
         return entry.record if entry is not None else None
 
     async def find(self, session_id: SessionId) -> SessionRecord | None:
-        """The record, read from the file if it is not in memory; None: there is none."""
         entry = self._entries.get(session_id)
         if entry is None or self._watch.is_lost:
             # Of a file that is not there nothing is served.
@@ -99,7 +96,6 @@ class RecordCache:
     # --- idle deadlines --------------------------------------------------------------------
 
     def deadline(self, mode: Mode, now: float, ends_at: float) -> float:
-        """When a session that was used now expires, if nobody uses it again."""
         return idle_deadline(now=now, idle_timeout=idle_time(mode, self._policy), ends_at=ends_at)
 
     def move_deadline(self, session_id: SessionId, record: SessionRecord, now: float) -> None:

@@ -22,8 +22,6 @@ PAUSE = 0.5
 
 
 class CommitBudget:
-    """The time that one event loop has for commits."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._done = 0

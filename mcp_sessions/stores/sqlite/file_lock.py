@@ -36,8 +36,6 @@ _held: set[str] = set()
 
 
 class Locked(Exception):
-    """Somebody else has the lock."""
-
     def __init__(self, holder: int | None) -> None:
         super().__init__(holder)
         self.holder = holder
@@ -118,7 +116,6 @@ class FileLock:
                 await asyncio.sleep(0.02)
 
     def release(self) -> None:
-        """Let go of it; nothing happens if it is not held."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -26,14 +26,11 @@ from mcp_sessions.stores.sqlite.transaction import KeyCounts, Transaction, text_
 
 
 def keys_of(tx: Transaction, session_id: SessionId, policy: SessionPolicy) -> Keys | None:
-    """A session's request keys; None: it is not there."""
     counts = tx.recall(session_id) or _read(tx, session_id)
     return Keys(tx, session_id, counts, policy=policy) if counts is not None else None
 
 
 class Keys:
-    """The keys of one session, in one transaction."""
-
     __slots__ = ("_lifetime", "_max_bytes", "_session_id", "_tx", "counts")
 
     def __init__(

@@ -42,7 +42,6 @@ class LogRow:
 
     @property
     def position(self) -> Position:
-        """The position of who has seen everything."""
         return Position(self.log_epoch, self.head)
 
     def write(self, tx: Transaction) -> None:
@@ -62,7 +61,6 @@ def find(tx: Transaction, sid: int, stream: StreamName) -> LogRow | None:
 
 
 def opened(tx: Transaction, sid: int, stream: StreamName) -> LogRow:
-    """A session's log, made if it is new."""
     known = find(tx, sid, stream)
     if known is not None:
         return known
@@ -78,14 +76,12 @@ def opened(tx: Transaction, sid: int, stream: StreamName) -> LogRow:
 
 
 def drop(tx: Transaction, sid: int, stream: StreamName | None = None) -> None:
-    """Forget one log of a session, or all of them (None)."""
     which, values = ("sid = ?", (sid,)) if stream is None else (_ONE, (sid, stream))
     tx.execute(f"DELETE FROM events WHERE log IN (SELECT log FROM logs WHERE {which})", values)
     tx.execute(f"DELETE FROM logs WHERE {which}", values)
 
 
 def fall_asleep(tx: Transaction, sid: int) -> None:
-    """Do :meth:`SessionStore.sleep` for one session."""
     streams = tx.execute("SELECT stream FROM logs WHERE sid = ?", (sid,)).fetchall()
     for (stream,) in streams:
         if stream not in (EVENTS, GET_STREAM):
@@ -172,7 +168,6 @@ def since_id(
     now: float,
     limit: int | None = None,
 ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-    """Do :meth:`EventLog.since_id` for a stored log."""
     if event_id is None:
         return (), Refusal.NO_POSITION
     position = parse_position(event_id)
@@ -199,7 +194,6 @@ def since_id(
 
 
 def drop_origin(tx: Transaction, log: LogRow | None, origin: SessionId) -> None:
-    """Do :meth:`EventLog.drop_origin` for a stored log; without a log, do nothing."""
     if log is None:
         return
     gone = tx.execute(

@@ -288,7 +288,6 @@ def error_code(failed: sqlite3.Error) -> int | None:
 
 
 def opening_failed(path: Path, failed: sqlite3.Error) -> ConfigurationError | StoreUnavailable:
-    """Return the error for an operator if a file does not open."""
     match error_code(failed):
         case sqlite3.SQLITE_NOTADB:
             return ConfigurationError(f"{path} is not a SQLite file")
@@ -356,11 +355,6 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _check_kind(connection: sqlite3.Connection, path: Path) -> int:
-    """The file's version; 0: it is new.
-
-    Raises:
-        ConfigurationError: It is not ours, or newer than we are.
-    """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:

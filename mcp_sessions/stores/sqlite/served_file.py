@@ -46,8 +46,6 @@ SMALL = 65_536
 
 
 class ServedFile:
-    """Runs every call of the store on its file."""
-
     def __init__(self, path: str | Path, durability: Durability = "normal") -> None:
         """Nothing is opened yet.
 
@@ -209,8 +207,6 @@ class ServedFile:
         apply: Callable[[SessionRecord], None],
         condition: str = "",
     ) -> bool:
-        """Whether there was such a session, for which the condition holds."""
-
         def work(tx: Transaction) -> bool:
             statement = f"UPDATE sessions SET {assignment} WHERE session_id = ?{condition}"
             cursor = tx.execute(statement, (*values, session_id))

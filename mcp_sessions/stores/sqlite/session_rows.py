@@ -46,8 +46,6 @@ _NAMES = _COLUMNS.split(", ")
 
 @dataclass(slots=True)
 class Brief:
-    """The fields of a session that most calls need."""
-
     sid: int
     mode: Mode
     ends_at: float
@@ -73,7 +71,6 @@ def brief(tx: Transaction, session_id: SessionId) -> Brief | None:
 
 
 def window_of_stream(session: Brief, stream: StreamName, window: Window) -> Window:
-    """How much of a stream is kept: ``window``, but of a conversation's events all."""
     return UNBOUNDED if session.mode is Mode.CONVERSATION and stream == EVENTS else window
 
 
@@ -171,7 +168,6 @@ def forget(tx: Transaction, sid: int, session_id: SessionId) -> None:
 
 
 def end(tx: Transaction, session_id: SessionId) -> SessionRecord | None:
-    """End a session; its record as it was, None if it was not there."""
     found = record_of(tx, session_id)
     if found is None:
         return None
@@ -185,7 +181,6 @@ def request_end(tx: Transaction, session_id: SessionId) -> None:
 
 
 def end_requested(tx: Transaction) -> list[SessionRecord]:
-    """End what was asked for; the records of those that were there."""
     ended: list[SessionRecord] = []
     for (session_id,) in tx.execute("SELECT session_id FROM end_requests").fetchall():
         record = end(tx, SessionId(session_id))
@@ -269,7 +264,6 @@ def fall_asleep(
 
 
 def move_deadlines(tx: Transaction, deadlines: Mapping[SessionId, float]) -> None:
-    """Store the idle deadlines of these sessions, those that are there."""
     for session_id, deadline in deadlines.items():
         tx.execute(
             "UPDATE sessions SET expires_at = ? WHERE session_id = ?", (deadline, session_id)
@@ -277,11 +271,6 @@ def move_deadlines(tx: Transaction, deadlines: Mapping[SessionId, float]) -> Non
 
 
 def subscribe(tx: Transaction, sid: int, uri: str, policy: SessionPolicy) -> None:
-    """Add a resource subscription.
-
-    Raises:
-        LimitReached: See ``SessionStore.subscribe``. Nothing was added.
-    """
     name = text_bytes(uri)
     known = tx.execute("SELECT 1 FROM subscriptions WHERE sid = ? AND uri = ?", (sid, name))
     if known.fetchone() is not None:
@@ -298,7 +287,6 @@ def unsubscribe(tx: Transaction, sid: int, uri: str) -> None:
 
 
 def replace_subscriptions(tx: Transaction, sid: int, uris: Collection[str]) -> None:
-    """Subscribe to these resources, and to no others."""
     tx.execute("DELETE FROM subscriptions WHERE sid = ?", (sid,))
     for uri in uris:
         tx.execute("INSERT INTO subscriptions (sid, uri) VALUES (?, ?)", (sid, text_bytes(uri)))

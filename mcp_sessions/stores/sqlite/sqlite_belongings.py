@@ -30,8 +30,6 @@ from mcp_sessions.stores.sqlite.transaction import Transaction, assigned, text_b
 
 
 class Belongings(ServedFile):
-    """The part of the store that is about subscriptions, state, data and kept answers."""
-
     async def change(self, session_id: SessionId, change: RecordChange) -> bool:
         match change:
             case SetCurrent(current):
@@ -101,11 +99,6 @@ class Belongings(ServedFile):
         *,
         expected_version: int | None = None,
     ) -> SessionRecord | None:
-        """Change the state.
-
-        Raises:
-            TypeError: A value cannot be JSON. Nothing was stored.
-        """
         values, gone = encode(dict(changed)), frozenset(removed)
 
         def work(tx: Transaction) -> SessionRecord | None:
@@ -161,11 +154,6 @@ class Belongings(ServedFile):
     async def replace_data(
         self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
     ) -> bool:
-        """Replace the data.
-
-        Raises:
-            TypeError: A value cannot be JSON. Nothing was stored.
-        """
         encoded = encode(dict(value))
 
         def work(tx: Transaction) -> bool:

@@ -18,7 +18,6 @@ _DROPPED_AT_ONCE = 16
 def remember(
     tx: Transaction, ends: Sequence[SessionEnd], *, now: float, beside: bool
 ) -> list[SessionEnd]:
-    """Do :meth:`~mcp_sessions.stores.ends_contract.Ends.remember_ends` in a transaction."""
     new: list[SessionEnd] = []
     for end in ends:
         row = tx.execute(
@@ -38,7 +37,6 @@ def remember(
 
 
 def remembered(tx: Transaction, *, now: float) -> list[SessionEnd]:
-    """Do :meth:`~mcp_sessions.stores.ends_contract.Ends.ends` in a transaction."""
     rows = tx.execute(
         "SELECT value FROM ends WHERE at > ? ORDER BY number", (now - REMEMBERED_FOR,)
     )
@@ -47,7 +45,6 @@ def remembered(tx: Transaction, *, now: float) -> list[SessionEnd]:
 
 
 def made(tx: Transaction, *, now: float | None) -> StoreMade | None:
-    """Do :meth:`~mcp_sessions.stores.ends_contract.Ends.made` in a transaction."""
     meta = dict(
         tx.execute("SELECT name, value FROM meta WHERE name IN ('file', 'made')").fetchall()
     )

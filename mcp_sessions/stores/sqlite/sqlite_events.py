@@ -39,7 +39,6 @@ class Events(ServedFile):
         return await self._within(session_id, work, None, now=now, short=is_small(draft.before))
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
-        """Return a page of the audience. Pages begin after a session's number."""
         page = int(after) if after is not None else 0
 
         def work(tx: Transaction) -> Audience:

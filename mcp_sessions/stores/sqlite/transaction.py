@@ -17,7 +17,6 @@ memory, or None: the session has ended.
 
 
 def assigned(**fields: Any) -> Callable[[SessionRecord], None]:
-    """Return an edit that sets these fields of a record."""
     return lambda record: record.become(**fields)
 
 
@@ -69,7 +68,6 @@ def text_bytes(text: str) -> bytes:
 
 
 def text_of(stored: str | bytes) -> str:
-    """Read a text that :meth:`Transaction.execute` stored."""
     return stored if isinstance(stored, str) else stored.decode("utf-8", "surrogatepass")
 
 

@@ -74,7 +74,6 @@ class Watch:
 
     @property
     def is_lost(self) -> bool:
-        """Whether one was not there at the last look."""
         return self._lost is not None
 
     def look(self, *, now: float | None = None) -> None:
@@ -114,7 +113,6 @@ class Watch:
         self._lost = lost
 
     def _is_whole(self) -> bool:
-        """Whether the file is neither emptied nor cut."""
         try:
             size = os.stat(self._places[0]).st_size
         except OSError:

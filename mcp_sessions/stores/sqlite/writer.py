@@ -133,11 +133,6 @@ class Writer:
         self._known: OrderedDict[SessionId, KeyCounts] = OrderedDict()
 
     async def start(self) -> None:
-        """Open the file.
-
-        Raises:
-            ConfigurationError, StoreUnavailable: It cannot be opened.
-        """
         self._loop = asyncio.get_running_loop()
         self._budget = CommitBudget(self._loop)
         ready: asyncio.Future[None] = self._loop.create_future()
@@ -423,7 +418,6 @@ class Writer:
                 self._known.popitem(last=False)
 
     def _wait_for_others(self, connection: sqlite3.Connection, waits: bool) -> None:
-        """Have the next transaction wait, or not, for another program's lock on the file."""
         if waits is not self._waits:
             timeout = round(schema.BUSY_TIMEOUT * 1_000) if waits else 0
             connection.execute(f"PRAGMA busy_timeout = {timeout}")

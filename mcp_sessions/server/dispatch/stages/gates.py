@@ -13,8 +13,6 @@ from mcp_sessions.server.calls.table import Call, Outcome, Stage
 
 @dataclass(slots=True, eq=False, repr=False)
 class Gates(Stage):
-    """Refuses them outside of a session."""
-
     _visibility: Visibility
     _methods: set[str] = field(default_factory=set[str])
     _tools: set[str] = field(default_factory=set[str])
@@ -22,11 +20,9 @@ class Gates(Stage):
 
     @property
     def is_on(self) -> bool:
-        """Whether there is any."""
         return bool(self._methods or self._tools)
 
     def add(self, *, tools: Iterable[str], methods: Iterable[str]) -> None:
-        """Serve these in a session only from now on, like those that are gated already."""
         self._tools.update(map(folded, tools))
         self._methods.update(methods)
 

@@ -48,13 +48,10 @@ class LearnedTools(Stage):
 
 @dataclass(slots=True, eq=False, repr=False)
 class HandleTools(Stage):
-    """Takes the handle out of a call, and says in lists and in the first answer what to pass."""
-
     _argument: HandleArgument
     _conversations: BoundSessions
 
     async def before(self, call: Call) -> Outcome | None:
-        """The tool never sees it."""
         request, argument = call.request, self._argument
         takes = argument.takes(argument.tool_of(request)) and not call.instead
         if not takes and request.method != LIST:

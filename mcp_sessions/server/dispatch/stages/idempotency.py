@@ -25,8 +25,6 @@ from mcp_sessions.stores.records import Admitted
 
 
 class Idempotency:
-    """Both of the stages of a request key, and what they share."""
-
     def __init__(
         self,
         environment: Environment,

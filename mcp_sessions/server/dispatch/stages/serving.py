@@ -46,8 +46,6 @@ from mcp_sessions.stores.records import SessionRecord
 
 
 class _Past(TypedDict, total=False):
-    """Past of a session: arguments of :meth:`Upstream.peer`."""
-
     wanted: Wanted
     was_served: bool
 
@@ -79,7 +77,6 @@ class UpstreamPeers(Stage):
         """Sessions made before that were served by another process."""
 
     def adopt(self, peer: NewPeer, outbound: LateOutbound, connection: ClientConnection) -> None:
-        """Give a client its connection after the handshake."""
         outbound.bind(self._of_connection(connection))
         if connection.transport_session is not None:
             peer.belongs_to(connection.transport_session)
@@ -87,17 +84,14 @@ class UpstreamPeers(Stage):
         self._connections.add(connection)
 
     def running(self, call: Call) -> RunningRequest:
-        """Return a message as its handler sees it."""
         return RunningRequest(
             self._shared, call, partial(self.standalone, call.inbound, call.record)
         )
 
     def beside(self, call: Call) -> tuple[UpstreamPeer, RunningRequest]:
-        """A message that the wrapped server gets beside all requests, and its sender's peer."""
         return self.of(call.inbound, call.record), self.running(call)
 
     async def before(self, call: Call) -> Outcome | None:
-        """Run it, with the layer's additions."""
         if self._shared.calls.is_over:
             # Since it was accepted. A key that it recorded is one of a run that never began.
             return stopping()
@@ -126,7 +120,6 @@ class UpstreamPeers(Stage):
         return None
 
     def of(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:
-        """Return the peer of a message's sender, in the session of the message."""
         connection = inbound.connection
         if connection is None or inbound.modern:
             outbound = None
@@ -164,7 +157,6 @@ class UpstreamPeers(Stage):
         return peer
 
     def standalone(self, inbound: Inbound, record: SessionRecord | None) -> Outbound:
-        """Return the way to a request's client outside of the request."""
         if record is not None:
             return self._of_session(record)
         if inbound.connection is not None:
@@ -184,7 +176,6 @@ class UpstreamPeers(Stage):
                 return None
 
     def _past(self, record: SessionRecord | None) -> _Past:
-        """Return the arguments for a session that was made earlier."""
         if record is None:
             return {}
         was_served = record.created_at < self._began_at
@@ -203,9 +194,6 @@ class UpstreamPeers(Stage):
     def _remember_subscription(
         self, inbound: Inbound, record: SessionRecord | None
     ) -> Callable[[str, bool], Awaitable[bool]]:
-        """Return a function that keeps subscriptions with the session or, without one, with the
-        connection.
-        """
         connection, session_id = inbound.connection, _session_of(inbound, record)
 
         async def remember(uri: str, on: bool) -> bool:
@@ -224,7 +212,6 @@ class UpstreamPeers(Stage):
 
 
 def _session_of(inbound: Inbound, record: SessionRecord | None) -> SessionId | None:
-    """Return the session that gets the effect of a request: its own, else its connection's."""
     if record is not None:
         return record.session_id
     return inbound.connection.transport_session if inbound.connection is not None else None

@@ -38,8 +38,6 @@ class NoMeans(UpstreamError):
 
 
 class Starter(Protocol):
-    """Start children of one kind."""
-
     async def start(self, place: Place, principal: Principal) -> Child:
         """Make a child that has not got any message yet.
 
@@ -57,9 +55,7 @@ class Starter(Protocol):
         """
         ...
 
-    def use(self, server: ExternalServer) -> None:
-        """Start the next children of this server, which is of the same kind."""
-        ...
+    def use(self, server: ExternalServer) -> None: ...
 
     def session_over(self, session_id: SessionId) -> None:
         """Delete data that was kept for a session's children: the session cannot resume."""
@@ -69,7 +65,6 @@ class Starter(Protocol):
 
 
 def not_started(why: str) -> UpstreamError:
-    """Return the error for a client whose child did not start."""
     data = {"reason": "not_started", "started": False}
     return UpstreamError(error_body(INTERNAL_ERROR, f"{NOT_STARTED_TEXT}{why}", data))
 

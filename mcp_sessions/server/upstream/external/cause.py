@@ -88,8 +88,6 @@ def with_own_token(request_id: int, params: Mapping[str, Any] | None) -> Mapping
 
 
 class Cause(NamedTuple):
-    """Knowledge of the request that caused a message."""
-
     said: Call | None = None
     """Request that the child named. None: it named none."""
 
@@ -98,7 +96,6 @@ class Cause(NamedTuple):
 
     @property
     def known(self) -> Call | None:
-        """Return the request. None: unknown."""
         return self.said if self.said is not None else self.only
 
 
@@ -135,7 +132,6 @@ class _Request:
 
 
 def _source_of(call: Call | None) -> Hashable:
-    """Return the session that a request is in, else its connection. None: unknown."""
     if call is None or call.bound_session is not None:
         return call and call.bound_session
     scope = getattr(call.context, "scope", None)
@@ -151,8 +147,6 @@ def _has_own_source(call: Call | None) -> bool:
 
 
 class Unanswered:
-    """Track the requests that one child got and has not answered."""
-
     def __init__(self) -> None:
         self._awaited: dict[RequestId, _Request] = {}
         self._given_up: set[RequestId] = set()
@@ -173,7 +167,6 @@ class Unanswered:
         """Whether the child asked its client for something, and knows the answer."""
 
     def sent(self, request_id: RequestId, call: Call | None, params: object) -> None:
-        """Note that the child gets a request now."""
         request = self._awaited[request_id] = _Request(call)
         task: object = members_of(params).get("taskId")
         if isinstance(task, str):
@@ -214,7 +207,6 @@ class Unanswered:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether the child may still work on a request that no client waits for."""
         return self._is_lost or bool(self._given_up)
 
     def is_settled(self, *, is_late: bool) -> bool:
@@ -281,7 +273,6 @@ class Unanswered:
 
 
 def _name_of(method: str, params: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """Return the name by which a message refers to its request. None: it has no name."""
     if method == _ELICITED:
         return _name("elicitation", (params or {}).get("elicitationId"))
     if method == _TASK_STATUS:

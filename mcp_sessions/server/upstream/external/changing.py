@@ -31,8 +31,6 @@ def can_follow(before: ExternalServer, after: ExternalServer) -> bool:
 
 
 class ChangingChildren(Children):
-    """Children of a server that may change."""
-
     def use(self, server: ExternalServer) -> None:
         """Start the next children of this server.
 

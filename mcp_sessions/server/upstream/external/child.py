@@ -118,8 +118,6 @@ def raised_anew(failed: UpstreamError, error: dict[str, Any] | None = None) -> U
 
 @dataclass(slots=True)
 class Waiting:
-    """A request that the child has not answered."""
-
     request_id: RequestId
     future: asyncio.Future[Answer]
     call: Call | None
@@ -153,7 +151,6 @@ class Child(ABC):
         self._background = Background()
 
     def belongs_to(self, client: Client) -> None:
-        """Send its messages to another client from now on."""
         self._client = client
 
     is_in_order = True
@@ -161,7 +158,6 @@ class Child(ABC):
 
     @property
     def is_modern(self) -> bool:
-        """Whether the layer speaks the modern era with it."""
         return False
 
     @property
@@ -208,7 +204,6 @@ class Child(ABC):
 
     @property
     def has_subscriptions(self) -> bool:
-        """Whether it declared that resources can be subscribed to."""
         return bool(members_of(self.capabilities.get("resources")).get("subscribe"))
 
     async def shake_hands(
@@ -295,7 +290,6 @@ class Child(ABC):
         return answer.result or {}
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """Send a notification."""
         await self._hand_over(notification_message(method, params))
 
     async def _hand_over(self, message: bytes) -> None:
@@ -307,7 +301,6 @@ class Child(ABC):
     # --- its messages ------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        """Fail all open requests: it has ended."""
         for waiting in self._open.values():
             if not waiting.future.done():
                 waiting.future.set_result(Answer(None, None, wire_error(OutcomeUnknown())))
@@ -433,7 +426,6 @@ class Child(ABC):
         # Otherwise the request was cancelled, or is answered twice.
 
     def _warn(self, kind: str, text: str) -> None:
-        """Log the first message of a kind. A server may repeat its fault without a bound."""
         if kind not in self._warned:
             self._warned.add(kind)
             logger.warning("%s: %s", self._client.label(), text)

@@ -18,14 +18,11 @@ _TRACER: Final = "mcp_sessions"
 
 
 class Spans:
-    """Make spans, if the application has set a tracer provider."""
-
     def __init__(self) -> None:
         self._are_made = False
         self._known = KnownNames()
 
     def look(self) -> None:
-        """Check whether the application has set one."""
         self._are_made = is_tracing()
 
     def around(
@@ -36,11 +33,6 @@ class Spans:
         version: object,
         work: Awaitable[Served],
     ) -> Awaitable[Served]:
-        """Await ``work`` in a span of its own.
-
-        Args:
-            version: The protocol version of its client.
-        """
         if not self._are_made:
             return work
         return _traced(call, method, params, version, work, self._known)

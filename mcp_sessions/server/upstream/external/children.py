@@ -109,7 +109,6 @@ class Children:
         self._said_at = -math.inf
 
     def run(self) -> None:
-        """End idle children in the background, until it is closed."""
         self.starter.run(lambda: self.server.max_children - self._count())
         self._rounds.loop("the rounds over idle children", self._round)
 
@@ -126,7 +125,6 @@ class Children:
         return [place for key, place in self._places.items() if are(key)]
 
     def rename(self, key: Hashable, new: Hashable) -> None:
-        """Change the key of a place, and the name of a client in all places."""
         place = self._places.pop(key, None)
         if place is not None:
             self._places[new] = place
@@ -135,7 +133,6 @@ class Children:
             each.rename(key, new)
 
     def renew(self, place: Place) -> None:
-        """Give the next request at a place another child."""
         child = place.vacate()
         if child in self._living and not self._is_closed:
             self._ending.add(child)
@@ -173,7 +170,6 @@ class Children:
         return None
 
     def over(self, key: Hashable) -> None:
-        """Forget a session or client: its own place ends, with its child."""
         place = self._places.pop(key, None)
         if place is not None:
             place.end()
@@ -227,11 +223,6 @@ class Children:
             await self.starter.close()
 
     async def start(self, place: Place, principal: Principal) -> Child:
-        """Start a child for a place that has none.
-
-        Raises:
-            UpstreamError: It cannot be started.
-        """
         loop = asyncio.get_running_loop()
         refusal = self._failures.refusal(principal, place.client, loop.time())
         if refusal is not None:
@@ -306,7 +297,6 @@ class Children:
             self._failures.was_tried(principal, failed, now)
 
     async def _start_in_an_era(self, place: Place, principal: Principal) -> Child:
-        """Start it in the era of its client, if the server speaks it."""
         client = place.client
         if client.get("protocolVersion") in self.versions:
             return await self._start(place, principal, client)
@@ -405,7 +395,6 @@ class Children:
                     await self._vacate(place)
 
     def _count(self, of: Principal | None = None) -> int:
-        """Return how many children there are or begin: of one principal, or of all."""
         if of is None:
             return len(self._living) + self._starts.total()
         return sum(whose == of for whose in self._living.values()) + self._starts[of]
@@ -460,7 +449,6 @@ class Children:
             logger.warning("%s: %s", self.server.title, what)
 
     async def _end_a_start(self, of: Principal | None) -> bool:
-        """End a start that hangs. False: none hangs."""
         hanging = self._hanging.oldest(of)
         if hanging is not None:
             await stopped(hanging)
@@ -490,7 +478,6 @@ class Children:
         return bool(idle)
 
     def _idle(self, of: Principal | None) -> list[Place]:
-        """Return the places of one principal, or of all, with a child that runs nothing."""
         return [
             place
             for place in self._places.values()

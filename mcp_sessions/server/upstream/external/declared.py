@@ -18,17 +18,13 @@ _BYTES: Final = 65_536
 
 
 class DeclaredHeaders:
-    """Hold the headers of one server, for the tools that were listed last."""
-
     def __init__(self) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}
 
     def of(self, tool: str) -> Mapping[str, Any] | None:
-        """Return the input schema of a tool, if it declares headers."""
         return self._schemas.get(tool)
 
     def learn(self, result: Mapping[str, Any]) -> None:
-        """Take the result of a ``tools/list``."""
         tools: object = result.get("tools")
         for tool in cast("list[object]", tools) if isinstance(tools, list) else ():
             members = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}

@@ -62,8 +62,6 @@ _RETRY = 1.0
 
 
 class EitherEraChild(Child):
-    """A child that is spoken to in its own era."""
-
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self._modern: Modern | None = None
@@ -92,7 +90,6 @@ class EitherEraChild(Child):
         """Send a listen, and read its stream until it ends; see :data:`Hear`."""
 
     async def _listen(self, heard: Heard) -> float | None:
-        """Open a stream in the modern era: a :data:`Hear`."""
         if self._modern is None:
             raise AssertionError("only that era listens")
         params = self._modern.params(wanted_changes(self.capabilities, self.subscribed))
@@ -107,7 +104,6 @@ class EitherEraChild(Child):
             self._listens.pop(request_id, None)
 
     def _is_heard(self, request_id: int) -> bool:
-        """Whether a listen was acknowledged."""
         return request_id not in self._listens
 
     async def shake_hands(
@@ -241,7 +237,6 @@ class EitherEraChild(Child):
         return await with_inputs(params, send, ask if can_ask else None)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """Send a notification. The modern era has none for a server."""
         if self._modern is None:
             await super().notify(method, params)
 

@@ -26,8 +26,6 @@ class Moved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Record of the process that has a session's child."""
-
     session_id: SessionId
     holder: str
     is_here: bool
@@ -41,8 +39,6 @@ class Lease:
 
 
 class Asked(NamedTuple):
-    """A request to a child, without its call."""
-
     client: Mapping[str, Any]
     """Params of ``initialize``, if a child is started for it."""
 
@@ -58,15 +54,12 @@ class Asked(NamedTuple):
 
     @property
     def sender(self) -> Sender | None:
-        """Return the modern-era client that asks. None: the client of the handshake era."""
         if self.asks is None:
             return None
         return Sender(self.client, self.level, bool(self.asks) and self.method in NAMED)
 
 
 class Elsewhere(Protocol):
-    """The processes that share a store."""
-
     @property
     def process(self) -> str: ...
 
@@ -107,6 +100,4 @@ class Elsewhere(Protocol):
         """
         ...
 
-    def over(self, session_id: SessionId) -> None:
-        """Release the child of a session that has ended."""
-        ...
+    def over(self, session_id: SessionId) -> None: ...

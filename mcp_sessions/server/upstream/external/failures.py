@@ -66,7 +66,6 @@ class Failures:
         """Principals for which the layer tries at the moment."""
 
     def refusal(self, principal: Principal, client: Client, now: float) -> UpstreamError | None:
-        """Return the error for such a client without another try. None: try."""
         for known in (
             self._of_all.get(principal),
             self._by_description.get((principal, description_of(client))),
@@ -76,7 +75,6 @@ class Failures:
         return None
 
     def started(self, principal: Principal, client: Client) -> None:
-        """Note that such a client is served."""
         self._of_all.pop(principal, None)
         self._by_description.pop((principal, description_of(client)), None)
         self._doubted.pop(principal, None)
@@ -105,7 +103,6 @@ class Failures:
         _count(self._by_description, (principal, description_of(client)), failed, now)
 
     def was_tried(self, principal: Principal, failed: UpstreamError | None, now: float) -> None:
-        """Note the outcome of a try. None: the server can be used."""
         self._tried.discard(principal)
         if failed is None:
             self._of_all.pop(principal, None)
@@ -115,7 +112,6 @@ class Failures:
 
 
 def description_of(client: object) -> bytes:
-    """Return a key of 32 bytes, equal for clients with equal descriptions."""
     try:
         return sha256(encode(client)).digest()
     except TypeError:

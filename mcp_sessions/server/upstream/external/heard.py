@@ -25,8 +25,6 @@ _ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 
 
 class Listen:
-    """One listen: an :class:`~mcp_sessions.server.upstream.port.Outbound` of its place."""
-
     def __init__(self, call: Call, wanted: Filter) -> None:
         self._call = call
         self._wanted = wanted
@@ -38,11 +36,9 @@ class Listen:
 
     @property
     def call(self) -> Call:
-        """Return the call to use for the acknowledgement."""
         return cast(Call, _Acknowledging(self._call, self._is_acknowledged))
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """Deliver a change that the listen wants, once it is acknowledged."""
         if method != UPDATED and method.split("/")[1] not in self._wanted.lists:
             return
         await self._is_acknowledged.wait()
@@ -50,13 +46,10 @@ class Listen:
         await self._call.notify(method, {**(params or {}), "_meta": meta})
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
-        """Refuse a question: a listen carries none."""
         raise PeerError(METHOD_NOT_FOUND, "Method not found", asked.method)
 
 
 class _Acknowledging:
-    """A call that notes when its listen is acknowledged."""
-
     def __init__(self, call: Call, acknowledged: asyncio.Event) -> None:
         self._call = call
         self._acknowledged = acknowledged

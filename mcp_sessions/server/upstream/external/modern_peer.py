@@ -106,7 +106,6 @@ class ModernPeer:
 def _stamped(
     result: dict[str, Any], handshake: Mapping[str, Any], is_cached: bool
 ) -> dict[str, Any]:
-    """Add the members that each result of the modern era has."""
     info = handshake.get("serverInfo")
     if info is not None:
         result = {**result, "_meta": {**(meta_of(result) or {}), _SERVER_INFO: info}}

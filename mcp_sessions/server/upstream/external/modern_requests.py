@@ -42,27 +42,15 @@ Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[dict[str, Any]]]
 
 
 class Modern:
-    """Hold the values that one child gets with each request.
-
-    Args:
-        client: The params of an ``initialize``.
-    """
-
     def __init__(self, client: Mapping[str, Any]) -> None:
         self._envelope = _envelope(client, None)
 
     def set_level(self, level: object) -> None:
-        """Set the lowest log level that is wanted."""
         self._envelope[_LEVEL] = level
 
     def params(
         self, params: Mapping[str, Any] | None, sender: Sender | None = None
     ) -> dict[str, Any]:
-        """Return the params of a request, with its client.
-
-        Args:
-            sender: See :meth:`Child.request`.
-        """
         said = self._envelope if sender is None else _envelope(sender.client, sender.level)
         return {**(params or {}), "_meta": {**(meta_of(params) or {}), **said}}
 
@@ -160,7 +148,6 @@ def _of_the_era_before(method: str, params: dict[str, Any] | None) -> dict[str, 
 
 
 def wanted_changes(capabilities: Mapping[str, Any], uris: set[str]) -> dict[str, Any]:
-    """Return the params of a listen for all changes that the server can send."""
     wanted: dict[str, Any] = {
         f"{name}ListChanged": True
         for name in ("tools", "prompts", "resources")
@@ -172,7 +159,6 @@ def wanted_changes(capabilities: Mapping[str, Any], uris: set[str]) -> dict[str,
 
 
 def without_subscription(notification: Notification) -> Notification:
-    """Return a change without the id of its listen."""
     meta = {k: v for k, v in (meta_of(notification.params) or {}).items() if k != SUBSCRIPTION_ID}
     params = {name: value for name, value in (notification.params or {}).items() if name != "_meta"}
     if meta:

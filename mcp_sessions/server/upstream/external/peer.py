@@ -47,8 +47,6 @@ _ENDED_HERE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """A wrapped server, and the objects that its clients share."""
-
     shell: SdkUpstream
     """Serves methods that the server has no part in."""
 
@@ -70,8 +68,6 @@ class Wrapped:
 
 @dataclass(eq=False)
 class ExternalPeer:
-    """One client, as its child sees it."""
-
     _wrapped: Wrapped
     _client: Mapping[str, Any]
     _outbound: Outbound | None
@@ -318,11 +314,6 @@ class ExternalPeer:
         return place.living or alike or await place.started(call.principal)
 
     def place(self, call: Call, inherited: Wanted | None = None) -> Place:
-        """Return the place of its child.
-
-        Args:
-            inherited: See :attr:`Lease.inherited`.
-        """
         who = self._who(call)
         key = self._key(call, who)
         is_one_client = self._wrapped.children.server.per == "session" and not isinstance(
@@ -373,22 +364,15 @@ class ExternalPeer:
 
     @property
     def _description(self) -> bytes:
-        """Key that is equal for clients with equal descriptions."""
         return description_of(self._client.get("clientInfo"))
 
     @property
     def _own(self) -> Hashable:
-        """Key of the place of its connection or session. None: it has none."""
         if self._session_id is not None:
             return self._session_id
         return self if self._outbound is not None else None
 
     def _key(self, call: Call, who: Hashable) -> Hashable:
-        """Return the key of its place.
-
-        Args:
-            who: See :meth:`_who`.
-        """
         match self._wrapped.children.server.per:
             case "shared":
                 return None
@@ -435,7 +419,6 @@ class ExternalPeer:
 
 
 def shared_place(wrapped: Wrapped) -> Place:
-    """Make the one place of a server that all clients share."""
     children = wrapped.children
     of = (children.start, wrapped.shell.publish, children.telling, None, OURS)
     return Place(*of, False, False, True, False, children.server.title)

@@ -141,7 +141,6 @@ class Place:
         return self.is_sessionless and is_as_new and not self.outbounds
 
     def another(self, key: Hashable) -> Place:
-        """Make a place for the same clients, with a child of its own."""
         return Place(
             self.start,
             self.announce,
@@ -161,7 +160,6 @@ class Place:
 
     @property
     def living(self) -> Child | None:
-        """Return its child, if it accepts requests."""
         return self.child if self.child is not None and not self.child.is_over else None
 
     async def request(
@@ -210,7 +208,6 @@ class Place:
         return result
 
     async def notify(self, child: Child, method: str, params: Mapping[str, Any] | None) -> None:
-        """Send a notification to its child."""
         self.keeps_nothing = False
         await child.notify(method, params)
 
@@ -252,29 +249,24 @@ class Place:
         self.is_over = True
 
     def occupy(self, child: Child) -> None:
-        """Take a child, for all requests that wait for it."""
         self.child = child
         self.used_at = asyncio.get_running_loop().time()
 
     def vacate(self) -> Child | None:
-        """Give up its child, and return it. The next request gets another one."""
         child, self.child = self.child, None
         return child
 
     def serves(self) -> bool:
-        """Note that its child serves from now on. Return whether there was one before."""
         was_served, self.was_served = self.was_served, True
         return was_served
 
     def held_by(self, holder: str) -> None:
-        """Note the name by which this process claimed it."""
         self.holder = holder
 
     def belongs_to(self, key: Hashable) -> None:
         self.key = key
 
     def rename(self, who: Hashable, name: Hashable) -> None:
-        """Give a client another name."""
         way = self.outbounds.pop(who, None)
         if way is not None:
             self.outbounds[name] = way
@@ -284,18 +276,15 @@ class Place:
                 subscribed.add(name)
 
     def is_asked_by(self, client: Mapping[str, Any]) -> None:
-        """Note the description of a client that asks here outside of sessions."""
         if self.is_sessionless and self.keeps_nothing and len(self.asked_by) < 2:
             self.asked_by.add(description_of(client.get("clientInfo")))
 
     def is_heard_by(self, who: Outbound, uris: Collection[str]) -> None:
-        """Add a listen of the modern era, for changes of these resources as well."""
         self.outbounds[who] = who
         for uri in uris:
             self.subscribers.setdefault(uri, set()).add(who)
 
     def listens_for(self, who: Hashable, uris: Collection[str]) -> set[str]:
-        """Set the resources that a client listens for, and return those that changed."""
         before = {uri for uri, subscribed in self.subscribers.items() if who in subscribed}
         for uri in before.difference(uris):
             self._unsubscribe(who, uri)
@@ -346,7 +335,6 @@ class Place:
                 logger.warning("%s: it refuses %s: %s", self.label(), method, refused)
 
     def leave(self, who: Hashable) -> None:
-        """Send a client nothing more."""
         self.outbounds.pop(who, None)
         for uri in [uri for uri, subscribed in self.subscribers.items() if who in subscribed]:
             self._unsubscribe(who, uri)
@@ -361,7 +349,6 @@ class Place:
     async def notified(
         self, method: str, params: dict[str, Any] | None, cause: Cause = UNKNOWN
     ) -> None:
-        """Deliver a notification of the child to the clients that may have it."""
         if method in _CHANGED:
             for who, way in self._concerned(method, params):
                 await self._tell((self.key, who), way, method, params)
@@ -391,7 +378,6 @@ class Place:
         return (call,)
 
     def _least(self, sender: Sender | None) -> str | None:
-        """Return the lowest log level that a client wants. None: no log messages."""
         if sender is not None:
             return sender.level
         # A child has one level. It is filtered only for a client that wants less than another one.
@@ -404,7 +390,6 @@ class Place:
     def _concerned(
         self, method: str, params: Mapping[str, Any] | None
     ) -> list[tuple[Hashable, Way]]:
-        """Return the clients that get a change, and the ways to them."""
         if self.is_shared or (self.is_sessionless and method != UPDATED):
             return [(None, self.announce)]
         told = list(self.outbounds.items())
@@ -440,7 +425,6 @@ class Place:
         on_progress: OnProgress | None,
         cause: Cause = UNKNOWN,
     ) -> dict[str, Any]:
-        """Ask the client whose request caused the question."""
         if not self.is_one_client:
             return await self._asked_there(method, params, cause.known)
         about = cause.known
@@ -470,7 +454,6 @@ class Place:
     async def _asked_there(
         self, method: str, params: dict[str, Any] | None, about: Call | None
     ) -> dict[str, Any]:
-        """Ask one of several clients: the one whose request caused it."""
         asked = [call for call, sender in self.calls.items() if sender and sender.is_asked]
         if not asked:
             raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
@@ -487,7 +470,6 @@ class Place:
 
 
 def _is_below(uri: str, other: str) -> bool:
-    """Whether one URI continues another, from the end of one of its parts on."""
     rest = uri.removeprefix(other)
     return uri.startswith(other) and (other.endswith("/") or rest.startswith(("/", "?", "#")))
 

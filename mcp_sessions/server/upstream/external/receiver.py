@@ -11,9 +11,7 @@ from mcp_sessions.server.upstream.port import Call, OnProgress
 class Client(Protocol):
     """Receiver of the messages that a child sends by itself."""
 
-    def label(self) -> str:
-        """Return the name of the child's owner, for the log."""
-        ...
+    def label(self) -> str: ...
 
     async def notified(
         self, method: str, params: dict[str, Any] | None, cause: Cause = UNKNOWN

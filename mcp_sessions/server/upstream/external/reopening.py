@@ -31,11 +31,9 @@ class Reopening:
         self._opened_at = 0.0
 
     def opened(self) -> None:
-        """Note that the stream is opened now."""
         self._opened_at = asyncio.get_running_loop().time()
 
     def progressed(self) -> None:
-        """Note that a message came."""
         self._backoff.progressed()
 
     def delay(self, retry: float | None) -> float:

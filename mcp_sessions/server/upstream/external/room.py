@@ -39,7 +39,6 @@ class Starts:
 
     @contextmanager
     def one(self, place: Place, principal: Principal) -> Generator[None]:
-        """Track one start for the length of the block."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._began[place] = began, principal
@@ -99,7 +98,6 @@ def spare(places: Iterable[Place], living: Mapping[Child, Principal]) -> set[Pla
 def can_share(
     place: Place, principal: Principal, places: Iterable[Place], living: Mapping[Child, Principal]
 ) -> bool:
-    """Whether requests outside of sessions can use another child than that of ``place``."""
     return place.is_sessionless and any(
         other.is_sessionless and other.child is not None and living.get(other.child) == principal
         for other in places

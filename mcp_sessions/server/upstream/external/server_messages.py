@@ -62,8 +62,6 @@ class _Notification:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Queue of one client."""
-
     told: dict[Hashable, _Notification] = field(default_factory=dict[Hashable, _Notification])
     """Notifications in order. A change has its object as key."""
 
@@ -73,8 +71,6 @@ class _Waiting:
 
 
 class Telling:
-    """Hold the queues of one layer."""
-
     def __init__(self, *, draw: Callable[[], float] = random.random) -> None:
         """Create it without any queue.
 
@@ -161,23 +157,19 @@ class Telling:
         waiting.size += size
 
     def is_telling(self, who: Hashable) -> bool:
-        """Whether messages wait for that client."""
         return who in self._waiting
 
     async def told(self, who: Hashable) -> None:
-        """Wait until no message waits for that client."""
         waiting = self._waiting.get(who)
         if waiting is not None and waiting.task is not None:
             await asyncio.wait({waiting.task})
 
     def forget(self, who: Hashable) -> None:
-        """Drop the messages to that client."""
         waiting = self._waiting.pop(who, None)
         if waiting is not None and waiting.task is not None:
             waiting.task.cancel()
 
     async def close(self) -> None:
-        """Send nothing more."""
         await self._background.close()
         self._waiting.clear()
 

@@ -23,8 +23,6 @@ _STREAM: Final = 1.0
 
 
 class Heard(Protocol):
-    """Receiver of the events of a stream."""
-
     async def begun(self, *, goes_on: bool) -> None:
         """Note that the stream is open.
 
@@ -33,9 +31,7 @@ class Heard(Protocol):
         """
         ...
 
-    def progressed(self) -> None:
-        """Note that a message came."""
-        ...
+    def progressed(self) -> None: ...
 
 
 Hear = Callable[[Heard], Awaitable[float | None]]
@@ -90,8 +86,6 @@ class Listening:
 
 @dataclass(eq=False)
 class _Stream:
-    """A stream that is read until it is closed or proves impossible."""
-
     _hear: Hear
     _missed: Callable[[], Awaitable[None]]
     _reopening: Reopening
@@ -116,7 +110,6 @@ class _Stream:
         """Delay after such an answer."""
 
     async def run(self) -> None:
-        """Open the stream again and again."""
         try:
             while True:
                 self._reopening.opened()
@@ -159,7 +152,6 @@ class _Stream:
         self._reopening.progressed()
 
     def sooner(self) -> None:
-        """Open it again soon, if it is not open."""
         self._answers.set()
 
     async def _pause(self, seconds: float) -> None:

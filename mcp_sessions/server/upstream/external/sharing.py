@@ -71,8 +71,6 @@ _NO_RESULT: Final = (INTERNAL_ERROR, "Handler returned an invalid result")
 
 @dataclass(slots=True)
 class Sharing:
-    """Choose among the children of one layer."""
-
     _children: Children
     _rounds: Rounds
     _is_written_for_rounds: bool = field(init=False, default=False)
@@ -97,7 +95,6 @@ class Sharing:
         return own
 
     def of_one(self, principal: Principal, asks: Asks, description: bytes) -> Place | None:
-        """Return the place that a client used first. None: there is none."""
         return self._children.known(self._key(principal, asks, description))
 
     def _key(self, principal: Principal, asks: Asks, description: bytes) -> Sessionless:
@@ -112,11 +109,6 @@ class Sharing:
         method: str,
         params: dict[str, Any] | None,
     ) -> dict[str, Any]:
-        """Send a request to a child; see :meth:`Place.request`.
-
-        Args:
-            find: Returns the place of its client's key.
-        """
         first = find()
         try:
             return await self._request(first, call, sender, method, params)
@@ -187,7 +179,6 @@ class Sharing:
         return self._children.place(free, lambda: first.another(free))
 
     def _may_start(self, key: Sessionless, is_first: bool) -> bool:
-        """Whether one more child may start for that principal outside of sessions."""
         room = self._children.server.room_of_one
         most = max(min(2, room), room // 2) + (room // 4 if is_first else 0)
         if sum(1 for place in self._all(key.principal) if place.calls) >= most:
@@ -210,7 +201,6 @@ class Sharing:
 
 
 def _is_anothers(key: Hashable, own: Sessionless) -> bool:
-    """Whether that is the key of a child for another client that accepts the same requests."""
     return (
         isinstance(key, Sessionless)
         and key.of != own.of
@@ -225,7 +215,6 @@ def _fits(place: Place, sender: Sender | None) -> bool:
 
 
 def _is_told(sender: Sender | None) -> bool:
-    """Whether its client may be asked, or gets log messages."""
     return sender is not None and (sender.is_asked or sender.level is not None)
 
 
@@ -234,8 +223,6 @@ def _runs(place: Place) -> bool:
 
 
 def _least_busy(places: list[Place], key: Sessionless) -> Place | None:
-    """Return the best running place to share. None: none runs."""
-
     def rank(place: Place) -> tuple[bool, bool, int]:
         kind = place.key.kind if isinstance(place.key, Sessionless) else key.kind
         return kind != key.kind, not kind <= key.kind, len(place.calls)

@@ -29,14 +29,12 @@ from mcp_sessions.server.upstream.external.place import Place
 
 
 def hand_over(children: Children, key: Hashable, new: Hashable) -> None:
-    """Give a new session the child of its connection, if that was used for nothing yet."""
     place = children.known(key)
     if place is not None and place.is_unused and not children.server.names_sessions:
         children.rename(key, new)
 
 
 def spare(children: Children, key: Hashable) -> None:
-    """End the child of a connection that needs it no more, if it was used for nothing."""
     place = children.known(key)
     if place is not None and place.is_unused:
         children.over(key)
@@ -58,7 +56,6 @@ def take_over(children: Children, outside: Place, new: Place, description: bytes
 
 
 def _is_as_new(outside: Place, new: Place) -> bool:
-    """Whether the child there is like one that would be started for the new place."""
     child = outside.living
     if child is None or not outside.is_unused or child.is_modern:
         return False
@@ -72,5 +69,4 @@ def _is_as_new(outside: Place, new: Place) -> bool:
 
 
 def _described(client: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a client that a child gets, in either era."""
     return {name: it for name, it in client.items() if name != "protocolVersion"}

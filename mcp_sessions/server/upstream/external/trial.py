@@ -24,15 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class _Nobodys(Place):
-    """The place of a child that is tried."""
-
     def label(self) -> str:
         return f"{self.title}, first start"
 
 
 def place_of_nobody(children: Children) -> Place:
-    """Make a place for a child that is only tried."""
-
     async def announce(_: str, __: Mapping[str, Any] | None) -> None:
         """Do nothing: no client gets its changes."""
 
@@ -41,11 +37,6 @@ def place_of_nobody(children: Children) -> Place:
 
 
 async def tried(children: Children, place: Place) -> Mapping[str, Any]:
-    """Start a child once, and return its answer to ``initialize``.
-
-    Raises:
-        UpstreamError: It cannot be started.
-    """
     child = await made(children.starter, place, ANONYMOUS)
     is_kept = False
     try:
@@ -58,7 +49,6 @@ async def tried(children: Children, place: Place) -> Mapping[str, Any]:
 
 
 async def warn_unless_it_starts(children: Children, place: Place) -> None:
-    """Try a server, and log why it cannot be served."""
     try:
         await tried(children, place)
     except UpstreamError as failed:
@@ -74,5 +64,4 @@ async def warn_unless_it_starts(children: Children, place: Place) -> None:
 
 
 def why_not(failed: UpstreamError) -> str:
-    """Return why a child did not start."""
     return str(failed.error.get("message")).removeprefix(NOT_STARTED_TEXT).rstrip(".")

@@ -76,8 +76,6 @@ _LAST_ID = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A text that is no message."""
-
     why: str
     """Reason, in words that continue "the answer"."""
 
@@ -96,7 +94,6 @@ class Unreadable:
 
 
 def more_than(longest: int) -> str:
-    """Return how a message is too large, with the option that limits it."""
     return f"more than {longest} bytes (max_answer)"
 
 
@@ -135,7 +132,6 @@ def messages_of(line: bytes) -> Iterator[Message | Unreadable]:
 
 
 def _elements(value: object) -> Iterator[object]:
-    """Return the elements of an array, and of arrays in it. Otherwise the value itself."""
     left = [value]
     while left:
         said = left.pop()
@@ -146,7 +142,6 @@ def _elements(value: object) -> Iterator[object]:
 
 
 def _each_of(line: bytes) -> Iterator[Message | Unreadable]:
-    """Return the messages of a line that is no JSON as a whole."""
     first = line.lstrip()[:1]
     at = 0
     while (start := _next(line, at, first)) is not None:
@@ -182,7 +177,6 @@ def _next(line: bytes, at: int, first: bytes) -> int | None:
 
 
 def _last_of(line: bytes, at: int) -> Unreadable | None:
-    """Return an answer behind other text, up to the end of the line."""
     for found in islice(_ANSWER.finditer(line, at), _TRIES):
         try:
             value = _decoded(line[found.start() :])
@@ -215,7 +209,6 @@ def _end_of(line: bytes, start: int) -> tuple[int, bool]:
 
 
 def _one_of(said: bytes) -> Message | Unreadable:
-    """Read a line, or a part of it."""
     try:
         value = _decoded(said)
     except ValueError:
@@ -249,12 +242,10 @@ def _within(value: object) -> list[object]:
 
 
 def outlined(outline: Outline | Known, why: str) -> Unreadable:
-    """Describe a message that was not kept."""
     return Unreadable(why, outline.id, outline.is_answer, outline.has_method)
 
 
 def of_ends(head: bytes, tail: bytes, why: str) -> Unreadable:
-    """Describe a message by its beginning and its end."""
     outline = Outline()
     outline.feed(head[:_END])
     known = outlined(outline, why)
@@ -263,7 +254,6 @@ def of_ends(head: bytes, tail: bytes, why: str) -> Unreadable:
 
 
 def is_reply(value: object) -> bool:
-    """Whether a decoded value answers something."""
     members = members_of(value)
     return members.get("result") is not None or members.get("error") is not None
 
@@ -303,7 +293,6 @@ def _message_of(value: object) -> Message | Unreadable:
 
 
 def _outlined(line: bytes) -> Unreadable:
-    """Describe a text that is no JSON."""
     try:
         text = line.decode("utf-8", "replace")
         loose: object = json.loads(text, parse_constant=_constant, parse_int=_number)

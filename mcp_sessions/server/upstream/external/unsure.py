@@ -10,8 +10,6 @@ from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, PeerReq
 
 
 class Unsure:
-    """Hold the questions of one child."""
-
     def __init__(self) -> None:
         self._calls: dict[asyncio.Timeout, list[Call]] = {}
         """Time limits of the questions → the calls that each may be about."""

@@ -58,8 +58,6 @@ logger = logging.getLogger(__name__)
 
 
 class ExternalUpstream:
-    """An :class:`~mcp_sessions.server.upstream.port.Upstream` of children."""
-
     keeps_state_in_memory = False
     is_outside = True
 
@@ -102,7 +100,6 @@ class ExternalUpstream:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
-        """Run the children inside. Afterwards there is no child."""
         async with self._wrapped.shell.lifespan():
             self._wrapped.spans.look()
             self.children.run()
@@ -114,7 +111,6 @@ class ExternalUpstream:
                 await self.children.close()
 
     def use(self, server: ExternalServer) -> None:
-        """Start the next children of this server; see :class:`ChangingChildren`."""
         self.children.use(server)
         self._try()
 
@@ -188,7 +184,6 @@ class ExternalUpstream:
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
-        """Make a client of the modern era, which is asked in results."""
         info: Any = route.client_info
         may_ask = self.children.server.per == "session" and self._asks_clients
         asks: Asks = asks_of(route.client_capabilities) if may_ask else {}
@@ -259,23 +254,16 @@ class ExternalUpstream:
         *,
         wanted: Wanted,
     ) -> ExternalPeer:
-        """Make a client that another process serves."""
         asks = asks_of(asks) if asks is not None else None
         return ExternalPeer(self._wrapped, client, outbound, session_id, wanted, False, None, asks)
 
     async def notify_here(
         self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
     ) -> None:
-        """Send a session's child a notification that reached another process."""
         place = self.children.known(session_id)
         if place is not None and place.living is not None:
             await place.notify(place.living, method, params)
 
 
 def shell_of(server: ExternalServer, *, remembers: bool) -> SdkUpstream:
-    """Make the server that stands in if the wrapped one has no part.
-
-    Args:
-        remembers: See :class:`ExternalUpstream`.
-    """
     return SdkUpstream(bare_server(server.identity), adds_subscriptions=remembers)

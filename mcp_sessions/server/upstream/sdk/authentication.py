@@ -94,7 +94,6 @@ class Authentication:
         """Asks again whether the credential of a request is good."""
 
     def requiring(self, scopes: Sequence[str]) -> Authentication:
-        """Return the same with more scopes that each token needs."""
         return Authentication(
             self._verifier,
             list(dict.fromkeys([*self._scopes, *scopes])),
@@ -216,8 +215,6 @@ class _Forbidden(AuthenticationError):
 
 
 class _Backend(BearerAuthBackend):
-    """The SDK's, with our bounds."""
-
     async def authenticate(self, conn: HTTPConnection) -> Any:
         """Return the user of a request. None: there is no good token.
 
@@ -252,7 +249,6 @@ class _Door(AuthenticationBackend):
         self._pace = Pace()
 
     async def authenticate(self, conn: HTTPConnection) -> Any:
-        """Do what the backend does."""
         try:
             found = await self._backend.authenticate(conn)
         except AuthenticationError:
@@ -265,14 +261,11 @@ class _Door(AuthenticationBackend):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Noting:
-    """Notes the requests that the middleware behind it refuses."""
-
     _app: ASGIApp
     _scopes: frozenset[str]
     _denied: Denied
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         user = scope.get("user")
         if not isinstance(user, AuthenticatedUser):
             is_given = any(name == b"authorization" for name, _ in scope["headers"])

@@ -69,7 +69,6 @@ def allowing(hosts: Sequence[str], origins: Sequence[str]) -> TransportSecurityS
 
 
 def principal_of(scope: Scope) -> Principal:
-    """Return the principal of a request, from the SDK's authentication in the scope."""
     user = scope.get("user")
     if not isinstance(user, AuthenticatedUser):
         return ANONYMOUS
@@ -86,8 +85,6 @@ def principal_of(scope: Scope) -> Principal:
 
 @dataclass(frozen=True, slots=True)
 class HttpShell:
-    """Parts of the server's own HTTP application around its MCP endpoint."""
-
     routes: list[BaseRoute]
     """The MCP endpoint's route, which now leads to ours, and every other route."""
 
@@ -105,8 +102,6 @@ class HttpShell:
 
 
 class _Endpoint:
-    """Replace the SDK's session manager."""
-
     def __init__(self, app: ASGIApp) -> None:
         self.asgi_app = app
         self.handle_request = app
@@ -169,8 +164,6 @@ def _still_valid(
 
 
 class Recheck:
-    """Authenticate a request again, by the backend that accepted it."""
-
     def __init__(self, backend: AuthenticationBackend) -> None:
         self._backend = backend
 

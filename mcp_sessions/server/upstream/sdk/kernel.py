@@ -63,22 +63,18 @@ _ECHOES: ContextVar[bool] = ContextVar("mcp_sessions_echoes", default=False)
 
 
 def is_server(candidate: object) -> bool:
-    """Whether ``candidate`` is a server that can be wrapped."""
     return isinstance(candidate, (MCPServer, Server)) or _is_fastmcp(candidate)
 
 
 def primes_streams(protocol_version: str) -> bool:
-    """Whether clients of that version understand an SSE event without data (2025-11-25)."""
     return is_version_at_least(protocol_version, "2025-11-25")
 
 
 def bare_server(name: str) -> object:
-    """Make a server that serves nothing."""
     return MCPServer(name)
 
 
 def advertise_subscriptions(capabilities: dict[str, Any]) -> None:
-    """Add subscriptions and list changes, which the layer serves for every server."""
     for name in _LISTS:
         if isinstance(capabilities.get(name), dict):
             capabilities[name]["listChanged"] = True
@@ -98,8 +94,6 @@ def _is_fastmcp(candidate: object) -> bool:
 
 
 class SdkUpstream:
-    """An :class:`~mcp_sessions.server.upstream.port.Upstream` that is an SDK server."""
-
     def __init__(self, server: object, *, adds_subscriptions: bool = True) -> None:
         """Wrap a server.
 
@@ -152,7 +146,6 @@ class SdkUpstream:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
-        """Enter the wrapped server's own lifespan."""
         async with self.lowlevel.lifespan(self.lowlevel) as state:
             self._lifespan_state = state
             # Only now, since an application may set up its tracing in its lifespan.
@@ -171,9 +164,6 @@ class SdkUpstream:
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> SdkPeer:
-        """Make a client whose handshake ran here or in another process, or the client of a lone
-        POST.
-        """
         connection = Connection(
             SdkOutbound(outbound),
             protocol_version=peer.protocol_version,
@@ -213,11 +203,6 @@ class SdkUpstream:
         return SdkPeer(self.runner, connection, modern=True, request_outbound=way)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
-        """Check a spec method's params as the kernel would.
-
-        Raises:
-            UpstreamError: The params are malformed.
-        """
         try:
             methods.validate_client_request(method, version, params)
         except ValidationError as failed:
@@ -316,7 +301,6 @@ class SdkUpstream:
 
     @property
     def lifespan_state(self) -> Any:
-        """Return the value that the server's lifespan yielded."""
         return self._lifespan_state
 
     def runner(
@@ -341,8 +325,6 @@ class SdkUpstream:
 
 @dataclass(slots=True, eq=False, repr=False)
 class SdkPeer:
-    """One client as the SDK's kernel sees it."""
-
     _runner_of: Callable[[Connection, Mapping[str, Any] | None, Runner | None], Runner]
     _connection: Connection
     modern: bool = False
@@ -354,7 +336,6 @@ class SdkPeer:
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """Handle a request. The SDK's exceptions become its wire errors here."""
         CALL.set(call)
         if self.request_outbound is not None:
             self.request_outbound.begin(call)
@@ -397,9 +378,6 @@ class SdkPeer:
 
 
 def _error_of(failed: Exception, *, modern: bool) -> dict[str, Any]:
-    """Return the wire error of a handler's exception, as the SDK's own entry for its era writes
-    it.
-    """
     error = modern_error_data(failed) if modern else handler_exception_to_error_data(failed)
     if error is None:
         logger.exception("a request handler raised")

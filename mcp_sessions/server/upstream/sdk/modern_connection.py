@@ -23,8 +23,6 @@ _LARGEST: Final = 4_096
 
 
 class RequestConnection(Connection):
-    """A connection that lasts for one request."""
-
     is_stack_used = False
 
     @property
@@ -44,14 +42,11 @@ class RequestConnection(Connection):
 
 
 class Envelopes:
-    """Keep the SDK's objects for the envelopes that clients send."""
-
     def __init__(self) -> None:
         # The most recent one is at the end.
         self._known: OrderedDict[str, Connection] = OrderedDict()
 
     def connection(self, route: InboundModernRoute) -> RequestConnection:
-        """Make a connection for one request, as ``Connection.from_envelope`` does."""
         said = self._read(route)
         connection = RequestConnection(
             said.outbound,

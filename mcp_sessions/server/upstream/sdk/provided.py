@@ -80,8 +80,6 @@ def provided(
 
 
 class ProvidedVerifier:
-    """Verifies the tokens of a provider, and whose they are."""
-
     def __init__(
         self, provider: Any, name: str, allowed: Allowed, *, clock: Callable[[], float]
     ) -> None:

@@ -52,13 +52,10 @@ def dumps(message: Any) -> bytes:
 
 
 def status_of(code: int) -> int:
-    """Return the HTTP status of an answer with that error code."""
     return ERROR_CODE_HTTP_STATUS.get(code, 200)
 
 
 class SdkModernRules:
-    """:class:`~mcp_sessions.server.upstream.modern_rules.ModernRules` of the SDK."""
-
     def __init__(self, upstream: SdkUpstream, declared: SchemaOf | None = None) -> None:
         """Create the rules.
 
@@ -118,7 +115,6 @@ class SdkModernRules:
     def _mismatch(
         self, request: JSONRPCRequest, http_request: HttpRequest, declared: SchemaOf
     ) -> InboundLadderRejection | None:
-        """Return the fault of the headers that repeat a tool's arguments. None: there is none."""
         params = members_of(request.params)
         name: object = params.get("name")
         if request.method != "tools/call" or not isinstance(name, str):

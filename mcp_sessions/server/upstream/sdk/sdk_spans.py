@@ -32,7 +32,6 @@ as sent, since the host's spans have it too. In any other session it is the dige
 
 
 def is_tracing() -> bool:
-    """Whether the application has set a tracer provider."""
     provider = trace.get_tracer_provider()
     return not isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider))
 
@@ -45,7 +44,6 @@ _GLOBALS = vars(trace)
 
 
 def is_in_no_trace(params: Mapping[str, Any] | None) -> bool:
-    """Whether no tracer is configured, and a request's ``_meta`` has no trace."""
     # This runs for each request, so not is_tracing(), which looks through the environment.
     if _GLOBALS.get("_TRACER_PROVIDER", trace) is not None:
         return False
@@ -54,13 +52,10 @@ def is_in_no_trace(params: Mapping[str, Any] | None) -> bool:
 
 
 def untraced(server: Server[Any]) -> Server[Any]:
-    """Return ``server`` without the SDK's own tracing, for requests without a span."""
     return cast("Server[Any]", _Untraced(server))
 
 
 class _Untraced:
-    """A lowlevel server without the SDK's tracing."""
-
     def __init__(self, server: Server[Any]) -> None:
         self._server = server
         self.get_request_handler = server.get_request_handler
@@ -74,7 +69,6 @@ class _Untraced:
 
     @property
     def middleware(self) -> list[Any]:
-        """Return the server's current middleware, without the SDK's tracing."""
         return [
             each for each in self._server.middleware if type(each) is not OpenTelemetryMiddleware
         ]
@@ -86,7 +80,6 @@ class _Untraced:
 
 
 def traced(server: Server[Any], connection: Connection) -> Server[Any]:
-    """Return ``server``, as the requests of one connection see it."""
     return cast("Server[Any]", _Traced(server, connection))
 
 
@@ -101,12 +94,10 @@ class _Traced:
         return getattr(self._server, name)
 
     def get_request_handler(self, method: str) -> Any:
-        """Return the handler, and add the session to the span around the look-up."""
         self._tell()
         return self._server.get_request_handler(method)
 
     def get_notification_handler(self, method: str) -> Any:
-        """Return a notification's handler in the same way."""
         self._tell()
         return self._server.get_notification_handler(method)
 

@@ -54,7 +54,6 @@ def _is_about_another(record: logging.LogRecord) -> bool:
 
 
 def failure_in(raised: BaseException) -> StoreUnavailable | None:
-    """Return the failure of the store behind an exception, through all wrapping exceptions."""
     return next((each for each in _origins(raised) if isinstance(each, StoreUnavailable)), None)
 
 

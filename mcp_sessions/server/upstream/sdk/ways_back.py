@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, repr=False)
 class CallContext:
-    """Implement the SDK's ``DispatchContext`` over a :class:`Call`."""
-
     _call: Call
     request_id: str | int | None
     """None: a notification."""
@@ -51,7 +49,6 @@ class CallContext:
 
     @property
     def message_metadata(self) -> ServerMessageMetadata:
-        """Return the data that its transport has about it."""
         call = self._call
         return ServerMessageMetadata(
             request_context=call.context,
@@ -69,7 +66,6 @@ class CallContext:
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        """Ask the client."""
         if not self._call.can_send_request:
             raise NoBackChannelError(method)
         return await _ask(self._call, method, params, opts)
@@ -77,7 +73,6 @@ class CallContext:
     async def notify(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> None:
-        """Send the client a notification."""
         try:
             await self._call.notify(method, params)
         except StoreUnavailable as failed:
@@ -87,7 +82,6 @@ class CallContext:
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        """Report the progress of the handler."""
         try:
             await self._call.progress(progress, total, message)
         except StoreUnavailable as failed:
@@ -97,20 +91,16 @@ class CallContext:
 
 @dataclass(slots=True, eq=False, repr=False)
 class SdkOutbound:
-    """Implement the SDK's ``Outbound`` over ours: a connection's standalone channel."""
-
     _outbound: Outbound
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        """Ask the client."""
         return await _ask(self._outbound, method, params, opts)
 
     async def notify(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> None:
-        """Send the client a notification."""
         try:
             await self._outbound.notify(method, params)
         except StoreUnavailable as failed:
@@ -126,22 +116,15 @@ class ModernOutbound:
     """
 
     def __init__(self, outbound: Outbound | None) -> None:
-        """Hold the way for notifications.
-
-        Args:
-            outbound: The way to the session. None: there is no session.
-        """
         self._outbound = outbound
         self._call: Call | None = None
 
     def begin(self, call: Call) -> None:
-        """Take the call of the request, which alone asks."""
         self._call = call
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        """Ask the client of the request."""
         call = self._call
         if call is None or not call.can_send_request:
             raise NoBackChannelError(method)
@@ -150,7 +133,6 @@ class ModernOutbound:
     async def notify(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> None:
-        """Send the client a notification outside of its request."""
         if self._outbound is None:
             logger.debug("dropped %s: no standalone channel", method)
             return

@@ -74,7 +74,6 @@ class Directories:
             raise
 
     def leave(self, path: str) -> None:
-        """Note that a process there has ended."""
         self._processes[path] -= 1
         if self._processes[path] <= 0:
             del self._processes[path]
@@ -96,7 +95,6 @@ class Directories:
             self.leave(path)
 
     async def close(self) -> None:
-        """Finish: no process runs any more."""
         if not self._is_lasting:
             for session in list(self._of):
                 self.session_over(session)

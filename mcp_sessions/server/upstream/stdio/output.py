@@ -28,8 +28,6 @@ _READING: Final = "reading from a child process"
 
 @dataclass(frozen=True, slots=True)
 class TooLong:
-    """A line of too many bytes; its beginning and its end."""
-
     head: bytes
     tail: bytes
     messages: Outlines | None = None
@@ -109,7 +107,6 @@ class Output:
         self._pipe = pipe
 
     def feed(self, chunk: bytes) -> None:
-        """Take bytes that the process wrote."""
         if self._is_left:
             return
         self._chunks.append(chunk)
@@ -121,7 +118,6 @@ class Output:
             pipe.pause_reading()
 
     def end(self) -> None:
-        """Note that the process writes nothing more."""
         self._has_ended = True
         self._go_on()
 
@@ -140,7 +136,6 @@ class Output:
         self._go_on()
 
     def leave(self) -> None:
-        """Take no line any more: further output is dropped."""
         reader, self._reader = self._reader, None
         self._is_left = True
         self._chunks.clear()
@@ -164,7 +159,6 @@ class Output:
             self.leave()
 
     def _take_some(self) -> Later | None:
-        """Take lines until one needs a wait, or other tasks have their turn."""
         for _ in range(_AT_ONCE):
             line = self._next()
             if line is None or self._reader is None:

@@ -82,12 +82,6 @@ class _Protocol(SubprocessStreamProtocol):
 
 
 class Label:
-    """Name a process for the log.
-
-    Args:
-        of: Returns the name. None: the process belongs to no client yet.
-    """
-
     def __init__(self, of: Callable[[], str] | None = None) -> None:
         self._of = of
 
@@ -95,7 +89,6 @@ class Label:
         return self._of() if self._of is not None else "a server that waits"
 
     def given_to(self, of: Callable[[], str]) -> None:
-        """Give the process to another client."""
         self._of = of
 
 
@@ -142,12 +135,10 @@ class Processes:
         return ChildProcess(process, transport, protocol, processes=self, label=label, given=given)
 
     def over(self, group: int) -> None:
-        """Note that nothing of a process group is left."""
         self._living.discard(group)
         self._tell(b"-%d\n" % group)
 
     async def close(self) -> None:
-        """End the guard: all processes have ended."""
         async with self._starting:
             if self._pipe is not None:
                 os.close(self._pipe)
@@ -188,8 +179,6 @@ class Processes:
 
 
 class ChildProcess:
-    """One process, and the group that it leads."""
-
     def __init__(
         self,
         process: Process,
@@ -219,7 +208,6 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Return its id, which is its group's, too."""
         return self._process.pid
 
     @property
@@ -227,11 +215,9 @@ class ChildProcess:
         return self._exited.is_set()
 
     async def ended(self) -> None:
-        """Wait until it has ended."""
         await self._exited.wait()
 
     async def last_words(self) -> str:
-        """Return how it ended, if it did, and its last line on stderr: one line for a client."""
         if await self._ends_within(_DRAINING):
             await asyncio.wait({self._errors}, timeout=_DRAINING)
         code = self._process.returncode
@@ -241,12 +227,10 @@ class ChildProcess:
 
     @property
     def untaken(self) -> int:
-        """Return the bytes that were sent to it and that it has not read."""
         return self._stdin.transport.get_write_buffer_size()
 
     @property
     def is_full(self) -> bool:
-        """Whether :meth:`room` has something to wait for, or to raise."""
         return not self._protocol.takes_input or self.untaken > _UNTAKEN
 
     def write(self, line: bytes) -> None:
@@ -286,7 +270,6 @@ class ChildProcess:
         self._transport.close()
 
     def kill(self) -> None:
-        """Kill it and all of its group, now."""
         if not self._is_swept:
             self._signal(signal.SIGKILL)
 

@@ -68,11 +68,9 @@ class StandardError:
 
     @property
     def last_words(self) -> str:
-        """Return the line with the likely reason of its end. Empty: it wrote nothing."""
         return reason_of([*self._lines, *self._frame])[:_TOLD]
 
     async def read(self) -> None:
-        """Read until it writes no more."""
         rest, is_cut = b"", False
         while chunk := await self._stream.read(_CHUNK):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -106,7 +104,6 @@ class StandardError:
                 logger.info("%s: %s", self._label(), text.strip())
 
     def _at_once(self, text: str) -> Sequence[str]:
-        """Return the lines to log now: a frame is held until it is whole."""
         bare = text.strip()
         if not self._frame:
             if not _TOP.fullmatch(bare):
@@ -143,7 +140,6 @@ def reason_of(lines: Sequence[str]) -> str:
 
 
 def _secrets(given: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the values, and the lines of values with several, the longest first."""
     lines = {
         line.strip(): name
         for name, value in given.items()

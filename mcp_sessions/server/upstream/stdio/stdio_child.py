@@ -83,7 +83,6 @@ class StdioChildren:
         self._warm.change(server.warm, server.child_idle)
 
     async def start(self, place: Place, principal: Principal) -> Child:
-        """Take a process that waits, or start one."""
         process = await self._warm.take(place.label)
         if process is not None:
             return StdioChild(process, place, self._longest)
@@ -128,15 +127,12 @@ class StdioChildren:
 
 
 def _says_something(line: bytes) -> bool:
-    """Whether a line is a message, or an unreadable one, and no part of another."""
     if line.lstrip()[:1] == b'"':
         return False
     return any(not isinstance(it, Unreadable) or it.is_known for it in messages_of(line))
 
 
 class StdioChild(EitherEraChild):
-    """One process that speaks MCP."""
-
     def __init__(
         self,
         process: ChildProcess,
@@ -210,7 +206,6 @@ class StdioChild(EitherEraChild):
         self._process.write(encode(message))
 
     def _break(self, failure: str) -> None:
-        """Kill the process, which fails its open requests: it can no longer be used."""
         if not self.failure:
             self.failure = failure
             if self.result:
@@ -245,7 +240,6 @@ class StdioChild(EitherEraChild):
         return later
 
     def _goes_on(self, line: bytes, messages: Outlines) -> None:
-        """Add a line to a message on several lines."""
         messages.feed(line + b"\n")
         self._spread = messages if messages.is_open and not messages.is_lost else None
         if self._spread is not None:

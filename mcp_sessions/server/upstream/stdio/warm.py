@@ -58,11 +58,6 @@ class WarmProcesses:
         """How often the command changed."""
 
     def run(self, room: Callable[[], int]) -> None:
-        """Start them, until it is closed.
-
-        Args:
-            room: Returns how many waiting processes there may be.
-        """
         self._room = room
         if self._count:
             self._filling = self._background.loop(
@@ -85,11 +80,6 @@ class WarmProcesses:
             self.run(self._room)
 
     async def take(self, of: Callable[[], str]) -> ChildProcess | None:
-        """Take a waiting process for a client. None: there is none.
-
-        Args:
-            of: Returns its name for the log.
-        """
         if not self._ready and self._starting.locked():
             # A process that is starting counts already.
             async with self._starting:
