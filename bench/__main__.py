@@ -32,7 +32,6 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(bench: Bench, *, quick: bool) -> dict[str, Any]:
-    """One bench: its rows, and how it ended."""
     arguments = bench.quick if quick else bench.arguments
     command = ["python", "-m", bench.module, *arguments]
     print(f"{bench.name}: {' '.join(command)}", flush=True)
@@ -73,7 +72,6 @@ def run(bench: Bench, *, quick: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run them, and write what they found."""
     parser = argparse.ArgumentParser(prog="python -m bench")
     names = [bench.name for bench in BENCHES]
     parser.add_argument("--quick", action="store_true", help="measure less")

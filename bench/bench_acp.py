@@ -41,15 +41,12 @@ STORES = ("memory", "sqlite")
 
 class Silent:
     async def initialize(self, protocol_version: int, **_: Any) -> dict[str, Any]:
-        """See ``acp.Agent``."""
         return {"protocolVersion": protocol_version}
 
     async def new_session(self, **_: Any) -> dict[str, Any]:
-        """See ``acp.Agent``."""
         return {"sessionId": "own"}
 
     async def prompt(self, **_: Any) -> dict[str, Any]:
-        """See ``acp.Agent``."""
         return {"stopReason": "end_turn"}
 
 
@@ -61,7 +58,6 @@ def update(number: int) -> dict[str, Any]:
 
 
 async def record(store: SessionStore, count: int) -> SessionId:
-    """A conversation of so many updates."""
     made = await store.create(Mode.CONVERSATION, ANONYMOUS, peer=None, now=time.time())
     for number in range(count):
         await store.append(made.session_id, Draft(encode(update(number))), now=time.time())
@@ -69,8 +65,6 @@ async def record(store: SessionStore, count: int) -> SessionId:
 
 
 class KeptMemory(MemoryStore):
-    """The layer opens and closes what is open already."""
-
     async def close(self) -> None:
         """Keep everything."""
 
@@ -108,7 +102,6 @@ async def load(store: SessionStore, session_id: SessionId, count: int) -> tuple[
 
 
 async def measure(kind: str, count: int, place: Path) -> tuple[float, int]:
-    """One conversation, in this process: `load`."""
     if kind == "memory":
         store: SessionStore = KeptMemory()
         await store.open(SessionPolicy())
@@ -136,7 +129,6 @@ def in_its_own_process(kind: str, count: int) -> tuple[float, int]:
 
 
 def rows(count: int) -> Iterator[Row]:
-    """For each store, time and memory."""
     small = max(1, count // 10)
     size = len(encode(update(count)))
     for kind in STORES:
@@ -156,7 +148,6 @@ def rows(count: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     if sys.argv[1:2] == ["--one"]:
         kind, count, place = sys.argv[2:]
         print(*asyncio.run(measure(kind, int(count), Path(place))))

@@ -33,8 +33,6 @@ WITHIN = 20.0
 
 
 class Socket:
-    """A client with one WebSocket, which is read by its side."""
-
     def __init__(self, port: int) -> None:
         self._socket = connect(
             f"ws://127.0.0.1:{port}/mcp", subprotocols=[Subprotocol("mcp")], compression=None
@@ -54,7 +52,6 @@ class Socket:
         self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def ask(self, method: str, params: dict[str, Any]) -> Any:
-        """A request; its result."""
         number = next(self._ids)
         self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
         with self._answered:
@@ -66,12 +63,10 @@ class Socket:
         return answer["result"]
 
     def start(self) -> None:
-        """A session that is attached here and subscribed."""
         session = self.ask("session/start", {})["sessionId"]
         self.ask("resources/subscribe", {"uri": URI, "_meta": {SESSION: {"sessionId": session}}})
 
     def call(self, tool: str, **arguments: Any) -> None:
-        """``tools/call``."""
         self.ask("tools/call", {"name": tool, "arguments": arguments})
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -89,7 +84,6 @@ class Socket:
 
 
 def prepared(way: str, port: int, sessions: int) -> Callable[[], None]:
-    """Sessions that hear of an update in one way; makes one."""
     if way == "WebSocket":
         socket = Socket(port)
         for _ in range(sessions):
@@ -140,7 +134,6 @@ def rows(wanted: str, sessions: int, updates: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sessions", type=int, default=100)
     parser.add_argument("--updates", type=int, default=20)

@@ -31,8 +31,6 @@ HANDSHAKE = "2025-11-25"
 
 @dataclass(frozen=True)
 class Case:
-    """One way to call one server."""
-
     name: str
     server: str
     version: str
@@ -54,8 +52,6 @@ CASES = [
 
 
 class Server:
-    """A server process and what it used of the CPU."""
-
     def __init__(self, kind: str, *options: str) -> None:
         self.port = free_port()
         command = [sys.executable, "-m", "bench.bench_servers", kind, str(self.port)]
@@ -68,14 +64,11 @@ class Server:
         return cpu_of(self.process.pid)
 
     def stop(self) -> None:
-        """End the process."""
         self.process.terminate()
         self.process.wait(timeout=20)
 
 
 class Client:
-    """One connection that calls one server in one way."""
-
     def __init__(
         self,
         case: Case,
@@ -112,7 +105,6 @@ class Client:
         self._meta |= meta or {}
 
     def initialize(self) -> None:
-        """Shake hands: ``initialize``, and the notification that follows."""
         self._headers.pop("mcp-session-id", None)
         info = {"name": "bench", "version": "1"}
         params = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": info}
@@ -125,19 +117,16 @@ class Client:
         self.call()
 
     def call(self, key: str | None = None) -> None:
-        """One tools/call, with a request key or without one."""
         params: dict[str, Any] = {"name": "echo", "arguments": {"text": "hello"}}
         if key is not None:
             params["_meta"] = {REQUEST_KEY: key}
         self.send("tools/call", params)
 
     def send(self, method: str, params: dict[str, Any] | None, *, request: bool = True) -> Any:
-        """Send one message; the decoded answer, if it was a request."""
         self.put(method, params, request=request)
         return self.get(method, request=request)
 
     def put(self, method: str, params: dict[str, Any] | None, *, request: bool = True) -> None:
-        """Send one message."""
         message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
         if request:
             message["id"] = 1
@@ -152,7 +141,6 @@ class Client:
         self._http.request("POST", "/mcp", json.dumps(message).encode(), headers)
 
     def get(self, method: str, *, request: bool = True) -> Any:
-        """The decoded answer to what was sent last, if it was a request."""
         response = self._http.getresponse()
         body = response.read()
         if method == "initialize":
@@ -193,7 +181,6 @@ def measure(calls: int) -> dict[str, float]:
 
 
 def rows(calls: int) -> Iterator[Row]:
-    """With the ratio to the SDK of the same era."""
     figures = measure(calls)
     for case in CASES:
         figure = figures[case.name]
@@ -208,7 +195,6 @@ def rows(calls: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000))
 
 

@@ -50,8 +50,6 @@ class Absent(Exception):
 
 
 class Proxy:
-    """A process that has the command behind it, and what it used of the CPU."""
-
     def __init__(self, command: list[str], port: int) -> None:
         self.port = port
         quiet = subprocess.DEVNULL
@@ -96,7 +94,6 @@ def mcp_proxy() -> Proxy:
 
 
 def supergateway() -> Proxy:
-    """A child for each session."""
     home = CACHE / "supergateway"
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
@@ -112,17 +109,11 @@ def supergateway() -> Proxy:
 
 
 def fastmcp() -> Proxy:
-    """FastMCP's proxy."""
     port = free_port()
     return Proxy([sys.executable, "-c", FASTMCP, str(port), *COMMAND], port)
 
 
 def install(command: list[str]) -> None:
-    """Run an installer.
-
-    Raises:
-        Absent: It failed.
-    """
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=240)
     except (OSError, subprocess.SubprocessError) as failed:
@@ -192,7 +183,6 @@ def first_calls(proxy: Proxy) -> float:
 
 
 def starts() -> dict[str, float]:
-    """That, without and with processes that wait."""
     figures: dict[str, float] = {}
     for name, options in (("without --warm", ()), (f"--warm {WARM}", ("--warm", str(WARM)))):
         proxy = ours("--max-children", "64", *options)
@@ -204,7 +194,6 @@ def starts() -> dict[str, float]:
 
 
 def rows(calls: int) -> Iterator[Row]:
-    """With the ratio of the others to ours."""
     figures = measure(calls)
     ours = figures[OURS.name]
     assert not isinstance(ours, Absent)
@@ -231,7 +220,6 @@ def rows(calls: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000))
 
 

@@ -24,7 +24,6 @@ ROUNDS = 3
 
 
 def descriptors(server: Server) -> int:
-    """How many the server has open."""
     return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
 
@@ -47,7 +46,6 @@ def closed(server: Server, count: int) -> float:
 
 
 def rows(most: int) -> Iterator[Row]:
-    """For growing numbers."""
     server = Server("noisy", "memory://")
     try:
         closed(server, 100)
@@ -64,7 +62,6 @@ def rows(most: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--most", type=int, default=2_000)
     asked = parser.parse_args()

@@ -30,8 +30,6 @@ TICK = 0.1
 
 
 class Watch:
-    """How long the collections of a process last."""
-
     def __init__(self) -> None:
         self.longest, self.total, self.count = 0.0, 0.0, 0
         self._begun = 0.0
@@ -49,7 +47,6 @@ class Watch:
 
 
 async def ticks(tick: Callable[[], object]) -> None:
-    """As the server that runs us."""
     while True:
         tick()
         await asyncio.sleep(TICK)
@@ -77,7 +74,6 @@ async def measure(count: int, tick: Callable[[], object]) -> tuple[float, float,
 
 
 def rows(count: int) -> Iterator[Row]:
-    """With and without what `serve` does."""
     found: dict[str, list[float]] = {}
     for how in ("serve", "nothing"):
         command = [sys.executable, "-m", "bench.bench_collections", how, str(count)]
@@ -105,7 +101,6 @@ def rows(count: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     if sys.argv[1:2] and sys.argv[1] in ("serve", "nothing"):
         tick: dict[str, Callable[[], Any]] = {"serve": Collections().look, "nothing": lambda: None}
         print(*uvloop.run(measure(int(sys.argv[2]), tick[sys.argv[1]])))

@@ -123,7 +123,6 @@ async def in_redis() -> float:
 
 
 def rows(calls: int) -> Iterator[Row]:
-    """Calls with each store, then what sleeps."""
     with stores() as each:
         for store in each.names:
             for version in (HANDSHAKE, MODERN):
@@ -148,7 +147,6 @@ def rows(calls: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 2_000))
 
 

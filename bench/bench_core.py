@@ -78,8 +78,6 @@ def resident() -> int:
 
 
 class Loopback:
-    """Calls an ASGI application without a network."""
-
     def __init__(self, app: Any) -> None:
         self._app = app
         self.headers = [
@@ -90,7 +88,6 @@ class Loopback:
         ]
 
     async def post(self, message: dict[str, Any], session: bytes | None = None) -> Any:
-        """The start of the response and its decoded body."""
         sent: list[dict[str, Any]] = []
         parts = [{"type": "http.request", "body": json.dumps(message).encode(), "more_body": False}]
 
@@ -116,7 +113,6 @@ class Loopback:
         return dict(sent[0]["headers"]), sent[1]["body"]
 
     async def initialize(self) -> bytes:
-        """Open a connection; its id."""
         info = {"name": "bench", "version": "1"}
         params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
         headers, _ = await self.post(
@@ -125,13 +121,11 @@ class Loopback:
         return headers[b"mcp-session-id"]
 
     async def start(self, session: bytes | None = None) -> SessionId:
-        """``session/start``; the new session's id."""
         _, body = await self.post({"jsonrpc": "2.0", "id": 1, "method": "session/start"}, session)
         return SessionId(json.loads(body)["result"]["sessionId"])
 
 
 async def in_a_layer(measure: Callable[[SessionLayer, Loopback], Awaitable[float]]) -> float:
-    """Run one measurement in a layer of its own."""
     server: MCPServer[Any] = MCPServer("bench", log_level="ERROR")
     layer = SessionLayer(server, policy=SessionPolicy(max_sessions=1_000_000))
     app = layer.asgi_app()
@@ -140,7 +134,6 @@ async def in_a_layer(measure: Callable[[SessionLayer, Loopback], Awaitable[float
 
 
 async def in_the_sdk(measure: Callable[[Loopback], Awaitable[float]]) -> float:
-    """Run one measurement of the SDK's own application."""
     server: MCPServer[Any] = MCPServer("bench", log_level="ERROR")
     app = server.streamable_http_app()
     async with server.session_manager.run():
@@ -218,7 +211,6 @@ FIGURES: dict[str, Callable[[], float]] = {
 
 
 def rows() -> Iterator[Row]:
-    """Each figure beside what a second machine has as well."""
     found: dict[str, float] = {}
     for name in FIGURES:
         command = [sys.executable, "-m", "bench.bench_core", name]
@@ -260,7 +252,6 @@ def rows() -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure one figure, or all of them and print."""
     if len(sys.argv) > 1:
         print(FIGURES[sys.argv[1]]())
     else:

@@ -62,8 +62,6 @@ def request(number: int, method: str, params: dict[str, Any]) -> str:
 
 
 class Client(ABC):
-    """One connection that calls one server in one way."""
-
     pid: int
     """The server's."""
 
@@ -73,7 +71,6 @@ class Client(ABC):
         self._meta: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Shake hands and start a session, as the case wants it."""
         version = self._case.version
         if version == HANDSHAKE:
             info = {"name": "bench", "version": "1"}
@@ -91,11 +88,9 @@ class Client(ABC):
                 self._meta[SESSION] = answer["result"]["session"]
 
     def call(self) -> None:
-        """One tools/call."""
         self.send("tools/call", {"name": "echo", "arguments": {"text": "hello"}})
 
     def send(self, method: str, params: dict[str, Any]) -> Any:
-        """Send a request; the decoded answer."""
         number = next(self._numbers)
         if self._meta:
             params = {**params, "_meta": self._meta}
@@ -147,8 +142,6 @@ class WebSocketClient(Client):
 
 
 class StdioClient(Client):
-    """On the pipes of a process of its own."""
-
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         command = [sys.executable, "-m", "bench.bench_servers", case.server]
@@ -204,7 +197,6 @@ def measure(calls: int) -> dict[Case, float]:
 
 
 def rows(calls: int) -> Iterator[Row]:
-    """With the ratio to what it is beside."""
     figures = measure(calls)
     for case in OVER_WEBSOCKET:
         yield Row(
@@ -226,7 +218,6 @@ def rows(calls: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000))
 
 

@@ -83,7 +83,6 @@ def rows(count: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000))
 
 

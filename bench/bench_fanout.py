@@ -60,7 +60,6 @@ async def slowest(client: Loopback, session: bytes, until: Callable[[int], bool]
 
 
 async def measure(store: str, count: int, rounds: int, store_cpu: Callable[[], float]) -> Found:
-    """One store with that many subscribers."""
     server: MCPServer[None] = MCPServer("bench", log_level="ERROR")
     policy = SessionPolicy(max_sessions=1_000_000, max_sessions_per_principal=None)
     layer = SessionLayer(server, store=store, policy=policy)
@@ -90,7 +89,6 @@ async def measure(store: str, count: int, rounds: int, store_cpu: Callable[[], f
 
 
 async def look() -> None:
-    """Keep full collections short."""
     collections = Collections()
     while True:
         await asyncio.sleep(0.1)
@@ -98,7 +96,6 @@ async def look() -> None:
 
 
 def rows(wanted: str, rounds: int, most: int) -> Iterator[Row]:
-    """For each store and size."""
     with stores(wanted) as each:
         for store in each.names:
             totals: dict[int, float] = {}
@@ -130,7 +127,6 @@ def rows(wanted: str, rounds: int, most: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--stores", default=STORES)
     parser.add_argument("--rounds", type=int, default=3)

@@ -45,7 +45,6 @@ MOST = {SMALL: 35.0, LARGE: 1.2 * 1024}
 
 
 def wrapped() -> MCPServer[Any]:
-    """A server whose tool takes its time."""
     server: MCPServer[Any] = MCPServer("bench", log_level="ERROR")
 
     @server.tool()
@@ -88,7 +87,6 @@ async def grown(app: Any, size: int, count: int, *, traced: bool) -> float:
 
 
 async def measure(kind: str, size: int, count: int, *, traced: bool) -> float:
-    """One of both servers."""
     server = wrapped()
     if kind == "sdk":
         app = server.streamable_http_app()
@@ -114,7 +112,6 @@ def in_its_own_process(kind: str, size: int, count: int, how: str) -> float:
 
 
 def serve(kind: str, port: int) -> None:
-    """One of both servers, until it is killed."""
     server = wrapped()
     if kind == "sdk":
         uvicorn.run(server.streamable_http_app(), port=port, log_level="error")
@@ -144,7 +141,6 @@ def over_sockets(kind: str, size: int, count: int) -> tuple[float, float]:
 
 
 def until_listening(port: int) -> None:
-    """Wait for a server."""
     for _ in range(600):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
@@ -153,7 +149,6 @@ def until_listening(port: int) -> None:
 
 
 def post(port: int, message: dict[str, Any], session: str | None) -> HTTPConnection:
-    """Send a message on a connection of its own."""
     headers = {"Content-Type": "application/json", "MCP-Protocol-Version": "2025-11-25"}
     headers["Accept"] = "application/json, text/event-stream"
     if session is not None:
@@ -164,7 +159,6 @@ def post(port: int, message: dict[str, Any], session: str | None) -> HTTPConnect
 
 
 def connected(port: int) -> str:
-    """A new connection's session."""
     info = {"name": "bench", "version": "1"}
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
     message = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
@@ -194,7 +188,6 @@ def status_of(pid: int, member: str) -> int:
 
 
 def rows(count: int) -> Iterator[Row]:
-    """For both sizes of results."""
     for size, many in ((SMALL, count), (LARGE, max(1, count // 5))):
         kept, held = (in_its_own_process("ours", size, many, how) for how in ("traced", "resident"))
         sdk = in_its_own_process("sdk", size, many, "resident")
@@ -225,7 +218,6 @@ def message_size(size: int) -> int:
 
 
 def main() -> None:
-    """Measure, and print."""
     if sys.argv[1:2] == ["--one"]:
         kind, size, count, how = sys.argv[2:]
         print(asyncio.run(measure(kind, int(size), int(count), traced=how == "traced")))

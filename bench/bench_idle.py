@@ -71,7 +71,6 @@ def measure(each: Stores, store: str, way: str, count: int, seconds: float) -> t
 
 
 def rows(wanted: str, most: int) -> Iterator[Row]:
-    """For each way in memory, then for each store."""
     with stores(wanted) as each:
         floor, _ = measure(each, "memory", "bare", most, PERIODS["GET"])
         yield Row(name="bare application, comments", measured=floor, unit="%")
@@ -94,7 +93,6 @@ def rows(wanted: str, most: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--streams", type=int, default=4_000, help="in memory; else 1,000")
     parser.add_argument("--stores", default=STORES)

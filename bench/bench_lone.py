@@ -27,8 +27,6 @@ CALL = {"name": "echo", "arguments": {"text": "hello"}}
 
 
 class Measured(NamedTuple):
-    """One row: what is done so many times."""
-
     name: str
     pid: int
     wake: Callable[[], None]
@@ -41,7 +39,6 @@ class Measured(NamedTuple):
 
 
 def over_http(kind: str, aim: float | None, stack: ExitStack) -> Iterator[Measured]:
-    """Alone, in flight with others, and the handshake."""
     server = Server(kind)
     stack.callback(server.stop)
     case = Case("", kind, HANDSHAKE)
@@ -77,7 +74,6 @@ def over_http(kind: str, aim: float | None, stack: ExitStack) -> Iterator[Measur
 
 
 def over_stdio(kind: str, aim: float | None, stack: ExitStack) -> Iterator[Measured]:
-    """Alone, and in flight with others."""
     client = bench_duplex.StdioClient(Case(kind, kind, HANDSHAKE))
     stack.callback(client.stop)
     client.begin()
@@ -122,7 +118,6 @@ def measure(calls: int) -> tuple[list[Measured], dict[str, float]]:
 
 
 def rows(calls: int) -> Iterator[Row]:
-    """With the ratio to the SDK's, or to the same server's lone call."""
     measured, least = measure(calls)
     for row in measured:
         is_alike = row.beside.endswith(row.name.rpartition(", ")[2])
@@ -137,7 +132,6 @@ def rows(calls: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 512))
 
 

@@ -49,8 +49,6 @@ ECHO = {"name": "echo", "arguments": {"text": "hello"}}
 
 
 class Crowd:
-    """The process of the clients."""
-
     def __init__(self, port: int, sessions: int, streams: int) -> None:
         command = [sys.executable, "-m", "bench.crowd", str(port), str(sessions)]
         self._process = subprocess.Popen(
@@ -58,11 +56,6 @@ class Crowd:
         )
 
     def does(self, *step: str) -> dict[str, Any]:
-        """One step.
-
-        Raises:
-            SystemExit: It failed.
-        """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(" ".join(step) + "\n")
         self._process.stdin.flush()
@@ -72,7 +65,6 @@ class Crowd:
         return said
 
     async def meanwhile(self, *step: str) -> dict[str, Any]:
-        """The same, without keeping anybody waiting."""
         return await asyncio.to_thread(self.does, *step)
 
     def stop(self) -> None:
@@ -82,8 +74,6 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Process:
-    """The server's."""
-
     server: Server
 
     @property
@@ -115,7 +105,6 @@ class Callers:
         self._sessions: list[str] = []
 
     async def start(self) -> None:
-        """Shake hands."""
         for _ in range(CALLERS):
             async with self._connected() as connection:
                 await connection.initialize()
@@ -131,7 +120,6 @@ class Callers:
             connection.close()
 
     async def call(self, until: Callable[[int], bool]) -> list[float]:
-        """One after the other, on one connection, until that is so of their number."""
         took: list[float] = []
         async with self._connected() as connection:
             while not until(len(took)):
@@ -144,7 +132,6 @@ class Callers:
         return took
 
     async def beside(self, work: Awaitable[Any]) -> list[float]:
-        """Until that is done."""
         doing = asyncio.ensure_future(work)
         took = await self.call(lambda _: doing.done())
         await doing
@@ -160,14 +147,11 @@ class Callers:
 
 
 def p99(took: list[float]) -> float:
-    """Of a hundred calls, the time of the slowest but one."""
     return sorted(took)[int(len(took) * 0.99) - 1]
 
 
 @dataclass
 class Run:
-    """One server with its clients; what is measured, in the order in which it happens."""
-
     process: Process
     crowd: Crowd
     callers: Callers
@@ -177,7 +161,6 @@ class Run:
     stalls: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
 
     def begins(self) -> Iterator[Row]:
-        """Everybody comes."""
         self.runner.run(self.callers.start())
         self.process.stalls()
         cpu, held = self._used(self.crowd.does, "start")
@@ -230,7 +213,6 @@ class Run:
         return self.process.cpu - cpu, self.process.resident - held
 
     def idles(self, seconds: float) -> Iterator[Row]:
-        """Nothing happens."""
         time.sleep(2)
         cpu, _ = self._used(lambda: time.sleep(seconds))
         yield Row(
@@ -287,7 +269,6 @@ class Run:
         self.stalls["while all streams are told"] = self.process.stalls()
 
     def is_cut(self) -> Iterator[Row]:
-        """All streams at once, in the middle of an update."""
         cut = back = caught_up = 0.0
 
         async def come_back() -> None:
@@ -389,7 +370,6 @@ def rows(sessions: int, streams: int, calls: int, idle: float) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sessions", type=int, default=100_000)
     parser.add_argument("--streams", type=int, default=10_000)

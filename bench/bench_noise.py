@@ -42,8 +42,6 @@ class Refused(Exception):
 
 
 class Client:
-    """One client of the handshake era: what it has open, one connection for its calls."""
-
     def __init__(self, port: int) -> None:
         self._port = port
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -55,7 +53,6 @@ class Client:
         }
 
     def initialize(self) -> None:
-        """Shake hands."""
         info = {"name": "bench", "version": "1"}
         params = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": info}
         self.ask("initialize", params)
@@ -66,7 +63,6 @@ class Client:
         self._http.close()
 
     def ask(self, method: str, params: dict[str, Any]) -> Any:
-        """A request; its result."""
         request = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
         status, session, body = self._post(request)
         if method == "initialize" and session is not None:
@@ -79,7 +75,6 @@ class Client:
         return answer["result"]
 
     def call(self, tool: str, **arguments: Any) -> None:
-        """``tools/call``."""
         result = self.ask("tools/call", {"name": tool, "arguments": arguments})
         if result.get("isError"):
             raise Refused(f"{tool}: {result}")
@@ -98,7 +93,6 @@ class Client:
     def raw(
         self, method: str, message: dict[str, Any] | None, *, last_event_id: str | None = None
     ) -> socket.socket:
-        """Send a request on a connection of its own, and read nothing."""
         body = json.dumps(message).encode() if message is not None else b""
         headers = {
             **self._headers,
@@ -113,7 +107,6 @@ class Client:
         return connection
 
     def read_stream(self) -> None:
-        """Open the GET stream and read it for ever, beside what else is done."""
         connection = self.raw("GET", None)
         connection.settimeout(None)
 
@@ -124,7 +117,6 @@ class Client:
         threading.Thread(target=read, daemon=True).start()
 
     def cut(self) -> None:
-        """Call, and go away before the answer."""
         params = {"name": "wait", "arguments": {"seconds": 5}}
         request = {"jsonrpc": "2.0", "id": next(self._ids), "method": "tools/call"}
         with self.raw("POST", {**request, "params": params}) as connection:
@@ -132,7 +124,6 @@ class Client:
             self._check(connection)
 
     def look(self) -> None:
-        """Open the GET stream, and drop it with its first bytes."""
         with self.raw("GET", None) as connection:
             self._check(connection)
 

@@ -43,8 +43,6 @@ CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 
 
 class Noise:
-    """A noisy client, and what it did."""
-
     def __init__(self, kind: str, port: int) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.bench_noise", kind, str(port)],
@@ -91,7 +89,6 @@ class Figures(NamedTuple):
 
 
 def p99(times: Sequence[float]) -> float:
-    """The time that one in a hundred exceeds."""
     return statistics.quantiles(times, n=100)[98]
 
 
@@ -108,7 +105,6 @@ def waited(client: Client) -> list[float]:
 
 @contextmanager
 def on_cores(cores: Sequence[int]) -> Generator[None]:
-    """What is started here runs there, where a system and a machine have that."""
     if len(CORES) < 2:
         yield
         return
@@ -121,7 +117,6 @@ def on_cores(cores: Sequence[int]) -> Generator[None]:
 
 
 def measure(kind: str, store: str, rounds: int) -> Figures:
-    """The quiet client beside one kind of noise."""
     with on_cores(CORES[:1]):
         server = Server("noisy", store)
     try:
@@ -172,7 +167,6 @@ def rows(wanted: str, noises: Sequence[str], rounds: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--stores", default=STORES)

@@ -57,8 +57,6 @@ APART_WITHIN = 540.0
 
 @dataclass
 class One:
-    """A client, and how it fared."""
-
     way: str
     client: Client
     outcomes: list[ResumeOutcome] = field(default_factory=list[ResumeOutcome])
@@ -66,7 +64,6 @@ class One:
     failed: str | None = None
 
     async def call(self, word: str) -> None:
-        """Call, and note when it was answered."""
         try:
             said = text_of(await self.client.call_tool("remember", {"word": word}))
         except Exception as error:
@@ -80,8 +77,6 @@ class One:
 
 @dataclass
 class Outage:
-    """One outage, or several of one length, and what they came to."""
-
     seconds: float
     delays: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     told: dict[str, int] = field(default_factory=dict[str, int])
@@ -90,7 +85,6 @@ class Outage:
     """Seconds of the server's, from its start until all are answered."""
 
     def of(self, one: One, back_at: float) -> None:
-        """Take in what became of a client."""
         self.told[one.way] = self.told.get(one.way, 0) + bool(one.outcomes)
         if one.failed is not None:
             self.failed.append(f"{one.way}: {one.failed}")
@@ -122,18 +116,15 @@ class Outage:
 
 
 def at(delays: Sequence[float], share: float) -> float:
-    """The delay that so many of them do not exceed."""
     ordered = sorted(delays)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def most_in(delays: Sequence[float], window: float = 1.0) -> int:
-    """How many are in the window that has most."""
     return max(sum(start <= delay < start + window for delay in delays) for start in delays)
 
 
 async def run(outage: Outage, ways: Sequence[str], count: int) -> None:
-    """Connect them all, kill the server, bring it back, and wait until all are answered."""
     with tempfile.TemporaryDirectory() as place:
         served = KilledServer(Path(place))
         await asyncio.to_thread(served.start)
@@ -160,8 +151,6 @@ async def run(outage: Outage, ways: Sequence[str], count: int) -> None:
 
 @dataclass
 class Crowd:
-    """Clients of which each is in a task of its own."""
-
     count: int
     clients: list[One] = field(default_factory=list[One])
     connected: anyio.Event = field(default_factory=anyio.Event)
@@ -175,7 +164,6 @@ class Crowd:
         self.left = self.count
 
     async def one(self, port: int, number: int, room: anyio.Semaphore) -> None:
-        """Connect, call when the server was killed, and leave when all have their answer."""
         async with AsyncExitStack() as stack:
             async with room:
                 # An address of its own: clients of one address return one after the other.
@@ -192,7 +180,6 @@ class Crowd:
 
 
 async def run_apart(count: int) -> list[Row]:
-    """Kill the server under clients that know nothing of each other, and bring it back."""
     outage, crowd, room = Outage(APART), Crowd(count), anyio.Semaphore(AT_ONCE)
     waited: list[float] = []
     back_at = 0.0
@@ -267,7 +254,6 @@ async def connect(stack: AsyncExitStack, port: int, way: str, query: str = "") -
 
 
 def rows(outages: Sequence[float], ways: Sequence[str], count: int, rounds: int) -> Iterator[Row]:
-    """One length of outage after the other."""
     for seconds in outages:
         outage = Outage(seconds)
         for _ in range(rounds):
@@ -276,7 +262,6 @@ def rows(outages: Sequence[float], ways: Sequence[str], count: int, rounds: int)
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2)

@@ -53,14 +53,11 @@ class Barrier:
             self._open.set()
 
     async def wait(self) -> None:
-        """Return once all have come."""
         await self._open.wait()
 
 
 @dataclass
 class One:
-    """A client, and how it fared."""
-
     number: int
     heard: Heard = field(default_factory=Heard)
     heard_at: float | None = None
@@ -68,14 +65,12 @@ class One:
     failed: str | None = None
 
     async def hears(self, uri: str) -> None:
-        """Return once it was told of a change."""
         board = self.heard.board
         await board.until(
             lambda: uri in self.heard.updates, what=f"{uri} at client {self.number}", within=WITHIN
         )
 
     async def run(self, url: str, barriers: list[Barrier]) -> None:
-        """Connect, be cut, come back."""
         ahead = list(barriers)
         try:
             transport = resumable(url, on_resume=self.heard.on_resume)
@@ -103,7 +98,6 @@ class One:
                 barrier.arrive()
 
     def judge(self, before: str, after: str) -> str | None:
-        """What is wrong with it after all, if anything is."""
         if before != after or before == "none":
             return f"session {before} became {after}"
         if self.heard.updates != [BEFORE, DURING]:
@@ -116,8 +110,6 @@ class One:
 
 @dataclass
 class Run:
-    """All clients of one run, and what the proxy saw."""
-
     clients: list[One]
     cut: int = 0
     cut_at: float = 0.0
@@ -125,14 +117,12 @@ class Run:
     """When the proxy took the first connections after the cut, one for each client."""
 
     async def watch(self, proxy: TcpProxy) -> None:
-        """Keep when the clients come."""
         before = proxy.accepted
         for number in range(1, len(self.clients) + 1):
             await proxy.accepted_total(before + number, within=WITHIN)
             self.accepted_at.append(time.monotonic())
 
     async def go(self, scheme: str) -> None:
-        """Connect them all, cut them all, and wait until all are back."""
         count = len(self.clients)
         barriers = [Barrier(count), Barrier(count), Barrier(count)]
         subscribed, ready, back = barriers
@@ -182,7 +172,6 @@ class Run:
 
 
 def rows(count: int) -> Iterator[Row]:
-    """Cut them over HTTP, then over WebSocket."""
     for scheme in ("http", "ws"):
         run = Run([One(number) for number in range(count)])
         asyncio.run(run.go(scheme))
@@ -190,7 +179,6 @@ def rows(count: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else CLIENTS
     # The server under test is in this process, and says what becomes of every session.
     logging.disable(logging.INFO)

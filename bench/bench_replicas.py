@@ -50,13 +50,11 @@ class Used:
     """Between the workers and Redis, both ways."""
 
     def less(self, other: Used, times: float = 1) -> Used:
-        """Without what something else takes."""
         mine, its = astuple(self), astuple(other)
         return Used(*(a - b * times for a, b in zip(mine, its, strict=True)))
 
 
 def used_by(workers: Workers) -> Used:
-    """Until now."""
     said = workers.redis.ask("INFO everything")
     info = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
     here, there = map(cpu_of, workers.pids)
@@ -89,15 +87,12 @@ async def cost(
 
 @dataclass
 class Round:
-    """Everything once, with as many clients as there are connections for a stream each."""
-
     client: Connection
     carriers: list[Connection]
     sessions: list[str] = field(default_factory=list[str])
     streams: list[Stream] = field(default_factory=list[Stream])
 
     async def begin(self) -> None:
-        """All shake hands."""
         for _ in self.carriers:
             self.client.session = None
             await self.client.initialize()
@@ -105,13 +100,11 @@ class Round:
             self.sessions.append(self.client.session)
 
     async def subscribe(self) -> None:
-        """Each to a resource of its own."""
         for session in self.sessions:
             self.client.session = session
             await self.client.ask("resources/subscribe", {"uri": f"{URI}/{session}"})
 
     async def listen(self) -> None:
-        """Each opens its stream."""
         for session, carrier in zip(self.sessions, self.carriers, strict=True):
             carrier.meta = {}
             stream = Stream(session, lambda _: None)
@@ -120,13 +113,11 @@ class Round:
             self.streams.append(stream)
 
     async def call(self) -> None:
-        """A tool that does nothing."""
         request = self.client.request("tools/call", ECHO)
         for _ in self.sessions:
             await self.client.send(request)
 
     async def touch(self) -> None:
-        """Each resource changes, and its stream is told."""
         was = [stream.last for stream in self.streams]
         for session in self.sessions:
             arguments = {"uri": f"{URI}/{session}"}
@@ -137,7 +128,6 @@ class Round:
 
 
 async def a_round(workers: Workers, count: int) -> dict[str, Used]:
-    """What each step takes, by its name."""
     async with workers.connections(count + 1) as at:
         client, *carriers = at[workers.pids[0]]
         client.meta = {}
@@ -161,7 +151,6 @@ NAMES = {
 
 
 def rows(count: int, rounds: int) -> Iterator[Row]:
-    """Of every step, then of a cluster."""
     if not is_there("redis"):
         yield Row(name="replicas", absent="no redis-server, no valkey-server")
         return
@@ -190,7 +179,6 @@ def rows(count: int, rounds: int) -> Iterator[Row]:
 
 
 def cluster(count: int) -> Iterator[Row]:
-    """Two nodes; messages are published at the one."""
     own = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
     with redis_server(*own) as here, redis_server(*own) as there:
         here.ask("CLUSTER ADDSLOTSRANGE 0 8191")
@@ -215,7 +203,6 @@ def cluster(count: int) -> Iterator[Row]:
 
 
 def publish(node: RedisServer, count: int) -> None:
-    """So many messages, some at a time."""
     message = b"PUBLISH channel " + b"x" * MESSAGE + b"\r\n"
     some = 100
     with socket.create_connection(("127.0.0.1", node.port), timeout=30) as connection:
@@ -227,7 +214,6 @@ def publish(node: RedisServer, count: int) -> None:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)

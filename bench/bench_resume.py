@@ -26,8 +26,6 @@ SESSIONS = 10
 
 
 class OverWebSocket:
-    """A session that one WebSocket after the other resumes."""
-
     def __init__(self, server: Server) -> None:
         self._server = server
         first = RawSocket(server.port)
@@ -44,7 +42,6 @@ class OverWebSocket:
         self._socket.ask("ping", {})
 
     def resume(self) -> None:
-        """Read all that was missed."""
         websocket = self._socket
         assert websocket is not None
         params = {"sessionId": self._session, "lastSessionEventId": self._last}
@@ -54,14 +51,11 @@ class OverWebSocket:
         self._last = websocket.events[-1]["params"]["sessionEventId"]
 
     def leave(self) -> None:
-        """The connection ends."""
         assert self._socket is not None
         self._socket.close()
 
 
 class OverGet:
-    """A session on a connection whose GET stream is opened again and again."""
-
     def __init__(self, server: Server) -> None:
         self._client = Client(server.port)
         self._client.initialize()
@@ -76,11 +70,9 @@ class OverGet:
     def connect(self) -> None: ...
 
     def resume(self) -> None:
-        """Read all that was missed."""
         self._read(MISSED)
 
     def leave(self) -> None:
-        """The stream ends."""
         assert self._stream is not None
         self._stream.close()
 
@@ -123,7 +115,6 @@ def _at_rest(server: Server) -> float:
 
 
 def rows(rounds: int) -> Iterator[Row]:
-    """Both, beside each other."""
     server = Server("noisy", "memory://")
     try:
         client = Client(server.port)
@@ -152,7 +143,6 @@ def rows(rounds: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 15))
 
 

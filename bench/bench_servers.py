@@ -47,7 +47,6 @@ STORE = "MCP_SESSIONS_BENCH_STORE"
 
 
 def mcp_server() -> MCPServer[Any]:
-    """A server with one trivial tool."""
     server: MCPServer[Any] = MCPServer("bench", log_level="ERROR")
 
     @server.tool()

@@ -86,7 +86,6 @@ def measure(stores: dict[str, str], calls: int, scripts: Scripts) -> dict[OfStor
 
 
 def rows(calls: int) -> Iterator[Row]:
-    """With the ratio to memory."""
     with all_stores() as each:
         urls = {name: each.url(name, "calls") for name in each.names}
         urls["sqlite, full"] = f"{each.url('sqlite', 'full')}?durability=full"
@@ -111,7 +110,6 @@ def rows(calls: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000))
 
 

@@ -39,20 +39,17 @@ LARGER = 20.0
 
 
 def good_token() -> str:
-    """A token that is good for a day."""
     now = time.time()
     return Login(Clock(now)).token("P-256", exp=int(now) + 86_400)
 
 
 def bad_tokens() -> Generator[str]:
-    """Good but for their signatures."""
     claims = good_token().rpartition(".")[0]
     while True:
         yield f"{claims}.{secrets.token_urlsafe(64)}"
 
 
 def guarded() -> Server:
-    """A server that wants tokens."""
     return Server("guarded", json.dumps({"keys": [jwk("P-256", "one")]}))
 
 
@@ -63,8 +60,6 @@ def resident(server: Server) -> float:
 
 
 class Flood:
-    """The process that floods a server."""
-
     def __init__(self, port: int, connections: int, path: str) -> None:
         command = [sys.executable, "-m", "bench.flood", str(port), str(connections), path]
         self._process = subprocess.Popen(
@@ -100,7 +95,6 @@ class Flood:
 
 @contextmanager
 def file_of_bad_tokens() -> Generator[str]:
-    """The path of a file with one a line."""
     with tempfile.NamedTemporaryFile("w", suffix=".tokens") as file:
         tokens = bad_tokens()
         file.writelines(f"{next(tokens)}\n" for _ in range(TOKENS))
@@ -109,7 +103,6 @@ def file_of_bad_tokens() -> Generator[str]:
 
 
 def cost(calls: int, rounds: int) -> Row:
-    """Of a call with a token that was seen before."""
     case = Case("", "ours", HANDSHAKE)
     servers = {"alone": Server("ours"), "token": guarded()}
     try:
@@ -188,7 +181,6 @@ def beside(connections: int, rounds: int, path: str) -> Iterator[Row]:
 
 
 def rows(calls: int, rounds: int, connections: list[int]) -> Iterator[Row]:
-    """The cost, and each flood."""
     with on_cores(CORES[1:]), file_of_bad_tokens() as path:
         yield cost(calls, rounds)
         for number in connections:
@@ -196,7 +188,6 @@ def rows(calls: int, rounds: int, connections: list[int]) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=5)

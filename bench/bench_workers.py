@@ -74,7 +74,6 @@ class Workers:
 
     @asynccontextmanager
     async def connections(self, each: int) -> AsyncGenerator[dict[int, list[Connection]]]:
-        """As many connections at each worker, and how the system spread the first of them."""
         found: dict[int, list[Connection]] = {pid: [] for pid in self.pids}
         try:
             while any(len(those) < each for those in found.values()):
@@ -94,7 +93,6 @@ class Workers:
 
 @contextmanager
 def serving(number: int, redis: RedisServer, store: str) -> Generator[Workers]:
-    """``serve --workers``, until all of them take connections."""
     port = free_port()
     target = Path(__file__).with_name("served.py")
     options = ["--workers", str(number), "--port", str(port), "--log-level", "error"]
@@ -116,7 +114,6 @@ def serving(number: int, redis: RedisServer, store: str) -> Generator[Workers]:
 
 
 async def _pids(number: int, port: int) -> tuple[int, ...]:
-    """Of all workers: the last to come has answered."""
     found: set[int] = set()
     end = time.monotonic() + 60
     while len(found) < number:
@@ -141,7 +138,6 @@ class Calls:
 
 
 async def calls(workers: Workers, sessions: Sessions, count: int) -> Calls:
-    """That many calls, of all connections together."""
     async with workers.connections(CONNECTIONS // len(workers.pids)) as at:
         connections = [connection for those in at.values() for connection in those]
         if sessions is not Sessions.NONE:
@@ -181,8 +177,6 @@ async def calls(workers: Workers, sessions: Sessions, count: int) -> Calls:
 
 @dataclass(frozen=True)
 class Events:
-    """One round of events to a stream."""
-
     answer: float
     """Milliseconds, the median: until the call that caused it was answered."""
 
@@ -194,7 +188,6 @@ class Events:
 
 
 async def events(workers: Workers, count: int, *, held_elsewhere: bool) -> Events:
-    """Updates to one GET stream, one after the other; each is heard once."""
     async with workers.connections(3) as at:
         holder = workers.pids[0]
         caller = workers.pids[-1] if held_elsewhere else holder
@@ -248,7 +241,6 @@ async def events(workers: Workers, count: int, *, held_elsewhere: bool) -> Event
 
 
 async def spread(workers: Workers, count: int) -> float:
-    """The share of the worker that got most of as many connections that came at once."""
     new = await asyncio.gather(*(workers.connection() for _ in range(count)))
     for _, connection in new:
         connection.close()
@@ -256,7 +248,6 @@ async def spread(workers: Workers, count: int) -> float:
 
 
 def rows(count: int, events_count: int, rounds: int, most: int) -> Iterator[Row]:
-    """Calls with one worker and with several, then the events."""
     if not is_there("redis"):
         yield Row(name="workers", absent="no redis-server, no valkey-server")
         return
@@ -339,7 +330,6 @@ def _events(workers: Workers, count: int, rounds: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=6_000)
     parser.add_argument("--events", type=int, default=500)

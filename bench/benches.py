@@ -9,8 +9,6 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Bench:
-    """One of them: ``bench_NAME.py``."""
-
     name: str
     within: float
     """Seconds that it may take; then it is ended."""
@@ -23,11 +21,9 @@ class Bench:
 
     @property
     def module(self) -> str:
-        """What ``python -m`` runs."""
         return f"bench.bench_{self.name}"
 
     def docstring(self) -> tuple[str, str]:
-        """Its first line, and what it says below its command."""
         source = Path(__file__).with_name(f"bench_{self.name}.py").read_text()
         title, *rest = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")
         return title, "\n\n".join(part for part in rest if not part.startswith("    python -m"))

@@ -35,7 +35,6 @@ def ask(port: int) -> float:
 
 
 def main() -> None:
-    """Ask, and say how long it took."""
     port, found = int(sys.argv[1]), list[float]()
     while not select.select([sys.stdin], [], [], EVERY)[0]:
         found.append(ask(port))

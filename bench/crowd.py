@@ -62,7 +62,6 @@ class Crowd:
     """When the last event came."""
 
     async def start(self) -> dict[str, Any]:
-        """Shake hands, all of them."""
         numbers = iter(range(self.sessions))
         await asyncio.gather(*(self._shake_hands(numbers) for _ in range(AT_ONCE)))
         return {}
@@ -94,7 +93,6 @@ class Crowd:
         return Stream(session, hear, self._comes_back)
 
     async def subscribe(self) -> dict[str, Any]:
-        """Who will have a stream, to all resources."""
         streams = iter(self.streams)
 
         async def those() -> None:
@@ -109,7 +107,6 @@ class Crowd:
         return {}
 
     async def listen(self) -> dict[str, Any]:
-        """Open the streams, some hundred at a time."""
         for start in range(0, len(self.streams), 500):
             some = self.streams[start : start + 500]
             await asyncio.gather(*(stream.open(self.port) for stream in some))
@@ -120,18 +117,15 @@ class Crowd:
         await until(lambda: all(stream.is_open for stream in some), "the streams open", WITHIN)
 
     async def hear(self, uri: str, times: str) -> dict[str, Any]:
-        """Until each stream was told of it so often; when the last was."""
         wanted = len(self.streams) * int(times)
         await until(lambda: self.in_all[uri] >= wanted, f"all hear of {uri}", WITHIN)
         return {"at": self.last_at}
 
     async def hears(self, uri: str) -> dict[str, Any]:
-        """Until the first stream was told of it."""
         await until(lambda: self.in_all[uri] > 0, f"one hears of {uri}", WITHIN)
         return {}
 
     async def cut(self) -> dict[str, Any]:
-        """Cut all at once; when."""
         at = time.monotonic()
         for stream in self.streams:
             stream.cut()
@@ -152,7 +146,6 @@ class Crowd:
                 self.refused += 1
 
     async def back(self) -> dict[str, Any]:
-        """Until all streams are open again; when they were."""
         await self._until_open(self.streams)
         return {"at": time.monotonic()}
 
@@ -188,7 +181,6 @@ async def serve(crowd: Crowd) -> None:
 
 
 def main() -> None:
-    """Be the clients, until the input ends."""
     port, sessions, streams = map(int, sys.argv[1:])
     uvloop.run(serve(Crowd(port, sessions, streams)))
 

@@ -22,15 +22,12 @@ _BODY = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
 
 
 class Flood:
-    """What all connections share."""
-
     def __init__(self, port: int, tokens: Iterator[bytes]) -> None:
         self._port = port
         self._tokens = tokens
         self.answers = 0
 
     async def connection(self) -> None:
-        """Ask for ever."""
         while True:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
             try:
@@ -56,7 +53,6 @@ class Flood:
 
 
 async def run(flood: Flood, connections: int) -> None:
-    """Do as the lines of the input say."""
     loop = asyncio.get_running_loop()
     print("ready", flush=True)
     while await loop.run_in_executor(None, sys.stdin.readline):
@@ -70,7 +66,6 @@ async def run(flood: Flood, connections: int) -> None:
 
 
 def main() -> None:
-    """Make the flood."""
     port, connections, path = sys.argv[1:]
     give_way()
     with open(path, "rb") as file:

@@ -21,7 +21,6 @@ PING, PONG = 0x89, 0x8A
 
 
 def opened(way: str, port: int) -> socket.socket:
-    """One stream; what else its client had is closed."""
     if way == "WebSocket":
         return RawSocket(port).socket
     client = Client(port)
@@ -34,7 +33,6 @@ def opened(way: str, port: int) -> socket.socket:
 
 
 def main() -> None:
-    """Open them, and read."""
     way, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -45,7 +45,6 @@ class Row:
 
     @property
     def has_missed(self) -> bool:
-        """Whether there is an aim that it does not reach."""
         return (
             self.most is not None and self.measured is not None and self.measured > self.most
         ) or (
@@ -62,7 +61,6 @@ class Row:
 
     @property
     def aim(self) -> str:
-        """As a reader is told it."""
         aims: list[str] = []
         if self.most is not None:
             aims.append(f"≤ {short(self.most)} {self.unit}".rstrip())

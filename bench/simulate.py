@@ -40,14 +40,11 @@ TICK = 0.005
 
 @dataclass(eq=False)
 class Station:
-    """One core, which does one piece of work after the other."""
-
     free_at: float = 0.0
     busy: float = 0.0
     """Seconds of work that it was given."""
 
     def serve(self, now: float, work: float) -> float:
-        """When that is done."""
         self.free_at = max(now, self.free_at) + work
         self.busy += work
         return self.free_at
@@ -59,8 +56,6 @@ Way = Iterator[tuple[Station, float]]
 
 @dataclass
 class Simulation:
-    """What happens, in the order of time."""
-
     hop: float = HOP
     begun: int = 0
     took: list[float] = field(default_factory=list[float])
@@ -72,11 +67,9 @@ class Simulation:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def at(self, when: float, do: Callable[[float], object]) -> None:
-        """Do something then."""
         heapq.heappush(self._next, (when, next(self._numbers), do))
 
     def send(self, now: float, way: Way) -> None:
-        """Something that goes from station to station."""
         self.begun += 1
 
         def step(at: float) -> None:
@@ -91,11 +84,9 @@ class Simulation:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether something that began is not done."""
         return len(self.took) < self.begun
 
     def run(self) -> float:
-        """Until nothing is left to do; when that was."""
         now = 0.0
         while self._next:
             now, _, do = heapq.heappop(self._next)
@@ -131,7 +122,6 @@ class Fleet:
         self._opened = 0
 
     def run(self, seconds: float) -> Found:
-        """That long, and until all of it is done."""
         for rate, way in (
             (self.load.events - self.load.changes, self._event),
             (self.load.changes, self._change),
@@ -251,7 +241,6 @@ LOADS = {
 
 
 def paper(costs: Costs) -> Iterator[str]:
-    """What each load takes."""
     yield "| load | replicas | shards | memory | network | of a replica, for others | of a shard |"
     yield "|---|---|---|---|---|---|---|"
     for name, load in LOADS.items():
@@ -274,7 +263,6 @@ def _count(number: float) -> str:
 
 
 def simulated(costs: Costs) -> Iterator[str]:
-    """Where the first of these loads breaks."""
     load = Load()
     planned = size(load, costs)
     replicas, shards = int(planned.replicas), int(planned.shards)
@@ -312,7 +300,6 @@ def simulated(costs: Costs) -> Iterator[str]:
 
 
 def written(page: str, costs: Costs) -> str:
-    """The page, with what is said now."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     lines = [*paper(costs), "", *simulated(costs)]
@@ -320,7 +307,6 @@ def written(page: str, costs: Costs) -> str:
 
 
 def main() -> None:
-    """Print, or write the page."""
     parser = argparse.ArgumentParser(prog="python -m bench.simulate")
     parser.add_argument("--json", type=Path, help="figures of the benches")
     parser.add_argument("--page", action="store_true", help="write docs/scale.md")

@@ -75,8 +75,6 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What there is, and what happens in a second."""
-
     sessions: int = 1_000_000
     streams: int = 100_000
     """Of these sessions, those with a stream that is open."""
@@ -92,14 +90,11 @@ class Load:
 
     @property
     def opens(self) -> float:
-        """Streams that open in a second."""
         return self.streams / self.lifetime
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a load takes."""
-
     replicas: float
     """Processes, a core each; infinite: no number is enough."""
 
@@ -152,7 +147,6 @@ def published(load: Load) -> float:
 
 
 def _among(work: float, room: float) -> float:
-    """How many share that work, each with so much room for it."""
     return math.ceil(work / room) if room > 0 else math.inf
 
 

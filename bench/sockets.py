@@ -39,7 +39,6 @@ class RawSocket:
         self.put({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def ask(self, method: str, params: dict[str, Any]) -> Any:
-        """A request; its result."""
         number = next(self._ids)
         self.put({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
         while (message := self.get()).get("id") != number or "method" in message:
@@ -48,7 +47,6 @@ class RawSocket:
         return message["result"]
 
     def until(self, count: int) -> None:
-        """Read until so many other messages came."""
         while len(self.events) < count:
             self.events.append(self.get())
 
@@ -89,5 +87,4 @@ class RawSocket:
         self._rest += more
 
     def close(self) -> None:
-        """Go, without a word."""
         self.socket.close()

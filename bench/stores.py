@@ -37,7 +37,6 @@ class Stores:
         return cpu_of(self._redis.pid) if store == "redis" and self._redis is not None else 0.0
 
     def executed(self, command: str) -> int:
-        """How often Redis executed a command, of any client; 0 without a Redis."""
         return self._redis.executed(command) if self._redis is not None else 0
 
     def missing(self, name: str = "") -> Iterator[Row]:
@@ -48,7 +47,6 @@ class Stores:
 
 
 def is_there(store: str) -> bool:
-    """Whether this machine has the program that it needs."""
     return store != "redis" or any(map(shutil.which, ("redis-server", "valkey-server")))
 
 

@@ -99,7 +99,6 @@ class Connection(asyncio.Protocol):
     # --- requests ------------------------------------------------------------------------
 
     async def send(self, request: bytes) -> tuple[bytes, bytes]:
-        """A request as `request` wrote it; head and body of the answer."""
         assert self.transport is not None and self._answer is None
         answer = self._answer = asyncio.get_running_loop().create_future()
         self.transport.write(request)
@@ -107,7 +106,6 @@ class Connection(asyncio.Protocol):
             return await answer
 
     def request(self, method: str, params: dict[str, Any] | None, *, asks: bool = True) -> bytes:
-        """A POST of one message, to be sent any number of times."""
         era = MODERN if self.meta else HANDSHAKE
         message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
         if asks:
@@ -122,20 +120,10 @@ class Connection(asyncio.Protocol):
         return self._head("POST", era, len(body), more) + body
 
     async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """A request; its result.
-
-        Raises:
-            Refused: It has none.
-        """
         return self.result(*await self.send(self.request(method, params)))
 
     @staticmethod
     def result(head: bytes, body: bytes) -> dict[str, Any]:
-        """Of an answer, in a stream perhaps.
-
-        Raises:
-            Refused: It has none.
-        """
         if not body.startswith(b"{"):
             found = [line for line in body.splitlines() if line.startswith(b"data: {")]
             body = found[-1][6:] if found else b"{}"
@@ -145,7 +133,6 @@ class Connection(asyncio.Protocol):
         return answer["result"]
 
     async def initialize(self) -> None:
-        """Shake hands, as a client of 2025 does."""
         info = {"name": "bench", "version": "1"}
         params = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": info}
         head, body = await self.send(self.request("initialize", params))
@@ -235,7 +222,6 @@ class Stream:
         """The server has answered on this connection."""
 
     async def open(self, port: int) -> None:
-        """Connect, and go on after the last event."""
         connection = await Connection.to(port)
         self.open_on(connection)
 
@@ -253,7 +239,6 @@ class Stream:
             self._lost(self)
 
     def cut(self) -> None:
-        """As :meth:`Connection.reset`."""
         assert self.connection is not None
         self.connection.reset()
 
@@ -270,11 +255,6 @@ class Stream:
 
 
 async def until(condition: Callable[[], bool], what: str, within: float = WITHIN) -> None:
-    """Return once something is so that nobody tells of.
-
-    Raises:
-        Refused: It was not, within that many seconds.
-    """
     end = time.monotonic() + within
     while not condition():
         if time.monotonic() > end:

@@ -40,11 +40,9 @@ class NotesAgent:
         self._client: Client | None = None
 
     def on_connect(self, conn: Client) -> None:
-        """The library hands over the client's side."""
         self._client = conn
 
     async def initialize(self, protocol_version: int, **_: Any) -> InitializeResponse:
-        """What this agent is; the layer adds what it provides."""
         return InitializeResponse(
             protocol_version=PROTOCOL_VERSION,
             agent_capabilities=AgentCapabilities(),
@@ -56,7 +54,6 @@ class NotesAgent:
         return NewSessionResponse(session_id=current_conversation().id)
 
     async def prompt(self, session_id: str, prompt: list[Any], **_: Any) -> PromptResponse:
-        """One tool call, and its text as the answer."""
         conversation = current_conversation()
         asked = "\n".join(block.text for block in prompt if isinstance(block, TextContentBlock))
         if asked.strip() == "again":
@@ -90,7 +87,6 @@ class NotesAgent:
         return text
 
     async def say(self, session_id: str, text: str) -> None:
-        """An answer in words."""
         await self._connected().session_update(session_id, update_agent_message_text(text))
 
     def _connected(self) -> Client:
@@ -100,7 +96,6 @@ class NotesAgent:
 
 
 def understood(asked: str) -> tuple[str | None, dict[str, str]]:
-    """The tool for a prompt, and its arguments; None: there is none."""
     verb, _, rest = asked.strip().partition(" ")
     name, colon, text = rest.partition(":")
     match verb:
@@ -129,7 +124,6 @@ async def asked_before(conversation: Conversation) -> str:
 
 
 def text_of(result: CallToolResult) -> str:
-    """The text of a tool's result."""
     texts = [block.text for block in result.content if isinstance(block, TextContent)]
     return "\n".join(texts) or "(nothing)"
 

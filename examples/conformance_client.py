@@ -28,8 +28,6 @@ TRIES = 5
 
 @dataclass
 class Noted:
-    """What the server said without being asked."""
-
     heard: list[str] = field(default_factory=list[str])
     """Resources that changed, in order."""
 
@@ -39,18 +37,15 @@ class Noted:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def message(self, message: object) -> None:
-        """The SDK hands over what comes."""
         if isinstance(message, types.ResourceUpdatedNotification):
             self.heard.append(str(message.params.uri))
             self.changed.set()
 
     async def question(self, context: object, params: object) -> types.ElicitResult:
-        """The user is asked, and answers."""
         self.asked += 1
         return types.ElicitResult(action="accept", content={"answer": f"answer {self.asked}"})
 
     async def hear(self, count: int) -> None:
-        """Wait until so many changes were heard."""
         async with asyncio.timeout(20):
             while len(self.heard) < count:
                 self.changed.clear()
@@ -58,14 +53,11 @@ class Noted:
 
 
 class Program:
-    """One connection to a scripted server."""
-
     def __init__(self, session: ClientSession | Client, noted: Noted) -> None:
         self.session = session
         self.noted = noted
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
-        """The text of a tool's result."""
         result = await self.session.call_tool(tool, arguments)
         (content,) = result.content
         return content.text if isinstance(content, types.TextContent) else ""
@@ -100,7 +92,6 @@ class Program:
                     pass  # "nothing": ask again
 
     async def outcome_of(self, tool: str, arguments: dict[str, Any]) -> str:
-        """How a call ended."""
         try:
             return await self.call(tool, arguments)
         except MCPError as error:
@@ -148,7 +139,6 @@ async def connect_modern(url: str) -> None:
 
 
 def main() -> None:
-    """Connect to the URL that is the last argument."""
     asyncio.run(connect(sys.argv[-1]))
 
 

@@ -73,7 +73,6 @@ class Tokens:
         self.tokens = tokens
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """See the SDK."""
         if token not in self.tokens:
             return None
         subject, scopes = self.tokens[token]
@@ -120,7 +119,6 @@ class Holds:
         self.released: dict[str, asyncio.Event] = {}
 
     def gate(self, label: str) -> asyncio.Event:
-        """What ``hold`` waits for."""
         return self.released.setdefault(label, asyncio.Event())
 
 

@@ -40,7 +40,6 @@ class NotesServer(MCPServer[Any]):
     """An ``MCPServer`` whose resources are the notes that are on disk now."""
 
     async def list_resources(self) -> list[Resource]:
-        """One resource per note."""
         names = await anyio.to_thread.run_sync(notes.names)
         return [
             Resource(

@@ -195,11 +195,9 @@ class WordIndex:
 
     @property
     def words(self) -> int:
-        """How many different words."""
         return len(self._names)
 
     def add(self, name: str, text: str) -> None:
-        """Take in one note."""
         for word in _WORD.findall(text.casefold()):
             self._names.setdefault(word, set()).add(name)
             self._count[word] += 1

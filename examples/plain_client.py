@@ -112,7 +112,6 @@ class PlainClient:
         raise httpx.RemoteProtocolError(f"the answer to {method} is missing")
 
     async def notify(self, method: str) -> None:
-        """Send a notification."""
         message = {"jsonrpc": "2.0", "method": method}
         response = await self._http.post(self.url, json=message, headers=self._headers())
         response.raise_for_status()
@@ -199,11 +198,6 @@ class PlainClient:
 
 
 def result_of(answer: Message) -> Message:
-    """The result in an answer.
-
-    Raises:
-        Refused: It is an error.
-    """
     if "error" in answer:
         error = answer["error"]
         raise Refused(error["code"], error["message"], error.get("data"))

@@ -241,7 +241,6 @@ def _place(key: str) -> tuple[SessionHandle, str] | None:
 
 
 async def _change(session: SessionHandle, name: str, value: dict[str, Any] | None) -> bool:
-    """Keep a value, or forget it (None); whether there was one."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             async with session.data.edit() as data:

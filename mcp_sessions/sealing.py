@@ -68,8 +68,6 @@ Binding = tuple[str | None, ...]
 
 
 class Codec(Protocol):
-    """One form of token, for one purpose, under one ring of keys."""
-
     def seal(self, claims: dict[str, Any], *, binding: Binding) -> str:
         """A token of visible ASCII that holds ``claims``.
 

@@ -209,13 +209,11 @@ def short(identifier: str) -> str:
 
 
 def describe(message: Message) -> str:
-    """A notification in words."""
     method, name = said(message)
     return f"{method.removeprefix('notifications/')} {name}".strip()
 
 
 def report(story: Story, console: Console) -> bool:
-    """Make the checks and say how each went. True if all passed."""
     chapter(console, "Checks")
     failed = 0
     for title, holds in CHECKS:
@@ -230,7 +228,6 @@ def report(story: Story, console: Console) -> bool:
 
 
 def main() -> int:
-    """Tell the story and return the exit status: 0 if every check passed."""
     parser = argparse.ArgumentParser(description="Cut a connection, resume its session.")
     parser.add_argument(
         "target", nargs="?", default=str(ROOT / "examples" / "notes_server.py"), help="the server"

@@ -102,7 +102,6 @@ def said(message: Message) -> Key:
 
 
 def event_id(message: Message) -> str:
-    """The ``sessionEventId`` of a session event; empty if it is none."""
     return message.get("params", {}).get("sessionEventId", "")
 
 

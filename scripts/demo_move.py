@@ -86,8 +86,6 @@ async def move(
 
 
 async def index(client: Client, seen: Move) -> str:
-    """Have the notes indexed, and return the answer."""
-
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         seen.steps.append(int(progress))
         seen.length = int(total or 0)
@@ -97,35 +95,26 @@ async def index(client: Client, seen: Move) -> str:
 
 
 def returned(result: CallToolResult) -> Any:
-    """What a tool returned."""
     content: dict[str, Any] = result.structured_content or {}
     return content["result"]
 
 
 def tcp(connections: tuple[int, int]) -> str:
-    """How many connections there are of each kind, in words."""
     return f"HTTP {connections[0]}, WebSocket {connections[1]}"
 
 
 async def hear(changes: Subscription, seen: Move) -> None:
-    """Keep what the subscription brings."""
     async for change in changes:
         if isinstance(change, ResourceUpdated):
             seen.heard.append(change.uri.removeprefix("note://"))
 
 
 async def change(seen: Move, other: PlainClient, name: str) -> None:
-    """Somebody else changes a note."""
     await other.call_tool("append_note", name=name, text="Moved.")
     seen.changes.append(name)
 
 
 async def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for something to come to pass.
-
-    Raises:
-        TimeoutError: It did not within 10 s.
-    """
     deadline = time.monotonic() + 10
     while not holds():
         if time.monotonic() > deadline:

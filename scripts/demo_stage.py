@@ -50,7 +50,6 @@ async def notes_server(target: str, directory: Path) -> AsyncGenerator[int]:
 
 
 async def port_of(process: asyncio.subprocess.Process, directory: Path) -> int:
-    """The port on which a server that was just started says it listens."""
     deadline = time.monotonic() + 60
     while process.returncode is None and time.monotonic() < deadline:
         address = re.search(r"http://127\.0\.0\.1:(\d+)/", log_of(directory))
@@ -61,13 +60,11 @@ async def port_of(process: asyncio.subprocess.Process, directory: Path) -> int:
 
 
 def log_of(directory: Path) -> str:
-    """What the server wrote; empty if it was not even started."""
     log = directory / LOG
     return log.read_text("utf-8", "replace") if log.exists() else ""
 
 
 def texts_of(directory: Path) -> dict[str, str]:
-    """The text of every note, read without asking the server."""
     return {path.stem: path.read_text("utf-8") for path in (directory / NOTES).glob("*.md")}
 
 
@@ -85,12 +82,10 @@ class Relay:
 
     @property
     def open(self) -> int:
-        """How many connections go through it now."""
         return len(self._open) // 2
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator["Relay"]:
-        """Relay until the block is left."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
@@ -108,7 +103,6 @@ class Relay:
         return number
 
     def mend(self) -> None:
-        """Let new connections through again."""
         self._is_cut = False
 
     async def _serve(self, near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
@@ -128,7 +122,6 @@ class Relay:
 
 
 async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy bytes until either side ends."""
     try:
         while data := await reader.read(65_536):
             writer.write(data)
@@ -147,7 +140,6 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 
 def chapter(console: Console, title: str) -> None:
-    """Open a chapter."""
     console.print()
     console.print(title, style="bold cyan", highlight=False)
 

@@ -52,18 +52,14 @@ text { font: 15px system-ui, sans-serif; fill: var(--ink); text-anchor: middle; 
 
 @dataclass
 class Canvas:
-    """What was drawn, and how large it became."""
-
     parts: list[str] = field(default_factory=list[str])
     width: int = 0
     height: int = 0
 
     def text(self, x: float, y: float, text: str, kind: str = "halo") -> None:
-        """One line of text, its middle at ``x``."""
         self.parts.append(f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(text)}</text>')
 
     def box(self, x: float, y: float, text: str, kind: str = "box", width: int = BOX_WIDTH) -> None:
-        """A box around its middle."""
         height = BOX_HEIGHT if kind == "box" else 30
         self.parts.append(
             f'<rect class="{kind}" x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width}"'
@@ -93,7 +89,6 @@ class Canvas:
         )
 
     def svg(self, title: str) -> str:
-        """The whole file."""
         body = "\n".join(self.parts)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}"'
@@ -193,7 +188,6 @@ def _ends(
 
 
 def main() -> None:
-    """Draw all of them."""
     for text in sorted(FOLDER.glob("*.txt")):
         text.with_suffix(".svg").write_text(draw(text.read_text("utf-8")), "utf-8")
 

@@ -38,11 +38,6 @@ resumable("https://host/mcp", "wss://host/mcp")
 
 
 def version_of(root: Path) -> str:
-    """The version, from the one place that has it.
-
-    Raises:
-        Wrong: It is not there, or not as PyPI writes versions.
-    """
     text = (root / "mcp_sessions" / "__init__.py").read_text("utf-8")
     found = re.search(r'^__version__ = "(\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?)"$', text, re.MULTILINE)
     if found is None:
@@ -72,14 +67,12 @@ def check_changelog(root: Path, version: str) -> list[str]:
 
 
 def missing_links(root: Path) -> list[str]:
-    """The addresses that ``[project.urls]`` does not name."""
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     absent = [link for link in LINKS if link not in project.get("urls", {})]
     return [f"pyproject.toml: add to [project.urls]: {', '.join(absent)}"] if absent else []
 
 
 def missing_in_git(root: Path, version: str) -> list[str]:
-    """What git says against a release of this version."""
     missing: list[str] = []
     if run("git", "status", "--porcelain", cwd=root):
         missing.append("git: commit your changes")
@@ -161,7 +154,6 @@ def write_bill(python: Path, path: Path, version: str) -> None:
 
 
 def write_checksums(paths: Sequence[Path], path: Path) -> None:
-    """Write what ``sha256sum --check`` reads."""
     lines = [f"{hashlib.sha256(one.read_bytes()).hexdigest()}  {one.name}\n" for one in paths]
     path.write_text("".join(lines), "utf-8")
 
@@ -205,7 +197,6 @@ def release(root: Path, out: Path, *, is_check: bool) -> None:
 
 
 def say(step: str) -> None:
-    """Name what is done now."""
     print(f"== {step}", flush=True)
 
 

@@ -43,12 +43,10 @@ def run(*command: str, cwd: Path) -> str:
 
 
 def tool(name: str) -> str:
-    """The path of a command of this environment."""
     return str(Path(sys.executable).parent / name)
 
 
 def tracked(root: Path) -> list[str]:
-    """The files that git has."""
     return run("git", "ls-files", "-z", cwd=root).strip("\0").split("\0")
 
 
@@ -69,7 +67,6 @@ def check_files(root: Path) -> None:
 
 
 def shell_scripts(root: Path) -> list[str]:
-    """The files that begin as a bash script does."""
     names = [name for name in tracked(root) if name.startswith(("scripts/", ".ci/"))]
     return [name for name in names if (root / name).read_bytes().startswith(b"#!/usr/bin/env bash")]
 
@@ -104,7 +101,6 @@ def check_editorconfig(root: Path) -> None:
 
 
 def faults_of(content: bytes, wanted: Mapping[str, str]) -> list[str]:
-    """How a file differs from what ``.editorconfig`` says of it."""
     if b"\0" in content:  # no text
         return []
     found: list[str] = []

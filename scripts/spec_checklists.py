@@ -176,7 +176,6 @@ _IDS = re.compile(r"([A-Z]{3})([0-9]+)(?:-([0-9]+))?")
 
 
 def ids(listed: str) -> list[str]:
-    """The clause ids that a stage lists, in its order, each once."""
     found: list[str] = []
     for prefix, first, last in _IDS.findall(listed):
         found += [f"{prefix}{n}" for n in range(int(first), int(last or first) + 1)]

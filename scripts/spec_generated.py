@@ -34,8 +34,6 @@ STRENGTH = ("MUST", "SHOULD", "MAY")
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One clause, as it stands in a file of ``spec/``."""
-
     id: str
     title: str
     file: str
@@ -59,7 +57,6 @@ class Clause:
 
     @property
     def rule(self) -> str:
-        """The text without its reasons."""
         return re.split(r"\n\n(?=\*(?:Decided here|Core|Document):\*)", self.text)[0]
 
     @property
@@ -83,12 +80,10 @@ class Clause:
 
     @property
     def is_decided_here(self) -> bool:
-        """Whether it settles what the documents leave open."""
         return "\n\n*Decided here:* " in self.text
 
 
 def clauses(spec: Path = SPEC) -> list[Clause]:
-    """Every clause of ``spec/``, in the order of the files and of their text."""
     found: list[Clause] = []
     for path in sorted(spec.glob("*.md")):
         section = ""
@@ -103,7 +98,6 @@ def clauses(spec: Path = SPEC) -> list[Clause]:
 
 
 def index(spec: Path = SPEC) -> str:
-    """``clauses.json``: what a program needs to know of the clauses."""
     entries = [
         {
             "id": clause.id,
@@ -193,7 +187,6 @@ def vectors(directory: Path = VECTORS) -> list[dict[str, Any]]:
 
 
 def clauses_of(vector: dict[str, Any]) -> list[str]:
-    """The clauses that a vector proves."""
     named = vector.get("clauses", vector.get("clause"))
     return [named] if isinstance(named, str) else list(named or ())
 
@@ -292,7 +285,6 @@ GENERATED = {
 
 
 def main() -> None:
-    """Write every generated file."""
     for name, make in GENERATED.items():
         (SPEC / name).write_text(make(), encoding="utf-8")
         print(f"spec/{name}")

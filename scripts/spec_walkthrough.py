@@ -115,7 +115,6 @@ that header, `jsonrpc`, and all headers and members about versions."""
 
 
 def walkthrough() -> str:
-    """The page."""
     # What the runner and the server say meanwhile is not of interest.
     logging.disable(logging.INFO)
     try:
@@ -170,7 +169,6 @@ class _Names:
         self.words: dict[str, str] = {}
 
     def lines(self, player: Player, step: dict[str, Any]) -> list[str]:
-        """What a step sent, and what it looked at."""
         for name, value in player.scene.names.items():
             if name in ("s1", "s2"):
                 self.words[value] = name
@@ -221,7 +219,6 @@ class _Names:
         return ", ".join([f"{verb} {shown[0]}", *shown[1:]])
 
     def named(self, text: str) -> str:
-        """A text in which ids have their names."""
         text = re.sub(r'"expiresAt": "[^"]*"', '"expiresAt": "…"', text)
         text = re.sub(r'"state": "[^"]*"', '"state": "…"', text)
         text = re.sub(r"conformance://resource/[0-9a-f]+-", "note:", text)

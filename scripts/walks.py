@@ -53,7 +53,6 @@ def _is_in(module: str, layer: list[str]) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Print; the status."""
     parser = argparse.ArgumentParser(prog="scripts/walk", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(WALKS))

@@ -41,7 +41,6 @@ Keep = Callable[[Tested], None]
 
 
 def listing() -> str:
-    """All vectors and duties, one per line."""
     lines = [
         f"{vector.suite:<20} {vector.id:<48} {vector.keyword:<6} "
         f"{', '.join(vector.clauses):<20} {vector.description}"

@@ -10,8 +10,6 @@ from mcp_sessions_conformance.values import Json, as_object
 
 @dataclass(frozen=True)
 class Late:
-    """A message that goes out later than what comes after it."""
-
     message: Json
 
 
@@ -35,8 +33,6 @@ class Talk:
 
 @dataclass
 class Case:
-    """One message on its way, and what is known about it."""
-
     message: Json
     talk: Talk
     memory: dict[Any, Any]
@@ -80,8 +76,6 @@ class Http:
 
 @dataclass(frozen=True)
 class Fault:
-    """One way to be wrong."""
-
     name: str
     says: str
     """The behaviour of such a server."""

@@ -71,7 +71,6 @@ async def inject_on_pipe(fault: Fault, command: list[str]) -> None:
 
 
 def main() -> None:
-    """Be a wrong program: ``FAULT COMMAND…``."""
     asyncio.run(inject_on_pipe(FAULTS[sys.argv[1]], sys.argv[2:]))
 
 

@@ -22,7 +22,6 @@ class Besides:
         """The proxy's own host and port."""
 
     def stand_before(self, message: Json, asked: Json | None) -> None:
-        """Put the proxy's URL for that of a server into the answer that tells it."""
         if tool(asked) == "beside" and text_of(message).startswith("http"):
             self._urls.append(text_of(message))
             url = f"http://{self._home}/beside/{len(self._urls) - 1}/mcp"

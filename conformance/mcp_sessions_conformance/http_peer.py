@@ -115,7 +115,6 @@ class HttpPeer(Peer):
     async def http(
         self, verb: str, headers: Mapping[str, str], body: bytes | None, stream: str
     ) -> Sent:
-        """Send an HTTP request as it is; do not wait for its end."""
         sent = Sent(None, verb)
         merged = _merged(self.headers(), headers)
         shown = {name: value for name, value in merged.items() if name.lower() != "authorization"}
@@ -124,11 +123,6 @@ class HttpPeer(Peer):
         return sent
 
     async def open_stream(self, last_event_id: str | None = None) -> Sent:
-        """Open the GET stream, once the server's headers are here.
-
-        Raises:
-            Failure: The server did not answer.
-        """
         headers = {"Accept": "text/event-stream"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = last_event_id
@@ -148,11 +142,6 @@ class HttpPeer(Peer):
         sent.task.add_done_callback(self._tasks.discard)
 
     async def finished(self, sent: Sent) -> None:
-        """Return when a response is over.
-
-        Raises:
-            Failure: It was not in time.
-        """
         await self.until(
             lambda: sent if sent.ended else None,
             lambda: f"the end of the response to {sent.method}",
@@ -271,7 +260,6 @@ def _is_rpc(body: bytes) -> bool:
 
 
 def _routing(message: Json) -> dict[str, str]:
-    """The headers that repeat what is in a modern request's body."""
     method = message.get("method")
     if not isinstance(method, str) or "id" not in message:
         return {}

@@ -25,8 +25,6 @@ METHODS = {
 
 
 class BadVectors(Exception):
-    """A file of vectors is not what the schema asks for."""
-
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
         self.sentence = sentence
@@ -83,14 +81,12 @@ class Vector:
 
     @property
     def connections(self) -> frozenset[str]:
-        """Its connections to the server that is tested."""
         return frozenset(
             step["on"] for step in self.steps if step["step"] == "open" and _is_here(step)
         )
 
     @property
     def crosses(self) -> bool:
-        """Whether it needs a second way to the same server."""
         return any(step["step"] == "open" and not _is_here(step) for step in self.steps)
 
     @property
@@ -103,7 +99,6 @@ class Vector:
 
     @property
     def needs_weak_credential(self) -> bool:
-        """Whether it needs one of the same principal that has fewer scopes."""
         return any(step.get("as") == "weak" for step in self.steps)
 
 
@@ -113,8 +108,6 @@ def _is_here(step: Json) -> bool:
 
 @dataclass(frozen=True)
 class Duty:
-    """A duty of a client, and the way to check it."""
-
     id: str
     clauses: tuple[str, ...]
     keyword: Literal["MUST", "SHOULD", "MAY"]
@@ -130,7 +123,6 @@ class Duty:
 
 
 def vectors_directory() -> Path:
-    """The vectors shipped in the wheel, or ``conformance/vectors`` of a checkout."""
     shipped = Path(__file__).parent / "vectors"
     return shipped if shipped.is_dir() else Path(__file__).parents[1] / "vectors"
 

@@ -16,7 +16,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 @asynccontextmanager
 async def listening(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> AsyncGenerator[str]:
-    """Serve an ASGI application on a free port of this machine; its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app,
@@ -54,7 +53,6 @@ class _Runner(uvicorn.Server):
         self._has_started.set()
 
     async def has_started(self) -> None:
-        """Return when it has; an error after ten seconds."""
         async with asyncio.timeout(10):
             await self._has_started.wait()
 

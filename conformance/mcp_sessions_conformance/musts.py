@@ -14,8 +14,6 @@ from mcp_sessions_conformance.runner import Run
 
 @dataclass(frozen=True)
 class Musts:
-    """The MUST clauses that the vectors of the selected suites are about."""
-
     proven: list[str]
     """Each vector that catches one of its violations passed, wherever it was played, and at least
     one was played."""

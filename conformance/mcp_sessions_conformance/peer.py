@@ -41,8 +41,6 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the runner waits, and how much it takes."""
-
     wait: float = 5.0
     """Seconds that anything expected may take."""
 
@@ -126,8 +124,6 @@ class Sent:
 
 
 class Peer(ABC):
-    """One connection. Its requests are numbered from 0."""
-
     transport: Transport
 
     def __init__(self, name: str, era: Era, transcript: Transcript, limits: Limits) -> None:
@@ -186,7 +182,6 @@ class Peer(ABC):
     # --- sending ---------------------------------------------------------------------------
 
     def enveloped(self, params: Json | None, meta: Json) -> Json | None:
-        """``params`` with ``meta``, and with what its era adds."""
         given = cast("Json", (params or {}).get("_meta") or {})
         merged = {**given, **meta}
         if self.era == "modern":
@@ -209,7 +204,6 @@ class Peer(ABC):
         request_id: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Sent:
-        """Send a request; do not wait for the answer."""
         if request_id is None:
             request_id = self.next_id
             self.next_id += 1
@@ -241,11 +235,6 @@ class Peer(ABC):
     # --- what came -------------------------------------------------------------------------
 
     def took(self, text: str | bytes, stream: str, sse_id: str | None = None) -> None:
-        """A message came; what is none is a problem.
-
-        Raises:
-            Failure: More came than the runner takes.
-        """
         self.has_heard = True
         self._bytes += len(text)
         if len(self.arrivals) >= self.limits.max_messages or self._bytes > self.limits.max_bytes:
@@ -289,7 +278,6 @@ class Peer(ABC):
         self.announce()
 
     def announce(self) -> None:
-        """Something changed: whoever waits looks again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -337,12 +325,6 @@ class Peer(ABC):
         return found[position] if position < len(found) else None
 
     async def answer(self, sent: Sent, within: float | None = None) -> Arrival:
-        """The response to a request, once it is here.
-
-        Raises:
-            Failure: It did not come.
-        """
-
         def look() -> Arrival | None:
             found = self.response_to(sent)
             if found is None and sent.ended:

@@ -47,11 +47,6 @@ class Player:
         return self.scene.transcript
 
     async def play(self) -> None:
-        """Play it.
-
-        Raises:
-            Failure: The server did not do what it has to.
-        """
         for number, step in enumerate(self.scene.vector.steps, start=1):
             if not self._applies(step):
                 continue

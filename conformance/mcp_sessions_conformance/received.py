@@ -20,7 +20,6 @@ class Received:
 
     @property
     def method(self) -> str:
-        """Its method; an answer has none."""
         return str(self.message.get("method", ""))
 
     @property
@@ -50,15 +49,12 @@ class Received:
 
 @dataclass
 class Held:
-    """A call that waits for the script."""
-
     request: Received
     answer: "asyncio.Future[Json]"
     """The result, or the whole message if it has an ``error``."""
 
 
 def as_result(instruction: Json) -> Json:
-    """The result of ``next`` that tells the client what to do."""
     return {"content": [{"type": "text", "text": json.dumps(instruction)}]}
 
 
@@ -86,7 +82,6 @@ def completed(answered: Json) -> Json:
 
 
 def acknowledgement(listen: Received) -> Json:
-    """The first message on the stream of a listen."""
     params: Json = {"notifications": listen.params.get("notifications", {})}
     method = "notifications/subscriptions/acknowledged"
     return on_listen({"jsonrpc": "2.0", "method": method, "params": params}, listen)
@@ -130,7 +125,6 @@ async def reply(send: Send, status: int, body: bytes) -> None:
 async def answer(
     send: Send, request: Received, answered: Json, connection: str | None, *, status: int = 200
 ) -> None:
-    """Answer a request with ``result`` or ``error``; ``connection`` is a new ``Mcp-Session-Id``."""
     headers = [(b"content-type", b"application/json")]
     if connection is not None:
         headers.append((b"mcp-session-id", connection.encode()))
@@ -146,7 +140,6 @@ async def begin_stream(send: Send) -> None:
 
 
 async def send_event(send: Send, message: Json, place: str | None = None) -> None:
-    """Send a message on an event stream; ``place`` is its SSE id."""
     head = "" if place is None else f"id: {place}\n"
     block = f"{head}data: {json.dumps(message)}\n\n".encode()
     await send({"type": "http.response.body", "body": block, "more_body": True})

@@ -19,7 +19,6 @@ WIRE_LINES = 40
 
 
 def as_text(run: Run) -> str:
-    """The report that people read: what is wrong first, the sum last."""
     parts = [_finding(outcome) for outcome in run.outcomes if outcome.verdict != "passed"]
     parts.append(_summary(run))
     return "\n\n".join(parts)

@@ -102,8 +102,6 @@ last: its id and a sentence, or nothing.
 
 @dataclass(frozen=True)
 class _Place:
-    """The ways for vectors: one way, or an ordered pair of ways."""
-
     here: RunningWay
     other: RunningWay | None
 
@@ -214,11 +212,6 @@ def why_not(
     other: RunningWay | None,
     offered: Offered | None = None,
 ) -> str | None:
-    """Why a vector is not played there; None: it is.
-
-    Args:
-        offered: What the server has; None: it is not known.
-    """
     offered = offered or Offered()
     if vector.crosses and other is None:
         return ""  # the pairs are looked at by themselves
@@ -341,7 +334,6 @@ async def _played(player: Player, here: RunningWay) -> None:
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, None], what: str) -> str:
-    """Run ``work`` within the time, and return the fault; empty: none."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({task}, timeout=seconds)

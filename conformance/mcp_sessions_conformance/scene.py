@@ -14,8 +14,6 @@ from mcp_sessions_conformance.values import KEY, SESSION, Json, filled, pointed
 
 
 class Way(Protocol):
-    """How a vector reaches the server: one transport in one era."""
-
     @property
     def transport(self) -> Transport: ...
 
@@ -44,14 +42,10 @@ class Way(Protocol):
         """
         ...
 
-    async def renew(self) -> None:
-        """On a pipe: what comes next is served by a new program."""
-        ...
+    async def renew(self) -> None: ...
 
     @property
-    def tokens(self) -> Mapping[str, str]:
-        """The credentials that were given, of ``token``, ``other_token`` and ``weak_token``."""
-        ...
+    def tokens(self) -> Mapping[str, str]: ...
 
 
 class Scene:
@@ -111,11 +105,6 @@ class Scene:
             self.names[name] = pointed(document, pointer)
 
     def matches(self, what: str, shape: Any, value: Any) -> None:
-        """Compare.
-
-        Raises:
-            Failure: It has not that shape.
-        """
         wrong = mismatch(self.fill(shape), value)
         if wrong is not None:
             raise Failure(f"{what}: {wrong}")
@@ -192,11 +181,6 @@ class Scene:
         self.capture(step, message.get("result", message.get("error")))
 
     def is_after(self, peer: Peer, name: str, arrival: Arrival) -> None:
-        """Check that a message came after the answer to a named request.
-
-        Raises:
-            Failure: It came before.
-        """
         _, sent = self.named[name]
         answer = peer.response_to(sent)
         if answer is None or peer.arrivals.index(answer) > peer.arrivals.index(arrival):

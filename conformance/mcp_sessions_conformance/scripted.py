@@ -53,8 +53,6 @@ class _Session:
 
 
 class ScriptedServer(Watched):
-    """One server, for one run of one client."""
-
     def __init__(
         self,
         *,
@@ -143,11 +141,6 @@ class ScriptedServer(Watched):
         ]
 
     async def held(self, tool: str) -> Held:
-        """The next call that waits, which has to be of this tool.
-
-        Raises:
-            Failure: None came, or another.
-        """
         try:
             async with asyncio.timeout(self.wait):
                 held = await self._calls.get()
@@ -161,7 +154,6 @@ class ScriptedServer(Watched):
         return held
 
     async def instruct(self, instruction: Instruction) -> Json:
-        """Answer the next call of ``next``; what the client said in it."""
         held = await self.held("next")
         held.answer.set_result(as_result(instruction))
         return cast("Json", held.request.params.get("arguments") or {})
@@ -181,12 +173,10 @@ class ScriptedServer(Watched):
         return event_id
 
     def tell(self, message: Json) -> None:
-        """Send a message on every open stream."""
         for connection in list(self._streams):
             self.send_to(connection, {"jsonrpc": "2.0", **message})
 
     def lose_connections(self) -> None:
-        """Every connection breaks, and the server knows none of them any more."""
         self._connections.clear()
         self.cut()
 
@@ -199,11 +189,6 @@ class ScriptedServer(Watched):
             session.connection = None
 
     async def streaming(self) -> None:
-        """Return when a client listens.
-
-        Raises:
-            Failure: None does.
-        """
         await self.until(lambda: self._streams, "a GET stream, or a listen")
 
     # --- the ASGI application ----------------------------------------------------------------
@@ -372,7 +357,6 @@ class ScriptedServer(Watched):
         return {"result": result}
 
     async def _call(self, request: Received, send: Send) -> None:
-        """A tool call is answered by the script, on a stream that can be cut."""
         future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         cut = asyncio.ensure_future(self._cut.wait())
         await begin_stream(send)
@@ -403,7 +387,6 @@ class ScriptedServer(Watched):
     async def _stream(
         self, connection: str, receive: Receive, send: Send, listen: Received | None = None
     ) -> None:
-        """Serve a stream of events: a GET, or the response to a listen."""
         queue: asyncio.Queue[Json] = asyncio.Queue()
         await begin_stream(send)
         if listen is not None:
@@ -434,7 +417,6 @@ class ScriptedServer(Watched):
                 self.wake()
 
     def send_to(self, connection: str | None, message: Json) -> None:
-        """Put a message on a connection's GET stream, or where that will find it."""
         if connection is None:
             return
         stream = self._streams.get(connection)

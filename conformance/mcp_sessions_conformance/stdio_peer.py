@@ -35,11 +35,6 @@ class Program:
         return self.process is not None and self.process.returncode is None
 
     async def start(self) -> asyncio.subprocess.Process:
-        """Start it.
-
-        Raises:
-            Failure: It cannot be started.
-        """
         try:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command,
@@ -61,7 +56,6 @@ class Program:
             self.stderr = (self.stderr + chunk.decode(errors="replace"))[-_KEPT_STDERR:]
 
     async def stop(self) -> None:
-        """Close its input, and end it if that does not."""
         process = self.process
         if process is None:
             return
@@ -96,11 +90,6 @@ class StdioPeer(Peer):
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the program.
-
-        Raises:
-            Failure: It cannot be started.
-        """
         process = await self.program.start()
         self._reader = asyncio.create_task(self._read(process))
 
@@ -147,11 +136,6 @@ class StdioPeer(Peer):
         await self.frame(json.dumps(message))
 
     async def frame(self, data: str | bytes) -> None:
-        """Send one line as it is.
-
-        Raises:
-            Failure: The pipe is broken, or the program does not read it.
-        """
         process = self.program.process
         if process is None or process.stdin is None or self.ended:
             raise Failure(f"the pipe is closed: {self.ended}")
@@ -174,7 +158,6 @@ class StdioPeer(Peer):
         await asyncio.sleep(0.02)
 
     async def cut(self, what: str) -> None:
-        """Cut the pipe. It has no other end than that of its program."""
         await self.close()
 
     async def close(self) -> None:

@@ -120,7 +120,6 @@ def _events(scene: Scene, peer: Peer, session: str | None) -> list[Arrival]:
 
 
 async def _settled(peer: Peer, look: Callable[[], list[Arrival]], most: int) -> list[Arrival]:
-    """Wait until no more messages come, and return them."""
     found = look()
     while len(found) < most:
         before = len(found)
@@ -144,12 +143,10 @@ def _check_before(scene: Scene, peer: Peer, name: str, arrival: Arrival) -> None
 
 
 def _is_free(arrival: Arrival) -> bool:
-    """Whether it is what the core protocol lets a server say of its own accord."""
     return arrival.event_of is None and arrival.message.get("method") in FREE
 
 
 def _is_question(arrival: Arrival) -> bool:
-    """Whether it is a request that no step has looked at; a ``ping`` is free."""
     is_request = not arrival.is_response and "id" in arrival.message
     return is_request and not arrival.used and arrival.message["method"] != "ping"
 

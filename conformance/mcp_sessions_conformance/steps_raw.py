@@ -16,7 +16,6 @@ from mcp_sessions_conformance.websocket_peer import WebSocketPeer
 
 
 async def stream(scene: Scene, step: Json) -> None:
-    """Open the GET stream of a handshake-era connection, again."""
     peer = scene.http_peer(step)
     sent = await peer.open_stream(scene.fill(step["after"]) if "after" in step else None)
     scene.matches("the status of GET", step.get("status", 200), sent.status)

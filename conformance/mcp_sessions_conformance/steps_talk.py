@@ -84,7 +84,6 @@ async def reply(scene: Scene, step: Json) -> None:
 
 
 async def wait(scene: Scene, step: Json) -> None:
-    """Ask again until the answer has the shape."""
     peer = scene.peer(step)
     deadline = asyncio.get_running_loop().time() + scene.limits.wait
     scene.names["attempt"] = 0

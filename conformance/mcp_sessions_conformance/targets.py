@@ -36,11 +36,6 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """The target that ``text`` names.
-
-    Raises:
-        BadTarget: It names none.
-    """
     if text.startswith("stdio:"):
         command = text.removeprefix("stdio:").strip()
         try:
@@ -79,7 +74,6 @@ class Credentials:
     """A credential of the first principal, with fewer scopes."""
 
     def of(self, who: str) -> str | None:
-        """The one that a vector calls ``one``, ``other`` or ``weak``."""
         return {"one": self.token, "other": self.other, "weak": self.weak}[who]
 
     def names(self) -> dict[str, str]:
@@ -101,7 +95,6 @@ class UrlWay:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the server is on this machine, and knows it."""
         host = urlsplit(self.target.text).hostname
         return host in ("localhost", "::1") or str(host).startswith("127.")
 
@@ -126,7 +119,6 @@ class UrlWay:
         """Nothing outlives a vector here."""
 
     async def reachable(self) -> None:
-        """Return when the port is open, or when that took too long."""
         parts = urlsplit(self.target.text)
         port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
         deadline = asyncio.get_running_loop().time() + REACHABLE_WITHIN
@@ -217,11 +209,9 @@ class PipeWay:
         return peer
 
     async def renew(self) -> None:
-        """The next vector gets a new program."""
         await self.pipe.stop()
 
     async def reachable(self) -> None:
-        """Start the program, which may have a port as well."""
         try:
             await self.pipe.peer(self.era)
         except Failure:

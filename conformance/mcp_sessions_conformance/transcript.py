@@ -22,7 +22,6 @@ class Transcript:
 
     @property
     def lines(self) -> list[str]:
-        """Return the kept lines, oldest first, and the number of lines that were left out."""
         left_out = self._noted - len(self._first) - len(self._last)
         between = [f"        … {left_out} lines left out"] if left_out else []
         return [*self._first, *between, *self._last]

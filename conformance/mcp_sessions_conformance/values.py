@@ -22,7 +22,6 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def as_object(value: Any) -> Json:
-    """A JSON object as it is; of anything else an empty one."""
     return cast("Json", value) if isinstance(value, dict) else {}
 
 
@@ -70,11 +69,6 @@ def as_text(value: Any) -> str:
 
 
 def pointed(document: Any, pointer: str) -> Any:
-    """Return the value that a JSON pointer (RFC 6901) points to.
-
-    Raises:
-        UnknownName: Nothing is there.
-    """
     found = document
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")

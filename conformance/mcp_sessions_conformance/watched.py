@@ -9,8 +9,6 @@ from mcp_sessions_conformance.peer import Failure
 
 
 class Watched:
-    """Holds a value that changes, and wakes its waiters."""
-
     def __init__(self, wait: float) -> None:
         self.wait = wait
         """Seconds that anything may take."""
@@ -18,18 +16,12 @@ class Watched:
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """Let those who wait look again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def until(
         self, look: Callable[[], Any], what: str, *, within: float | None = None
     ) -> Any:
-        """Wait until ``look()`` finds something, and return it.
-
-        Raises:
-            Failure: It found nothing in time.
-        """
         seconds = self.wait if within is None else within
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
@@ -47,11 +39,6 @@ class Watched:
                 continue
 
     async def never(self, look: Callable[[], Any], what: str, *, within: float) -> None:
-        """Return when ``look()`` found nothing for so many seconds.
-
-        Raises:
-            Failure: It found something, at once.
-        """
         deadline = asyncio.get_running_loop().time() + within
         while True:
             changed = self._changed

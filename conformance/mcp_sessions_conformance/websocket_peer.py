@@ -119,11 +119,6 @@ class WebSocketPeer(Peer):
         await self.frame(json.dumps(message))
 
     async def frame(self, data: str | bytes) -> None:
-        """Send one frame as it is.
-
-        Raises:
-            Failure: The connection is gone, or the server does not take it.
-        """
         socket = self._socket
         if socket is None:
             raise Failure(f"connection {self.name} is not open")

@@ -76,7 +76,6 @@ class RoundRobin:
         )
 
     async def close(self) -> None:
-        """Let go of every connection."""
         await self._http.aclose()
 
 
@@ -89,8 +88,6 @@ async def _body(answer: httpx2.Response) -> AsyncGenerator[bytes]:
 
 
 def proxy(robin: RoundRobin) -> Starlette:
-    """The proxy as an ASGI application."""
-
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         del app

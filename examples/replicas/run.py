@@ -66,26 +66,21 @@ def process(*command: str, port: int, **environment: str) -> Generator["subproce
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 class Watcher:
-    """What the client was told."""
-
     def __init__(self) -> None:
         self.updates = 0
         self._heard = asyncio.Event()
 
     async def on_message(self, message: Any) -> None:
-        """For ``message_handler``."""
         if isinstance(message, types.ResourceUpdatedNotification):
             self.updates += 1
             self._heard.set()
 
     async def wait_for(self, count: int) -> None:
-        """Until so many updates were heard."""
         async with asyncio.timeout(WITHIN):
             while self.updates < count:
                 self._heard.clear()
@@ -106,7 +101,6 @@ def holder(ports: list[int]) -> int:
 
 
 async def watch(url: str, kill_one: Callable[[], None]) -> None:
-    """An ordinary client's day."""
     watcher = Watcher()
     client = Client(url, mode="legacy", message_handler=watcher.on_message)
     async with client:

@@ -140,7 +140,6 @@ class AgentSide:
             await self._outlet.sent(method, params)
 
     async def next_answer(self) -> Json | None:
-        """The next answer for the agent; None: there will be no more."""
         return await self._answers.get()
 
 

@@ -180,7 +180,6 @@ class Openings:
     async def _opened(
         self, conversation: OpenConversation, opening: Opening, failed: list[Unreachable]
     ) -> None:
-        """Tell what was held back until the answer was out."""
         for update in opening.held:
             await conversation.record([update])
         for server in failed:

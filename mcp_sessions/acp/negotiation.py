@@ -50,13 +50,6 @@ def client_capabilities(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def may_be_called(method: str, params: Mapping[str, Any], declared: Mapping[str, Any]) -> bool:
-    """Whether a client with these capabilities has a method.
-
-    Args:
-        method: Of a request of the agent.
-        params: That request's.
-        declared: The client's capabilities, as it sent them.
-    """
     if method in NEEDED:
         group, member = NEEDED[method]
         return members_of(declared.get(group)).get(member) is True

@@ -103,7 +103,6 @@ class OpenConversation:
 
     @property
     def agent_id(self) -> str | None:
-        """The agent's own name for it; None: the agent does not know it yet."""
         return self.agent_ids[-1] if self.agent_ids else None
 
     def was_seen_by(self, link: Link) -> bool:

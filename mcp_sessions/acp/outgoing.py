@@ -42,13 +42,11 @@ class Outgoing:
             self._pushed.set()
 
     async def drain(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Wait until more can be pushed, the client is gone, or ``until`` says so."""
         while self._size >= self._limit and not self.closed and not until():
             self._changed.clear()
             await self._changed.wait()
 
     async def written(self) -> None:
-        """Wait until nothing waits any more, or the client is gone."""
         while self._size and not self.closed:
             self._changed.clear()
             await self._changed.wait()

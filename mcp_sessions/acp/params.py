@@ -77,12 +77,6 @@ def _directory(path: str, member: str) -> str:
 
 
 def directories_of(params: Params) -> list[str]:
-    """``additionalDirectories``: absolute paths of directories that exist; empty if it is not
-    there.
-
-    Raises:
-        RequestError: It is no array of such paths.
-    """
     value = params.get("additionalDirectories")
     if value is None:
         return []

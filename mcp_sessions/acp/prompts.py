@@ -142,7 +142,6 @@ class Prompts:
             turn.stop()
 
     def others_work(self, link: Link) -> set[asyncio.Task[Any]]:
-        """Return a client's requests in conversations that another client took over."""
         return {
             turn.task
             for conversation in self._registry.all()

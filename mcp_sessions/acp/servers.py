@@ -74,7 +74,6 @@ class _Held:
             raise
 
     async def close(self) -> None:
-        """Disconnect; the session stays for the next time."""
         self._stop.set()
         done, _ = await asyncio.wait({self._task}, timeout=CLOSING_TIMEOUT)
         if not done:

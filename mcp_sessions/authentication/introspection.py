@@ -85,11 +85,6 @@ class IntrospectionEndpoint:
         return answer
 
     async def try_once(self) -> None:
-        """Ask about a token that nobody has.
-
-        Raises:
-            FetchFailed: The authorization server does not answer, or says that the token is good.
-        """
         try:
             async with asyncio.timeout(WITHIN):
                 answer = await self.ask("mcp-sessions-check", post_form)
@@ -146,11 +141,6 @@ class Introspection:
         self._is_away = False
 
     async def verify(self, token: str) -> Credential | None:
-        """Return what the token stands for. None: it is not good.
-
-        Raises:
-            CannotVerify: The authorization server did not answer.
-        """
         if not _TOKEN.fullmatch(token) or id_of(token) is not None:
             # A revoked key is nothing to show to others.
             return None

@@ -83,11 +83,6 @@ def add_options(group: Options) -> None:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse options that do not go together.
-
-    Raises:
-        ConfigurationError: Two options do not go together, or a URL is not safe.
-    """
     for name in ("api_keys", "auth_issuer", "auth_audience", "auth_introspect", "auth"):
         if getattr(options, name) == "":
             # Often an unset variable of a shell. Without this, the server would have no lock.
@@ -182,11 +177,6 @@ def _signing_in(
 
 
 def _tokens_of(options: argparse.Namespace) -> Callable[[str], Verifier] | None:
-    """Return what makes a verifier of tokens for an audience. None: no token is accepted.
-
-    Raises:
-        ConfigurationError: The credential for the introspection endpoint is missing.
-    """
     endpoint = introspection_of(options)
     if endpoint is not None:
         from mcp_sessions.authentication.introspection import Introspection
@@ -203,11 +193,6 @@ def _tokens_of(options: argparse.Namespace) -> Callable[[str], Verifier] | None:
 
 
 def introspection_of(options: argparse.Namespace) -> IntrospectionEndpoint | None:
-    """Return the endpoint that is asked about tokens. None: there is none.
-
-    Raises:
-        ConfigurationError: The environment lacks the credential for it.
-    """
     if not options.auth_introspect:
         return None
     from mcp_sessions.authentication.introspection import IntrospectionEndpoint

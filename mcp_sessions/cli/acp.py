@@ -56,7 +56,6 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Generator[None]:
-    """Send everything that Python, a library or a child process prints to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -37,8 +37,6 @@ several times."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Print each option in one line of a terminal with 80 columns."""
-
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
 

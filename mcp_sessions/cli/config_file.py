@@ -56,6 +56,7 @@ _TYPES: Final = {
     "streamable_http": _OF_URL,
 }
 _URLS: Final = ("serverUrl", "httpUrl")
+"""Other names of ``url`` in some hosts."""
 
 
 def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]:

@@ -26,11 +26,6 @@ TERMINATED = 143
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Test a server or a client, and return the exit status: 0 if no MUST failed.
-
-    Raises:
-        ConfigurationError: An argument is wrong, or the extra is not installed.
-    """
     parser = make_parser()
     options = parser.parse_args(arguments)
     if not (options.list or options.client or options.targets):

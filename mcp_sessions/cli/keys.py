@@ -39,11 +39,6 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the sub-command, and return the exit status.
-
-    Raises:
-        ConfigurationError: An option is wrong, or the file cannot be read or written.
-    """
     options = make_parser().parse_args(arguments)
     path: str | None = options.file or os.environ.get(_VARIABLE)
     if not path:

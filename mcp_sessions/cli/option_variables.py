@@ -104,11 +104,6 @@ def warn_of(variables: Sequence[str]) -> None:
 
 @contextmanager
 def variables_named(settings: Sequence[Setting]) -> Generator[None]:
-    """Add the variable's name to an error about an option that it set.
-
-    Raises:
-        ConfigurationError: The block raised it.
-    """
     try:
         yield
     except ConfigurationError as error:

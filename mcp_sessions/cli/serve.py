@@ -47,11 +47,6 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until stopped, and return the exit status.
-
-    Raises:
-        ConfigurationError: The store, the target, an option or the port is wrong.
-    """
     if wants_json(arguments):
         # Errors in the arguments are JSON as well.
         logs.configure(level="info", format="json")
@@ -156,11 +151,6 @@ def _serve(
 
 
 def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
-    """Serve each server of a file until stopped, and return the exit status.
-
-    Raises:
-        ConfigurationError: The file, an entry, the store or the port is wrong.
-    """
     with setting_aside():
         from mcp_sessions.cli.serve_config import layer_maker, layers_of, serve_all
 
@@ -187,11 +177,6 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
 
 
 def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Serve with several processes until stopped, and return the exit status.
-
-    Raises:
-        ConfigurationError: The port is wrong, or this system cannot share a socket.
-    """
     if os.name != "posix":
         raise ConfigurationError("--workers: this system cannot share a socket between processes")
     import asyncio
@@ -231,11 +216,6 @@ def _work(options: argparse.Namespace, layer: SessionLayer, store: str) -> int:
 
 
 def _joined(options: argparse.Namespace, stores: Sequence[SessionStore], named: str) -> Worker:
-    """Return the worker of this process, which exits with its keeper.
-
-    Raises:
-        ConfigurationError: A store is not shared between processes.
-    """
     if any(store.remembers and store.exchange is None for store in stores):
         raise ConfigurationError(
             "--workers needs a store that processes share, such as redis://localhost: of the "

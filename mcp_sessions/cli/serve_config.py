@@ -31,14 +31,6 @@ from mcp_sessions_transports.origin import SecuritySettings
 def layers_of(
     options: argparse.Namespace, make: Callable[[str, ExternalServer], Assembly]
 ) -> dict[str, Assembly]:
-    """Make a layer for each server of the file, by its path.
-
-    Args:
-        make: See :func:`layer_maker`.
-
-    Raises:
-        ConfigurationError: A server cannot be served.
-    """
     return {path: make(path, server) for path, server in servers_by_path(options).items()}
 
 
@@ -90,12 +82,6 @@ def served_of(
     policy: SessionPolicy,
     conversations: Conversations | None,
 ) -> list[Served]:
-    """Return each server of the file, to be checked. Arguments and errors are those of
-    :func:`layer_maker`.
-
-    Args:
-        store_name: The URL of the store without its password.
-    """
     layers = layers_of(options, layer_maker(options, store, policy, conversations))
     servers = servers_of(options.config, given_options(options))
     return [

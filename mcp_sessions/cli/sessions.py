@@ -134,11 +134,6 @@ def _named(name: str, live: Sequence[SessionRecord]) -> SessionRecord:
 
 
 def _found(name: str, live: Sequence[SessionRecord]) -> SessionRecord | None:
-    """Return the session of that name. None: there is none.
-
-    Raises:
-        ConfigurationError: Several sessions have that name.
-    """
     for record in live:
         if record.session_id == name:
             return record

@@ -24,11 +24,6 @@ class Connector:
     )
 
     async def connect(self, dialer: Dialer) -> Link:
-        """A new link.
-
-        Raises:
-            Failed: It could not be opened, or not in time.
-        """
         link = dialer.link()
         link.configure(self._peer.first_settings())
         timeout = self._runtime.policy.connect_timeout

@@ -49,7 +49,6 @@ class Opening:
         return False
 
     def failed(self, link: Link, pending: Pending, failure: Failure) -> bool:
-        """The first request of all got nowhere; whether it goes to another address."""
         state = self._state
         if state.phase is not Phase.OPEN or pending.method not in (rpc.INITIALIZE, rpc.DISCOVER):
             return False

@@ -74,7 +74,6 @@ class Peer:
     # --- the era -------------------------------------------------------------------------------
 
     def asked(self, message: Json) -> Json:
-        """Learn the era from a request of the application; the request as it goes on."""
         self.hosted.note(message)
         if message["method"] == rpc.INITIALIZE:
             params = cast("Json", message.get("params") or {})
@@ -147,7 +146,6 @@ class Peer:
 
     @property
     def holds_sessions(self) -> bool:
-        """Whether there is anything to come back for after a loss."""
         if self.session is not None:
             return True
         may_have = self.abilities.has_sessions or not self.has_said

@@ -60,8 +60,6 @@ class _Listening:
 
 @dataclass(slots=True)
 class Listens:
-    """The application's listen streams, and the one on the wire."""
-
     wire_id: str | None = None
     """The id of the one on the wire; None: there is none."""
 

@@ -90,7 +90,6 @@ class Exchanges:
         return cast("Json", outcome.get("result") or {})
 
     def answered(self, message: Json) -> bool:
-        """Take an answer; False: it is to none of ours, or a second one."""
         return self._settle(message.get("id"), message)
 
     def failed(self, request_id: object, failure: Failure) -> bool:

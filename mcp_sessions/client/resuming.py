@@ -218,17 +218,14 @@ class ResumingClient:
         return self._app.why_over
 
     async def until_answered(self, request_id: RequestId) -> None:
-        """Return when the application has the answer to a request, or wants none."""
         pending = self._app.requests.asked(request_id)
         if pending is not None:
             await pending.settled.wait()
 
     def waiting(self) -> list[Pending]:
-        """The application's requests that will be answered; a listen stream lasts."""
         return [p for p in self._app.requests if p.method != rpc.LISTEN]
 
     def questions(self) -> list[RequestId]:
-        """The server's questions without an answer of the application."""
         return self._app.questions.unanswered()
 
     async def give_up(self, why: str) -> None:

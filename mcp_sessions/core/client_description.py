@@ -30,7 +30,6 @@ _NAME = 256
 
 
 def described(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the part of a handshake that is kept for its connection."""
     return {name: params[name] for name in MEMBERS if name in params} if params else {}
 
 

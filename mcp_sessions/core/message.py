@@ -75,6 +75,7 @@ class Message(NamedTuple):
 
     @property
     def names_session(self) -> bool:
+        """Whether it names a session, or means to: malformed metadata is answered as what it is."""
         return self.is_misnamed or not isinstance(self.session, NotNamed)
 
     @property

@@ -162,8 +162,6 @@ def may_send_again(
 
 
 class Follower:
-    """Tracks a client's position in its session's events."""
-
     __slots__ = ("_limit", "_seen", "position")
 
     def __init__(

@@ -42,14 +42,6 @@ class Health:
     _asked_at: float = 0.0
 
     def routes(self, path: str) -> list[BaseRoute]:
-        """Both, for GET and HEAD.
-
-        Args:
-            path: What they are under: ``/`` for ``/healthz`` and ``/readyz``.
-
-        Raises:
-            ConfigurationError: It does not begin with ``/``.
-        """
         return health_routes(path, [self])
 
     async def not_ready(self) -> str | None:
@@ -88,11 +80,6 @@ def health_paths(path: str | None) -> tuple[str, ...]:
 
 
 def health_routes(path: str, layers: Sequence[Health]) -> list[BaseRoute]:
-    """Those of a process that serves all of these layers; see :meth:`Health.routes`.
-
-    Raises:
-        ConfigurationError: The path does not begin with ``/``.
-    """
     if not path.startswith("/"):
         raise ConfigurationError(f"the path of the health checks begins with '/', not {path!r}")
     alive, ready = health_paths(path)

@@ -44,11 +44,6 @@ class Lifetime:
     _store_is_open: bool = False
 
     async def open_store(self) -> None:
-        """Open the store, if it is not open yet, for a server that can be served.
-
-        Raises:
-            ConfigurationError: A tool cannot take the handle that it is to take.
-        """
         if not self._store_is_open:
             if self._argument is not None:
                 listed = await self._upstream.listed_tools()

@@ -226,13 +226,6 @@ class OpenConnections:
 
 
 class OnlyHealth:
-    """Serves health checks on a connection that exceeds the limit.
-
-    Args:
-        app: Serves health checks.
-        paths: The paths of the health checks.
-    """
-
     def __init__(self, app: ASGIApp, paths: frozenset[str]) -> None:
         self._app = app
         self._paths = paths

@@ -110,11 +110,6 @@ class Certificate:
 
 
 def certificate_of(certfile: str | None, keyfile: str | None) -> Certificate | None:
-    """Return the certificate of these files. None: there is none.
-
-    Raises:
-        ConfigurationError: There is a key and no certificate; or see :class:`Certificate`.
-    """
     if certfile is not None:
         return Certificate(certfile, keyfile, time.time)
     if keyfile is not None:

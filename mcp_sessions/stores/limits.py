@@ -15,11 +15,6 @@ from mcp_sessions.stores.records import Peer
 
 
 def check_peer(peer: Peer | None, policy: SessionPolicy) -> None:
-    """Whether a session may keep what its client said of itself.
-
-    Raises:
-        LimitReached: It is more than ``max_client_bytes``.
-    """
     if peer is not None and size_of(peer.initialize_params) > policy.max_client_bytes:
         raise LimitReached("max_client_bytes", policy.max_client_bytes)
 
@@ -82,20 +77,10 @@ def check_sizes(count: int, largest: int, total: int, policy: SessionPolicy) -> 
 
 
 def check_data(size: int, policy: SessionPolicy) -> None:
-    """Whether a session's data may have that many bytes, as JSON.
-
-    Raises:
-        LimitReached: They are more than ``max_data_bytes``.
-    """
     if size > policy.max_data_bytes:
         raise LimitReached("max_data_bytes", policy.max_data_bytes)
 
 
 def check_state(size: int, policy: SessionPolicy) -> None:
-    """Whether a session's state may have that many bytes: its keys, and its values as JSON.
-
-    Raises:
-        LimitReached: They are more than ``max_state_bytes``.
-    """
     if size > policy.max_state_bytes:
         raise LimitReached("max_state_bytes", policy.max_state_bytes)

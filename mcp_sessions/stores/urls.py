@@ -56,11 +56,6 @@ def open_store(url: str) -> SessionStore:
 
 
 def sqlite_place(url: str) -> tuple[Path, str]:
-    """The file that a ``sqlite:`` URL names, and the durability.
-
-    Raises:
-        ConfigurationError: It names none, or asks for what there is not.
-    """
     parts = urlsplit(url)
     has_slashes = url.partition(":")[2].startswith("///")
     if not has_slashes or parts.fragment or len(parts.path) < 2 or parts.path.endswith("/"):

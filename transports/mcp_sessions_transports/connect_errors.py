@@ -23,7 +23,6 @@ _DEPTH = 8
 
 
 def without_credentials(url: str) -> str:
-    """The URL for people and jars: no user, no password, no query."""
     parsed = httpx2.URL(url)
     return str(parsed.copy_with(userinfo=b"", query=None, fragment=None))
 

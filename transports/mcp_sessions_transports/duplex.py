@@ -65,8 +65,6 @@ logger = logging.getLogger(__name__)
 
 
 class DuplexChannel(WatchedChannel):
-    """A :class:`~mcp_sessions.server.binding.RequestChannel` on a shared connection."""
-
     close_stream: Callable[[], Awaitable[None]] | None = None
 
     def __init__(self, transport: DuplexTransport, *, lasts: bool = False) -> None:
@@ -107,8 +105,6 @@ class DuplexChannel(WatchedChannel):
 
 
 class DuplexTransport:
-    """A :class:`~mcp_sessions.server.binding.Transport` of a WebSocket or a pipe."""
-
     def __init__(self, served: Served) -> None:
         self.close_stream: Callable[[], Awaitable[None]] | None = None
         self.channels: dict[DuplexChannel, None] = {}
@@ -230,7 +226,6 @@ class DuplexTransport:
         return any(request_id == listen.request_id for listen in self._listens.values())
 
     def cancels(self, notification: Message) -> bool:
-        """End the listen that a notification cancels; False if it cancels none."""
         request_id = (notification.params or {}).get("requestId")
         if notification.method != "notifications/cancelled" or not self.has_listen(request_id):
             return False
@@ -251,7 +246,6 @@ class DuplexTransport:
         self.close_if_quiet()
 
     def close_if_quiet(self) -> None:
-        """:meth:`close`, if that is waited for and every answer was handed over."""
         is_awaited = self.is_leaving and not self.is_draining
         if is_awaited and all(channel.lasts for channel in self.channels):
             self.close()
@@ -340,7 +334,6 @@ class DuplexConnection:
                 await channel.answer(error_message(request.id, store_error(failed)))
 
     async def quiet(self, timeout: float) -> None:
-        """Wait until no request of it runs, ``timeout`` seconds at the most."""
         await asyncio.gather(
             self._served.runner.quiet(self.client, timeout), self._handled.quiet(timeout)
         )

@@ -24,15 +24,9 @@ class DuplexListen:
     _listening: Listening
 
     def frame(self, event: LoggedEvent) -> bytes | None:
-        """Return the frame of an event; None: the listen did not ask for it."""
         return stamped(event.payload, self.request_id) if self._wanted.admits(event) else None
 
     def last(self, error: dict[str, Any] | None) -> bytes:
-        """Its last message.
-
-        Args:
-            error: Why it ended; None: in order.
-        """
         return encode(
             completion(
                 self.request_id, error, lambda each: self._listening.result(each, self._record)

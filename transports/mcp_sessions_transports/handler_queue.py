@@ -53,11 +53,6 @@ class HandlerQueue:
         self._is_stuck = False
 
     async def put(self, handling: Handling, size: int) -> None:
-        """Handle a notification after those before it.
-
-        Args:
-            size: Its bytes.
-        """
         cost = size + _OVERHEAD
         if not self._fits(cost) and not self._is_stuck:
             self._is_stuck = not await self._room(cost)
@@ -79,12 +74,10 @@ class HandlerQueue:
             await asyncio.sleep(0)
 
     async def quiet(self, timeout: float) -> None:
-        """Wait until all are handled, ``timeout`` seconds at the most."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout)
 
     def end(self) -> None:
-        """The connection is gone: nobody answers what handlers ask."""
         if self._task is not None:
             task = self._task
             timer = asyncio.get_running_loop().call_later(self._patience, task.cancel)

@@ -27,8 +27,6 @@ from mcp_sessions_transports.served import Served
 
 
 class InMemoryDialer:
-    """Makes links to one server of this process."""
-
     target = "memory:"
 
     def __init__(self, served: Served) -> None:
@@ -39,8 +37,6 @@ class InMemoryDialer:
 
 
 class InMemoryLink:
-    """One connection, both ends of it."""
-
     kind = "memory"
     name = "memory:"
 

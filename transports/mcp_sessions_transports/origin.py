@@ -28,8 +28,6 @@ _EXPOSED = ("Mcp-Session-Id", "Mcp-Protocol-Version", "WWW-Authenticate", "Retry
 
 
 class SecuritySettings(Protocol):
-    """The members of the SDK's settings object."""
-
     enable_dns_rebinding_protection: bool
     allowed_hosts: list[str]
     allowed_origins: list[str]
@@ -51,7 +49,6 @@ class OriginGuard:
         self._verdicts: dict[tuple[bytes | None, bytes | None], tuple[int, str] | None] = {}
 
     def check(self, headers: Headers) -> tuple[int, str] | None:
-        """None if the request may come in, else the HTTP status and text of the answer."""
         settings = self._settings
         if settings is None or not settings.enable_dns_rebinding_protection:
             return None

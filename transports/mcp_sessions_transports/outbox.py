@@ -79,20 +79,13 @@ class Outbox:
 
     @property
     def full(self) -> bool:
-        """No more should be pushed now."""
         return self._size >= self._limit
 
     @property
     def is_taken(self) -> bool:
-        """Whether the peer took all that was handed to the network."""
         return not (self.closed or self._is_writing)
 
     def push(self, chunk: bytes, origin: SessionId | None = None) -> None:
-        """Hand over a chunk.
-
-        Args:
-            origin: The session whose event it is; see :meth:`purge`.
-        """
         if self.closed or self._finished:
             return
         self._buffer.append((chunk, origin))
@@ -108,7 +101,6 @@ class Outbox:
         self._wake.set()
 
     def purge(self, origin: SessionId) -> None:
-        """Take back what was not handed to the network yet of a session."""
         kept = [entry for entry in self._buffer if entry[1] != origin]
         if len(kept) != len(self._buffer):
             self._size -= sum(len(chunk) for chunk, _ in self._buffer)
@@ -120,7 +112,6 @@ class Outbox:
         self._wake.set()
 
     def hold(self) -> Callable[[], None]:
-        """Send nothing until the returned function is called."""
         self._holds += 1
         released = False
 
@@ -134,7 +125,6 @@ class Outbox:
         return release
 
     def finish(self) -> None:
-        """End when everything that was pushed is sent."""
         self._finished = True
         self._wake.set()
 
@@ -164,7 +154,6 @@ class Outbox:
                     await self._taken.wait()
 
     def _next_chunks(self) -> list[bytes]:
-        """Some of what waits: a peer that takes it in time takes it, however much follows."""
         chunks: list[bytes] = []
         size = 0
         while self._buffer and size < _AT_ONCE:
@@ -315,7 +304,6 @@ class LogFeed:
         outbox.feeds[self] = None
 
     def end(self) -> None:
-        """Feed no more, also what is being read just now."""
         self._is_over = True
         self._outbox.feeds.pop(self, None)
 
@@ -358,14 +346,12 @@ class LogFeed:
             self.last, self._number = head, position.number
 
     def check_position(self, head: Position | None) -> None:
-        """Read the log again if it goes on after what was sent, or if nobody knows (None)."""
         if head is not None and head.event_id() == self.last:
             return
         self._behind = self._grew = True
         self._outbox.wake()
 
     def end_at(self, event_id: SessionEventId) -> None:
-        """The stream ends after that event, which is in the log already."""
         self._final = event_id
 
     def _push(self, event: LoggedEvent) -> None:
@@ -387,7 +373,6 @@ class LogFeed:
             await self.refill()
 
     async def refill(self) -> bool:
-        """Push what follows in the log; False: nothing for now."""
         if not self._behind or self._reading:
             # Whoever reads just now wakes the stream.
             return False

@@ -20,8 +20,6 @@ from mcp_sessions.server.upstream.modern_rules import ModernRules
 
 
 class Served(Protocol):
-    """The parts of the layer that a binding serves."""
-
     router: Router
     connections: ConnectionRegistry
     attachments: Attachments

@@ -17,7 +17,6 @@ from mcp_sessions_conformance.scripted import ScriptedServer
 
 
 async def sends_no_call_twice(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A call without a key whose response broke is not sent again: its outcome is unknown."""
     await has_session(server)
     await server.instruct(WORK)
     await server.held("work")
@@ -32,7 +31,6 @@ async def sends_no_call_twice(server: ScriptedServer, _: ScriptedServer) -> None
 
 
 async def repeats_with_the_same_key(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A call with a key is sent again with that key and content, after session/resume."""
     await has_session(server)
     await server.instruct(WORK)
     held = await server.held("work")
@@ -51,7 +49,6 @@ async def repeats_with_the_same_key(server: ScriptedServer, _: ScriptedServer) -
 
 
 async def uses_no_forgotten_key(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A call is not sent again when its key may be forgotten."""
     await has_session(server)
     await server.instruct(WORK)
     await server.held("work")
@@ -74,7 +71,6 @@ MOST_KNOCKS = 60
 
 
 async def backs_off(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A server that is away is asked with pauses."""
     await has_session(server)
     await server.streaming()
     await server.instruct(hear(1))
@@ -92,7 +88,6 @@ async def backs_off(server: ScriptedServer, _: ScriptedServer) -> None:
 
 
 async def asks_once(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A question that comes again is not put to the user again."""
     await has_session(server)
     await server.streaming()
     held = await server.held("next")
@@ -119,7 +114,6 @@ async def asks_once(server: ScriptedServer, _: ScriptedServer) -> None:
 
 
 async def repeats_nothing_of_unknown_outcome(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A call that is answered -31012 is not sent again, under its key or another."""
     await has_session(server)
     await server.instruct(WORK)
     held = await server.held("work")
@@ -134,7 +128,6 @@ async def repeats_nothing_of_unknown_outcome(server: ScriptedServer, _: Scripted
 
 
 async def keeps_keys_apart(server: ScriptedServer, _: ScriptedServer) -> None:
-    """Two calls have two keys, though they are equal."""
     await has_session(server)
     for _number in range(2):
         await server.instruct(WORK)
@@ -146,7 +139,6 @@ async def keeps_keys_apart(server: ScriptedServer, _: ScriptedServer) -> None:
 
 
 async def moves_nothing_that_began(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A call that had begun when its session ended is not sent in the next session."""
     name = await has_session(server)
     await server.instruct(WORK)
     held = await server.held("work")
@@ -165,7 +157,6 @@ async def moves_nothing_that_began(server: ScriptedServer, _: ScriptedServer) ->
 
 
 async def offers_nothing_elsewhere(server: ScriptedServer, other: ScriptedServer) -> None:
-    """Another server never hears of this one's session or state."""
     server.state, other.state = "secret-of-the-first", "of-the-other"
     held = await server.held("next")
     if sits_out(server, held):
@@ -181,7 +172,6 @@ async def offers_nothing_elsewhere(server: ScriptedServer, other: ScriptedServer
 
 
 async def stays_away(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A client that was displaced does not take the session back."""
     name = await has_session(server)
     await server.streaming()
     held = await server.held("next")
@@ -199,7 +189,6 @@ async def stays_away(server: ScriptedServer, _: ScriptedServer) -> None:
 
 
 async def takes_leave(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A session that is no longer needed is ended or deleted."""
     await has_session(server)
     await finish(server)
     await server.until(

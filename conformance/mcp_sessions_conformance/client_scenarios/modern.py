@@ -65,7 +65,6 @@ def _of_session(server: ScriptedServer) -> list[Received]:
 
 
 async def resumes_before_it_listens(server: ScriptedServer, _: ScriptedServer) -> None:
-    """After a cut listen the next one comes after session/resume, with the last event's id."""
     visit = await _visit(server)
     if visit is None:
         return
@@ -82,7 +81,6 @@ async def resumes_before_it_listens(server: ScriptedServer, _: ScriptedServer) -
 
 
 async def sends_state_with_everything(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A listen carries the state as a call does."""
     server.state = "of the session"
     visit = await _visit(server)
     if visit is None:
@@ -96,7 +94,6 @@ async def sends_state_with_everything(server: ScriptedServer, _: ScriptedServer)
 
 
 async def mirrors_the_session(server: ScriptedServer, _: ScriptedServer) -> None:
-    """The header repeats the session that a request names."""
     if await _visit(server) is None:
         return
     for request in server.received:
@@ -109,7 +106,6 @@ async def mirrors_the_session(server: ScriptedServer, _: ScriptedServer) -> None
 
 
 async def mirrors_nothing_with_session_methods(server: ScriptedServer, _: ScriptedServer) -> None:
-    """No ``session/*`` carries the header."""
     if await _visit(server) is None:
         return
     for request in _of_session(server):
@@ -118,7 +114,6 @@ async def mirrors_nothing_with_session_methods(server: ScriptedServer, _: Script
 
 
 async def keeps_the_rules_of_the_era(server: ScriptedServer, _: ScriptedServer) -> None:
-    """``session/*`` carry what every request of the era carries."""
     if await _visit(server) is None:
         return
     for request in _of_session(server):

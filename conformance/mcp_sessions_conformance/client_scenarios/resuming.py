@@ -19,7 +19,6 @@ def _positioned(request: Received, expected: str | None) -> None:
 
 
 async def resumes_from_the_last_event(server: ScriptedServer, _: ScriptedServer) -> None:
-    """The position is the id of the last event that was heard."""
     name = await has_session(server)
     await server.streaming()
     await server.instruct(hear(3))
@@ -37,7 +36,6 @@ async def resumes_from_the_last_event(server: ScriptedServer, _: ScriptedServer)
 
 
 async def resumes_from_the_head(server: ScriptedServer, _: ScriptedServer) -> None:
-    """Before the first event the position is the head that session/start gave."""
     await has_session(server)
     await server.streaming()
     await server.instruct(hear(1))
@@ -49,7 +47,6 @@ async def resumes_from_the_head(server: ScriptedServer, _: ScriptedServer) -> No
 
 
 async def hears_events_once(server: ScriptedServer, _: ScriptedServer) -> None:
-    """Events that were seen before, and come again with the replay, go nowhere."""
     name = await has_session(server)
     await server.streaming()
     await server.instruct(hear(2))
@@ -72,7 +69,6 @@ async def hears_events_once(server: ScriptedServer, _: ScriptedServer) -> None:
 
 
 async def takes_the_head_after_a_refusal(server: ScriptedServer, _: ScriptedServer) -> None:
-    """After catchup false the next position is the head of that answer."""
     await has_session(server)
     await server.streaming()
     await server.instruct(hear(1))
@@ -102,7 +98,6 @@ async def takes_the_head_after_a_refusal(server: ScriptedServer, _: ScriptedServ
 
 
 async def accepts_early_events(server: ScriptedServer, _: ScriptedServer) -> None:
-    """An event that arrives before the answer to session/resume is heard, once."""
     name = await has_session(server)
     await server.streaming()
     await server.instruct(hear(1))
@@ -119,7 +114,6 @@ async def accepts_early_events(server: ScriptedServer, _: ScriptedServer) -> Non
 
 
 async def keeps_its_position_without_a_stream(server: ScriptedServer, _: ScriptedServer) -> None:
-    """After ``no_stream`` the client still has its own position, and not the head."""
     await has_session(server)
     await server.streaming()
     await server.instruct(hear(1))
@@ -143,7 +137,6 @@ async def keeps_its_position_without_a_stream(server: ScriptedServer, _: Scripte
 
 
 async def looks_into_no_event_id(server: ScriptedServer, _: ScriptedServer) -> None:
-    """The newest id is the smaller string, the shorter one, and no number."""
     await has_session(server)
     await server.streaming()
     await server.instruct(hear(2))
@@ -158,7 +151,6 @@ async def looks_into_no_event_id(server: ScriptedServer, _: ScriptedServer) -> N
 
 
 async def mixes_no_places(server: ScriptedServer, _: ScriptedServer) -> None:
-    """SSE ids go into Last-Event-ID only, event ids and the session's id never into a header."""
     name = await has_session(server)
     await server.streaming()
     await server.instruct(hear(1))

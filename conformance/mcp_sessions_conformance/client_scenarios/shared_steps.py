@@ -32,22 +32,15 @@ class Scenario:
 
 
 def hear(count: int) -> Json:
-    """Wait until so many updates were heard."""
     return {"do": "hear", "count": count}
 
 
 def expect(holds: object, sentence: str) -> None:
-    """Raise unless it holds.
-
-    Raises:
-        Failure: It does not.
-    """
     if not holds:
         raise Failure(sentence)
 
 
 async def finish(server: ScriptedServer) -> Json:
-    """Tell the client that it is done; what it said last."""
     return await server.instruct(DONE)
 
 
@@ -75,20 +68,10 @@ def sits_out(server: ScriptedServer, held: Held) -> bool:
 
 
 async def has_session(server: ScriptedServer) -> str:
-    """The id of the client's session, once it has one.
-
-    Raises:
-        Failure: It has none in time.
-    """
     await server.until(lambda: server.sessions, "session/start")
     return next(iter(server.sessions))
 
 
 async def resumes(server: ScriptedServer, count: int = 1) -> Received:
-    """The ``count``-th request to resume, once it came.
-
-    Raises:
-        Failure: It did not in time.
-    """
     await server.until(lambda: len(server.requests("session/resume")) >= count, "session/resume")
     return server.requests("session/resume")[count - 1]

@@ -16,7 +16,6 @@ ODD_STATES = ("", "a+b/c==", 'quote " and \\ slash', "ünï cödé", "  spaces  
 
 
 async def echoes_state(server: ScriptedServer, _: ScriptedServer) -> None:
-    """Each answer has a newer state, with characters that a careless client would change."""
     server.state = "the first"
     expected: list[str] = []
     for state in ODD_STATES:
@@ -35,7 +34,6 @@ async def echoes_state(server: ScriptedServer, _: ScriptedServer) -> None:
 
 
 async def keeps_state(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A result without state keeps the old one."""
     server.state = "kept"
     held = await server.held("next")
     if sits_out(server, held):
@@ -56,7 +54,6 @@ async def keeps_state(server: ScriptedServer, _: ScriptedServer) -> None:
 
 
 async def no_metadata_on_create(server: ScriptedServer, _: ScriptedServer) -> None:
-    """Also where it had a session before."""
     server.state = "s"
     held = await server.held("next")
     if sits_out(server, held):
@@ -74,7 +71,6 @@ async def no_metadata_on_create(server: ScriptedServer, _: ScriptedServer) -> No
 
 
 async def ignores_foreign_metadata(server: ScriptedServer, _: ScriptedServer) -> None:
-    """A result with the metadata of another session changes nothing."""
     server.state = "own"
     held = await server.held("next")
     if sits_out(server, held):
@@ -93,7 +89,6 @@ async def ignores_foreign_metadata(server: ScriptedServer, _: ScriptedServer) ->
 
 
 async def drops_a_lost_session(server: ScriptedServer, _: ScriptedServer) -> None:
-    """After -32043 the id is not sent again."""
     held = await server.held("next")
     name = str(held.request.named.get("sessionId") or next(iter(server.sessions), ""))
     server.sessions.pop(name, None)

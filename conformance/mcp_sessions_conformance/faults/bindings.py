@@ -38,13 +38,11 @@ def _post_with_no_position(http: Http) -> None:
 
 
 def _last_position(http: Http) -> None:
-    """A GET without a position goes on where the server thinks that the last one was."""
     if http.verb == "GET" and "sse" in http.memory:
         http.asked.setdefault("last-event-id", http.memory["sse"])
 
 
 def _any_stream(http: Http) -> None:
-    """A position is looked up in the first connection's stream."""
     own = http.asked.get("mcp-session-id")
     if http.verb == "GET" and own is not None:
         first = http.memory.setdefault("first", own)
@@ -88,7 +86,6 @@ def _header_is_session(http: Http) -> None:
 
 
 def _mirror_is_unknown(http: Http) -> None:
-    """The header means a transport-mode session, whatever else is said."""
     known = http.memory.setdefault("known", set())
     if http.verb == "POST" and http.asked.get("mcp-session-id") not in {None, *known}:
         http.answer = 404, {"error": "unknown session"}
@@ -118,7 +115,6 @@ def _late_acknowledgement(case: Case) -> list[Json | Late] | None:
 
 
 def _only_live(case: Case) -> list[Json | Late] | None:
-    """Nothing waits for a listen."""
     if (case.asked or {}).get("method") in (RESUME, START, CREATE):
         case.memory["waits"] = True
     if str(case.message.get("method")).endswith("subscriptions/acknowledged"):
@@ -127,7 +123,6 @@ def _only_live(case: Case) -> list[Json | Late] | None:
 
 
 def _always_resumes(case: Case) -> list[Json | Late] | None:
-    """A listen replays the last event, whether it was asked to or not."""
     if is_event(case.message):
         case.memory["last"] = case.message
     elif str(case.message.get("method")).endswith("acknowledged") and case.memory.get("last"):
@@ -195,7 +190,6 @@ def _notes_credential(http: Http) -> None:
 
 
 def _token_is_owner(case: Case) -> list[Json | Late] | None:
-    """A session belongs to the token that made it."""
     session = named(case.message)
     if session is None or not case.memory.get("is_other"):
         return None

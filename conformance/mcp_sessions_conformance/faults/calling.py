@@ -29,7 +29,6 @@ Rewritten = list[Json | Late] | None
 
 
 def _cancels_wherever(case: Case) -> Rewritten:
-    """A cancel reaches the request of that id on any connection."""
     if case.message.get("method") == "notifications/cancelled":
         case.memory["cancelled"] = params_of(case.message).get("requestId")
     return None
@@ -89,7 +88,6 @@ def _keys_of_connections(case: Case) -> Rewritten:
 
 
 def _recorded_late(case: Case) -> Rewritten:
-    """A key is known when its request has finished, and not before."""
     key = meta_of(case.message).get(KEY)
     if not isinstance(key, str) or tool(case.message) != "hold":
         return None
@@ -106,7 +104,6 @@ def _finished_runs_again(case: Case) -> Rewritten:
 
 
 def _running_is_refused(case: Case) -> Rewritten:
-    """A repetition while the first one runs is told that nobody knows."""
     key = meta_of(case.message).get(KEY)
     if not isinstance(key, str) or tool(case.message) != "hold":
         return None
@@ -171,7 +168,6 @@ def _learns_made(result: Json, case: Case) -> None:
 
 
 def _cancelled_runs_again(case: Case) -> Rewritten:
-    """A key that was cancelled is a new key."""
     key = meta_of(case.message).get(KEY)
     if case.message.get("method") == "notifications/cancelled":
         case.memory["gone", key] = True
@@ -184,7 +180,6 @@ def _cancelled_runs_again(case: Case) -> Rewritten:
 
 
 def _null_is_for_once(case: Case) -> Rewritten:
-    """A displaced connection stays displaced, whatever it says."""
     if not tool(case.message) or "id" not in case.message:
         return None
     if SESSION not in meta_of(case.message) and case.memory.get(("displaced", case.talk.name)):
@@ -219,7 +214,6 @@ def _delete_ignores_state(case: Case) -> Rewritten:
 
 
 def _asks_again(case: Case) -> Rewritten:
-    """A question that was given up is asked again where its session is resumed."""
     if case.message.get("method") == "elicitation/create":
         case.memory["question"] = case.message
     elif (case.asked or {}).get("method") == RESUME and "question" in case.memory:
@@ -233,7 +227,6 @@ def _not_taken_back(case: Case) -> Rewritten:
 
 
 def _waits_for_the_slow(case: Case) -> Rewritten:
-    """While one connection takes nothing, nobody is answered."""
     is_busy = tool(case.asked) == "echo" and case.memory.get("busy")
     return [] if is_busy else None
 

@@ -170,7 +170,6 @@ def _old_head(result: Json, case: Case) -> None:
 
 
 def _replaced_are_gone(case: Case) -> list[Json | Late] | None:
-    """A position whose event was replaced is not found."""
     position = params_of(case.message).get("lastSessionEventId")
     if case.message.get("method") == "session/resume" and position in case.memory.get("gone", ()):
         case.message["params"]["lastSessionEventId"] = "gone"
@@ -210,7 +209,6 @@ def _coalesces_messages(case: Case) -> list[Json | Late] | None:
 
 
 def _live_before_replay(case: Case) -> list[Json | Late] | None:
-    """Live events come first, and the waiting ones late."""
     result: Any = case.message.get("result")
     if (case.asked or {}).get("method") == "session/resume" and isinstance(result, dict):
         case.memory["owed"] = cast("Json", result).get("replayed", 0)

@@ -32,7 +32,6 @@ Rewritten = list[Json | Late] | None
 
 
 def _first_session_only(case: Case) -> Rewritten:
-    """A change is told to one of the sessions that subscribed."""
     uri = params_of(case.message).get("uri")
     if not is_event(case.message) or uri is None:
         return None
@@ -86,7 +85,6 @@ def _replays_on_attach(case: Case) -> Rewritten:
 
 
 def _takes_what_is_named(case: Case) -> Rewritten:
-    """A request that names a session takes it from its connection."""
     session = named(case.message)
     if not tool(case.message) or session is None or session in case.talk.sessions:
         return None
@@ -128,7 +126,6 @@ def _skips_one(case: Case) -> Rewritten:
 
 
 def _one_for_all(case: Case) -> Rewritten:
-    """Only the last one of the replayed events survives."""
     owed = _owed(case)
     if owed:
         case.memory["owed"] = owed - 1
@@ -162,14 +159,12 @@ def _old_id_survives(event: Json, case: Case) -> None:
 
 
 def _coalesces_across(result: Json, case: Case) -> None:
-    """The newest event of a resource is kept once, whatever sessions it is of."""
     session = params_of(case.asked or {}).get("sessionId")
     if result.get("replayed") and case.memory.setdefault("keeps", session) != session:
         result["replayed"] = 0
 
 
 def _stored_late(case: Case) -> Rewritten:
-    """Live events are in no log: they are not replayed."""
     position = case.memory.get(("live", params_of(case.message).get("sessionId")))
     if case.message.get("method") != RESUME or position is None:
         return None
@@ -198,7 +193,6 @@ def _silent_eviction(case: Case) -> Rewritten:
 
 
 def _tells_who_listens(case: Case) -> Rewritten:
-    """The older listen is told of the newer one."""
     asked = case.asked or case.talk.requests.get(case.message.get("id"), {})
     session = named(asked)
     if asked.get("method") != LISTEN or "result" not in case.message or session is None:
@@ -262,7 +256,6 @@ def _ids_of_listens_are_free(case: Case) -> Rewritten:
 
 
 def _sends_what_waited(case: Case) -> Rewritten:
-    """Behind the messages that open a stream whose place was lost."""
     if str(case.message.get("method")) == "notifications/tools/list_changed":
         waited = {"uri": "conformance://waited"}
         method = "notifications/resources/updated"
@@ -271,7 +264,6 @@ def _sends_what_waited(case: Case) -> Rewritten:
 
 
 def _detached_is_displaced(case: Case) -> Rewritten:
-    """A current session that is attached nowhere is refused."""
     if tool(case.message) == "session_id" and case.memory.get("cut") and not named(case.message):
         case.answers.append(refuse(case.message, -31010, "Session detached"))
         return []

@@ -57,7 +57,6 @@ def _events_come_late(case: Case) -> Rewritten:
 
 
 def _ids_have_no_type(case: Case) -> Rewritten:
-    """A number and its digits are one id."""
     if "method" not in case.message or "id" not in case.message:
         return None
     request_id = case.message["id"]
@@ -78,13 +77,11 @@ def _cancels_by_id_beside_a_key(case: Case) -> Rewritten:
 
 
 def _no_plain_messages(case: Case) -> Rewritten:
-    """Messages that waited while a stream was away are lost."""
     is_plain = case.message.get("method") == UPDATED and not is_event(case.message)
     return [] if is_plain and case.memory.get("cut") else None
 
 
 def _hears_who_names(case: Case) -> Rewritten:
-    """Every connection that names a session gets its events, too."""
     if is_event(case.message):
         for name in case.memory.get(("names", named(case.message)), ()):
             talk = case.talks[name]
@@ -101,7 +98,6 @@ def _learns_names(case: Case) -> Rewritten:
 
 
 def _progress_elsewhere(case: Case) -> Rewritten:
-    """On the stream of the connection, not on that of the response."""
     if case.message.get("method") != "notifications/progress" or case.talk.push is None:
         return None
     spawn(case.talk.push(case.message))
@@ -126,7 +122,6 @@ def _tells_once(case: Case) -> Rewritten:
 
 
 def _newest_goes_first(case: Case) -> Rewritten:
-    """A known key whose answer was dropped is the newest, never the oldest."""
     is_unknown = code_of(case.message) == -31012 and meta_of(case.asked or {}).get(KEY) == "k1"
     text = str(arguments(case.asked or {}).get("msg"))
     return [answer(case.message, said(text))] if is_unknown else None
@@ -145,7 +140,6 @@ def _wants_a_version(http: Http) -> None:
 
 
 def _initialize_ends(http: Http) -> None:
-    """A connection is over as soon as another one was made on it."""
     own = http.asked.get("mcp-session-id")
     if http.headers.get("mcp-session-id", own) != own:
         http.memory.setdefault("over", set()).add(own)

@@ -36,7 +36,6 @@ def _locks_out(case: Case) -> list[Json | Late] | None:
 
 
 def _locked_out(case: Case) -> list[Json | Late] | None:
-    """A client that was displaced anywhere gets no answer but a refusal."""
     method = case.message.get("method")
     if method == RESUME:
         session = params_of(case.message).get("sessionId")

@@ -101,7 +101,6 @@ def _everyone_hears(case: Case) -> list[Json | Late] | None:
 
 
 def _loses_replay(case: Case) -> list[Json | Late] | None:
-    """Says that it replays, and sends nothing of it."""
     result: Any = case.message.get("result")
     if (case.asked or {}).get("method") == "session/resume" and isinstance(result, dict):
         case.memory["owed"] = cast("Json", result).get("replayed", 0)

@@ -18,12 +18,10 @@ STATELESS = "session/start", "session/resume", "session/end", "sessions/create",
 
 
 def params_of(message: Json) -> Json:
-    """The params, or an empty object that is not in the message."""
     return as_object(message.get("params"))
 
 
 def meta_of(message: Json) -> Json:
-    """The ``_meta`` of params, or an empty object that is not in the message."""
     return as_object(params_of(message).get("_meta"))
 
 
@@ -59,12 +57,10 @@ def reason_of(message: Json) -> Any:
 
 
 def answer(message: Json, result: Json) -> Json:
-    """A result for a request, or in the place of a response."""
     return {"jsonrpc": "2.0", "id": message["id"], "result": result}
 
 
 def refuse(message: Json, code: int, text: str = "Refused", data: Any = None) -> Json:
-    """An error for a request, or in the place of a response."""
     error: Json = {"code": code, "message": text}
     if data is not None:
         error["data"] = data
@@ -161,7 +157,6 @@ def no_metadata(result: Json, case: Case) -> None:
 
 
 def state_of(result: Json) -> Json:
-    """The session metadata in a result, or the session that it made."""
     return as_object(as_object(result.get("_meta")).get(SESSION)) or made(result)
 
 
@@ -197,8 +192,6 @@ LISTEN = "subscriptions/listen"
 def as_error(
     code: int, only: Callable[[Case], bool], result: Json
 ) -> Callable[[Case], list[Json | Late] | None]:
-    """A result in the place of an error, for some requests."""
-
     def rewrite(case: Case) -> list[Json | Late] | None:
         if code_of(case.message) != code or not only(case):
             return None

@@ -80,7 +80,6 @@ def _any_state(case: Case) -> list[Json | Late] | None:
 
 
 def _believes_tokens(case: Case) -> list[Json | Late] | None:
-    """The state is what the token says, however old it is."""
     found: Any = meta_of(case.message).get(SESSION)
     token = cast("Json", found).get("state") if isinstance(found, dict) else None
     if tool(case.message) == "recall" and token in case.memory:
@@ -97,7 +96,6 @@ def _learns_tokens(case: Case) -> list[Json | Late] | None:
 
 
 def _state_here_only(case: Case) -> list[Json | Late] | None:
-    """Values that are written on one connection are not there on another."""
     if tool(case.message) == "remember":
         case.memory[named(case.message)] = case.talk.name
     elsewhere = case.memory.get(named(case.message), case.talk.name) != case.talk.name

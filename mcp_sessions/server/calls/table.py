@@ -176,7 +176,6 @@ class Call:
         return self.work is None or self.work.is_awaited_by(self)
 
     def begins(self, work: Work | None) -> None:
-        """It runs, or joins what runs; None: it waits once more to begin."""
         self.work = work
 
     def follows(self, before: Call) -> None:
@@ -334,11 +333,6 @@ class Calls(Generic[R]):
             self._by_id[connection.id] = {request.id: [call]}
 
     def take(self, inbound: Inbound) -> None:
-        """A request comes in that is no call of this table, such as a handshake.
-
-        Raises:
-            LimitReached: Its principal has too many, or sends too many.
-        """
         if self._shares is not None:
             self._shares.take(inbound.principal, inbound.scope)
 

@@ -18,11 +18,6 @@ from mcp_sessions.stores.records import Attachment
 
 
 class Watcher(Protocol):
-    """Watches a stream that is open in this process.
-
-    See also :class:`~mcp_sessions.server.connection.ClientConnection`.
-    """
-
     def appended(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
     ) -> None:

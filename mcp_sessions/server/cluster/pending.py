@@ -29,8 +29,6 @@ OnUpdate = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 @dataclass(eq=False)
 class Pending:
-    """A request that another process serves."""
-
     process: str
     within: str | None
     is_repeatable: bool

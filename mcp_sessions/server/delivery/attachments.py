@@ -228,7 +228,6 @@ class Attachments:
         return (events, refusal) if stays else ((), None)
 
     async def _displace_surely(self, lost: Displaced) -> None:
-        """As :meth:`_displace`, now or when the store is back."""
         try:
             await self._displace(lost)
         except StoreUnavailable as failed:

@@ -242,11 +242,6 @@ class ChangeBroadcaster:
         return failed
 
     async def _tell_some(self, waiting: WaitingChange, session_ids: Sequence[SessionId]) -> None:
-        """Notify a few sessions. A failure for one hinders no other.
-
-        Raises:
-            StoreUnavailable: Not all of them are notified.
-        """
         try:
             await self._tell_locked(waiting, session_ids)
         except StoreUnavailable:

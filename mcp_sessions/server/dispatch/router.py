@@ -137,7 +137,6 @@ class Router:
         return result_message(request.id, result), connection
 
     async def request(self, request: Message, inbound: Inbound) -> None:
-        """Serve a request; its answer goes to ``inbound.channel``, now or later."""
         path = self.path
         if request.method in SESSION_METHODS:
             stages = path.ours

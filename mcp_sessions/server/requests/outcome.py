@@ -103,7 +103,6 @@ class Outcomes:
 
 
 def _finish(session_id: SessionId, key: RequestKey) -> Hashable:
-    """The name of the write that stores the outcome of a key."""
     return "finish", session_id, key
 
 

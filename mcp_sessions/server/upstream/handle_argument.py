@@ -34,13 +34,6 @@ _OUTPUT = "Names the session that was started: pass it in later calls to go on i
 
 @dataclass(slots=True, eq=False, repr=False)
 class HandleArgument:
-    """Hold the argument, and the known schemas of its tools.
-
-    Args:
-        tools: The tools that the operator named.
-        name: The name of the argument.
-    """
-
     tools: Sequence[str]
     name: str
     _takes: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
@@ -61,11 +54,6 @@ class HandleArgument:
         return handle_in(request.params, self.name)
 
     def check(self, listed: Iterable[Mapping[str, Any]]) -> None:
-        """Learn from the list at the start.
-
-        Raises:
-            ConfigurationError: A tool has such an argument of its own, or cannot have another one.
-        """
         for tool in listed:
             if tool["name"] in self.tools and not self._learn(tool):
                 raise ConfigurationError(self._refusal(tool["name"]))
@@ -74,11 +62,6 @@ class HandleArgument:
                 logger.warning("the server has no tool %s, which should take a handle", name)
 
     async def learn(self, peer: UpstreamPeer, call: Call, request: Message) -> None:
-        """Read the list that the sender of a call would see.
-
-        Raises:
-            UpstreamError: The server refuses to list its tools.
-        """
         meta = request.only_meta
         cursor: object = None
         for _ in range(_PAGES):

@@ -127,11 +127,6 @@ class ClusterLink:
         return link
 
     async def learn(self) -> None:
-        """Ask who has which slots: the node that was named, or another one if it is away.
-
-        Raises:
-            StoreUnavailable: None of them answers, or there are slots that nobody has.
-        """
         async with self._learning:
             if not self._is_stale:
                 return

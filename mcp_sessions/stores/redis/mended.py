@@ -98,11 +98,6 @@ class Mended(Lives, Events, Belongings):
     change_state = _mending(Belongings.change_state, (Unreadable,))
 
     async def _mend(self, keys: Iterable[str], *, is_read: bool = False) -> None:
-        """Mend these keys.
-
-        Args:
-            is_read: Redis itself can read it.
-        """
         lost = 0
         for key in {self._whole_of(key) for key in keys}:
             try:
@@ -159,7 +154,6 @@ class Mended(Lives, Events, Belongings):
 
     @_mending
     async def expire(self, *, now: float, held: Any, limit: int) -> Sequence[SessionRecord]:
-        """Expire sessions, after the lost parts of the lists are made again."""
         await self._look_for_lost_places()
         if self._lost_lists:
             lost, self._lost_lists = self._lost_lists, set()

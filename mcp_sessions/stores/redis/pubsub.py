@@ -92,6 +92,7 @@ class RedisExchange:
         self._unsettled_at = -math.inf
 
     def use(self, make: MakeConnection, link: Sender) -> None:
+        """Listen and send by others from now on. Called before ``join``."""
         self._make, self._link = make, link
 
     async def join(self, process: str, listener: ExchangeListener) -> None:

@@ -241,7 +241,6 @@ class Lives(Sleepers):
     async def _expire(
         self, member: bytes, held: Collection[str], now: float
     ) -> tuple[SessionRecord | None, bool]:
-        """The record, if the session is over; whether its place is due still."""
         is_held = int(tag_in(member) in held)
         return await self._leave(
             member, scripts.EXPIRE, repr(now), is_held, *self._idle_times, now=now

@@ -172,7 +172,6 @@ class Sleepers(Lists):
         self._slept_by = by
 
     async def _times_of(self, member: bytes) -> tuple[float, float] | None:
-        """When a session expires and when it was made; None: nobody can read it."""
         key = self._key_of(tag_in(member))
         expires, created = await self._command("HMGET", key, "expires", "created")
         if expires is None or created is None:

@@ -104,11 +104,6 @@ _AT_ONCE = 16
 def append(
     tx: Transaction, log: LogRow, draft: Draft, window: Window, *, now: float
 ) -> tuple[LoggedEvent, bool]:
-    """Append an event like :meth:`EventLog.append`; also return whether it replaced an older one.
-
-    Raises:
-        OverflowError: The log has issued its last id.
-    """
     number = log.head + 1
     if number > _LAST_NUMBER:
         raise OverflowError("this event log has issued its last id")

@@ -216,11 +216,6 @@ def open_beside(path: Path, *, any_version: bool = False) -> sqlite3.Connection:
 
 
 def open_again(path: Path, durability: Durability) -> sqlite3.Connection:
-    """One more connection, for who serves from the file, and syncs as the first one does.
-
-    Raises:
-        sqlite3.Error: It cannot be opened.
-    """
     connection = _connect(path)
     try:
         _sync(connection, durability)

@@ -112,11 +112,6 @@ def records(
 
 
 def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> SessionRecord:
-    """Store a new session, and its empty log; or the one that lives, and has its id.
-
-    Raises:
-        LimitReached: See :meth:`SessionStore.create`.
-    """
     known = record_of(tx, record.session_id)
     if known is not None and record.created_at < known[1].expires_at:
         tx.changes.append((record.session_id, known[1]))

@@ -99,7 +99,6 @@ class ResponseStreams:
         return self.channels.get(name)
 
     async def finished(self, name: StreamName, what: Finished) -> None:
-        """One has its answer and no reader: it can be fetched for a while yet."""
         self.channels.pop(name, None)
         if self._finished is None:
             self._finished = {}
@@ -119,7 +118,6 @@ class ResponseStreams:
             self._forgotten = [name for name in self._forgotten or () if name != oldest] or None
 
     def _surplus(self, finished: dict[StreamName, Finished]) -> StreamName | None:
-        """The one that goes next; None: there is room for all. The newest always stays."""
         policy = self._policy
         if len(finished) > policy.max_finished_streams:
             return next(iter(finished))
@@ -132,7 +130,6 @@ class ResponseStreams:
         return None
 
     def close(self) -> None:
-        """End every one that is open, after what was handed to it."""
         for channel in list(self.channels.values()):
             channel.close()
         for remote in list(self.remote):
@@ -185,7 +182,6 @@ class PostChannel(WatchedChannel):
     def of(
         cls, name: StreamName, finished: Finished, streams: ResponseStreams, policy: SessionPolicy
     ) -> PostChannel:
-        """One whose request was answered, for who reads it again."""
         return cls(
             finished.request_id,
             streams,
@@ -294,7 +290,6 @@ class PostChannel(WatchedChannel):
 
     @property
     def has_stream(self) -> bool:
-        """Whether something was emitted, and who is to read it has not been given up."""
         return self._stream is not None and not self._stream.closed
 
     async def respond(self, call: HttpCall, *, opened: SessionId | None = None) -> None:
@@ -328,7 +323,6 @@ class PostChannel(WatchedChannel):
             self.over()
 
     async def _until_decided(self) -> SseStream | None:
-        """Wait until it is known what the response is: its stream; None: JSON."""
         if not self._turn.done():
             timer = self._loop.call_later(JSON_DEADLINE, self._decided)
             try:
@@ -341,7 +335,6 @@ class PostChannel(WatchedChannel):
         return self._stream
 
     async def resume(self, position: str, call: HttpCall) -> None:
-        """Serve the stream again, from a position on, on a GET."""
         streams, log = self._streams, self._log
         if streams is None or log is None:
             raise AssertionError("only a connection's streams can be resumed")
@@ -444,7 +437,6 @@ class PostChannel(WatchedChannel):
         return post_event_id(name, position, self._request_id)
 
     def close(self) -> None:
-        """End the stream, if one is open: the session has ended, or the server stops."""
         if self._stream is not None:
             self._stream.finish()
 

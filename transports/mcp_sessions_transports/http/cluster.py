@@ -21,8 +21,6 @@ from mcp_sessions_transports.http.channel import PostChannel, http_transport
 
 
 class ClusterStreams:
-    """The :class:`~mcp_sessions.server.dispatch.cluster_handlers.HttpStreams` of a layer."""
-
     def __init__(
         self,
         environment: Environment,
@@ -52,7 +50,6 @@ class ClusterStreams:
         return channel.left_elsewhere(sender) if channel is not None else None
 
     async def round(self, carrying: Collection[SessionId]) -> None:
-        """Do the work that lost messages left undone, and forget unused connections."""
         unused = self._clock() - self._policy.idle_timeout
         streaming: list[StoredConnection] = []
         for connection in self._connections.all():

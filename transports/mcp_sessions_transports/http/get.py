@@ -33,12 +33,6 @@ from mcp_sessions_transports.served import Served
 
 @dataclass(slots=True, eq=False, repr=False)
 class HttpGet:
-    """Serves GET of the handshake era.
-
-    Args:
-        turns: Of streams that begin or end together.
-    """
-
     _served: Served
     _turns: Turns
 

@@ -58,8 +58,6 @@ logger = logging.getLogger(__name__)
 
 
 class HandshakeHttp:
-    """Serves POST, GET and DELETE of the handshake era."""
-
     def __init__(self, served: Served, max_body: int) -> None:
         self._served = served
         self._max_body = max_body
@@ -113,7 +111,6 @@ class HandshakeHttp:
                 )
 
     async def close(self) -> None:
-        """Wait for what still runs here; called when the server stops."""
         await self._background.close()
 
     # --- POST ----------------------------------------------------------------------------------
@@ -145,7 +142,6 @@ class HandshakeHttp:
         session_header: str | None,
         joint: JointAdmission | None,
     ) -> PostChannel | None:
-        """Take a message; where its answer comes from. None: it is answered."""
         message, scope, send, principal = post.message, call.scope, call.send, call.principal
         connection: StoredConnection | None = None
         record: SessionRecord | None = None
@@ -278,7 +274,6 @@ class HandshakeHttp:
         await channel.respond(call, opened=session_id)
 
     def _may_be_alone(self, message: Message) -> bool:
-        """Whether a message is served without ``initialize`` and ``Mcp-Session-Id``."""
         served = self._served
         if not served.remembers or message.method in SESSION_METHODS:
             return True
@@ -302,7 +297,6 @@ class HandshakeHttp:
 
 
 async def _send_missing(send: Send) -> None:
-    """Answer what has to name a transport session, and names none."""
     await send_json(send, refusal("Bad Request: Missing session ID"), status=400)
 
 
@@ -325,7 +319,6 @@ async def _send_refused(
 
 
 def _mirrors(message: Message | Answer, session_header: str) -> bool:
-    """Whether ``Mcp-Session-Id`` only repeats the session of the message's ``_meta``."""
     if isinstance(message, Answer):
         return False
     resumed = (message.params or {}).get("sessionId") if message.method == "session/resume" else ""

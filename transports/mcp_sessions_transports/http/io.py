@@ -46,8 +46,6 @@ class Disconnected(Exception):
 
 @dataclass(slots=True, eq=False, repr=False)
 class HttpCall:
-    """One HTTP request, and the way to its response."""
-
     scope: Scope
     receive: Receive
     send: Send
@@ -71,8 +69,6 @@ class HttpCall:
 
 
 class Post(NamedTuple):
-    """The message that a client posts."""
-
     message: Message | Answer
     again: Receive
     """The body once more, for a handler that wants to read it too."""
@@ -165,8 +161,6 @@ async def read_post(call: HttpCall, limit: int) -> Post | None:
 
 
 def replay_body(body: bytes) -> Receive:
-    """A body that was read, for a handler that wants to read it too."""
-
     async def receive() -> AsgiMessage:
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -181,11 +175,6 @@ async def send_json(
     session_id: str | None = None,
     headers: list[tuple[bytes, bytes]] | None = None,
 ) -> None:
-    """Answer with a JSON body.
-
-    Args:
-        session_id: Sent as ``Mcp-Session-Id``.
-    """
     fields = [_JSON, (b"content-length", str(len(body)).encode())]
     if session_id is not None:
         fields.append((b"mcp-session-id", session_id.encode("ascii")))
@@ -243,14 +232,12 @@ their connection at a status that they do not know.
 
 
 def retry_header(seconds: float | None) -> list[tuple[bytes, bytes]] | None:
-    """Return the header that says when a client may come back. None: there is nothing to say."""
     if seconds is None:
         return None
     return [(b"retry-after", str(math.ceil(seconds)).encode())]
 
 
 def refusal(message: str, code: int = INVALID_REQUEST) -> bytes:
-    """A JSON-RPC error that answers no request in particular."""
     return encode({"jsonrpc": "2.0", "id": None, "error": error_body(code, message)})
 
 
@@ -278,6 +265,5 @@ def prefers_sse(headers: Headers) -> bool:
 
 
 def is_json(headers: Headers) -> bool:
-    """Whether the body declares to be JSON."""
     media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     return media_type == b"application/json"

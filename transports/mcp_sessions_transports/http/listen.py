@@ -62,7 +62,6 @@ class ListenStream:
     def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> None:
-        """Start where the session waits for the listen."""
         start = attached.waits_from if attached.waits_from is not None else attached.head
         self._feed = LogFeed(self._stream, read, start, self._frame, is_checked=self._is_shared)
         self._stream.wake()
@@ -79,7 +78,6 @@ class ListenStream:
         self._stream.push(modern_event(stamped(draft.before, self._request_id)), draft.origin)
 
     def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
-        """Stop: the session moved to another connection with its log, or has ended."""
         self._finish(wire_error(SessionNotFound(session_id)) if is_over else None)
 
     async def drain(self) -> None:
@@ -89,7 +87,6 @@ class ListenStream:
         return self._stream.hold()
 
     def close(self) -> None:
-        """Close: a newer listen came, or the server stops."""
         self._finish(None)
 
     # --- the stream ------------------------------------------------------------------------
@@ -98,7 +95,6 @@ class ListenStream:
         await self._stream.serve(receive, send, MODERN_SSE_HEADERS)
 
     def cut(self) -> None:
-        """End the stream now, without a result: its credential expired."""
         self._stream.cut()
 
     def _frame(self, event: LoggedEvent) -> bytes | None:

@@ -48,8 +48,6 @@ from mcp_sessions_transports.served import Served
 
 @dataclass(slots=True, eq=False, repr=False)
 class ModernHttp:
-    """Serves POST of the modern era."""
-
     _served: Served
     _guard: OriginGuard
     _max_body: int
@@ -156,7 +154,6 @@ class ModernHttp:
     async def _open(
         self, request: Message, inbound: Inbound
     ) -> tuple[ClientConnection, ListenStream]:
-        """Make the session's one listen stream; the one before it ends with its result."""
         served = self._served
         record, wanted = await served.listening.admit(request, inbound)
         stream = ListenStream(

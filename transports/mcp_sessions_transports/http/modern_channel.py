@@ -106,7 +106,6 @@ class ModernChannel(WatchedChannel):
             self.over()
 
     async def _wait(self, receive: Receive) -> None:
-        """Until it is decided what the response is, or the client is gone."""
         if self._turn.done():
             return
         timer = self._loop.call_later(_WATCH_AFTER, self._decided)

@@ -35,8 +35,6 @@ _NAME = re.compile(r"post(?:~([A-Za-z0-9_=-]{1,600})~)?-[A-Za-z0-9_@-]{1,256}", 
 
 @dataclass(frozen=True, slots=True)
 class PostPosition:
-    """A place in a response stream, as an SSE id names it."""
-
     stream: StreamName
     event_id: str
     request_id: RequestId
@@ -72,7 +70,6 @@ def may_read(stream: StreamName, beyond: frozenset[str]) -> bool:
 
 
 def post_position_of(last_event_id: str) -> PostPosition | None:
-    """Read an SSE id of a response stream; None: it is none, or too long."""
     if len(last_event_id) > MAX_EVENT_ID:
         return None
     position_text, dot, encoded = last_event_id.partition(".")
@@ -86,7 +83,6 @@ def post_position_of(last_event_id: str) -> PostPosition | None:
 
 
 def post_event_id(stream: StreamName, event_id: str, request_id: RequestId) -> str:
-    """The SSE id of a position in a response stream; see :func:`post_position_of`."""
     return f"{stream}/{event_id}.{_wrapped(encode(request_id))}"
 
 

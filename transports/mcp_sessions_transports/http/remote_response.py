@@ -121,7 +121,6 @@ class RemoteResponse:
         return self._runner is not None and await self._bus.is_alive(self._runner)
 
     async def _give_up(self, events: Sequence[LoggedEvent]) -> None:
-        """Nobody will answer any more: what there is, then that."""
         for event in events:
             self.stream.push(sse_event(event.payload, self._sse_id(event.event_id)))
         body = error_message(self._request_id, wire_error(OutcomeUnknown()))

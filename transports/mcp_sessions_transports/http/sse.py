@@ -46,14 +46,12 @@ SSE_HEADERS: list[tuple[bytes, bytes]] = [
 
 
 def sse_headers(session_id: str | None) -> list[tuple[bytes, bytes]]:
-    """Those of a stream, with the transport session's ``Mcp-Session-Id`` if it is of one."""
     if session_id is None:
         return SSE_HEADERS
     return [*SSE_HEADERS, (b"mcp-session-id", session_id.encode("ascii"))]
 
 
 def sse_event(payload: bytes, event_id: str | None = None) -> bytes:
-    """``payload`` (JSON without line breaks) as one event."""
     if event_id is None:
         return b"event: message\ndata: " + payload + b"\n\n"
     return b"id: " + event_id.encode() + b"\nevent: message\ndata: " + payload + b"\n\n"
@@ -93,7 +91,6 @@ class SseStream(Outbox):
         self._turns = turns
 
     async def serve(self, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Send until the stream ends, is cut, or its peer is gone; whether all was sent."""
         watcher = asyncio.ensure_future(self._watch(receive))
         writer = asyncio.ensure_future(self._send_all(send, headers))
         try:
@@ -173,7 +170,6 @@ class GetStream:
 
     @property
     def last(self) -> str:
-        """The id of the last event that was handed over."""
         return self._feed.last
 
     def open_with(self, first: Sequence[bytes], *, primes: bool) -> None:
@@ -215,7 +211,6 @@ class GetStream:
         self._feed.check_position(head)
 
     async def drain(self) -> None:
-        """Wait until the peer has taken enough of what waits for it."""
         await self._feed.drain()
         await self.stream.drain()
 
@@ -233,16 +228,10 @@ class GetStream:
 
 
 class Responses(Protocol):
-    """The response streams of one transport-mode session."""
-
     @property
-    def primes(self) -> bool:
-        """Whether the client understands an event without data."""
-        ...
+    def primes(self) -> bool: ...
 
-    def close(self) -> None:
-        """End every one that is open, after what was handed to it."""
-        ...
+    def close(self) -> None: ...
 
 
 ResponsesT = TypeVar("ResponsesT", bound=Responses)
@@ -288,7 +277,6 @@ class HttpTransport(Generic[ResponsesT]):
             self._get.begin(session_id, attached.scopes)
 
     def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
-        """Send an entry of the GET stream's log."""
         if self._get is not None:
             self._get.offer(event)
 
@@ -314,7 +302,6 @@ class HttpTransport(Generic[ResponsesT]):
         return self._get.stream.hold() if self._get is not None else lambda: None
 
     def close(self) -> None:
-        """Close every stream, after the messages that were handed to it."""
         self._is_over = True
         if self._get is not None:
             self._get.stream.finish()
@@ -369,12 +356,10 @@ class HttpTransport(Generic[ResponsesT]):
                 self._get = None
 
     def cut_get(self) -> None:
-        """End the GET stream now: its credential is good no more."""
         if self._get is not None:
             self._get.cut()
 
     def come_back_after(self, seconds: float) -> None:
-        """Tell whoever reads the GET stream when to open it again after it has ended."""
         if self._get is not None and self.responses.primes:
             self._get.stream.push(retry_event(seconds))
 

@@ -24,13 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 def is_stdio(server: object) -> bool:
-    """Whether ``server`` says how to start a child process."""
     return isinstance(server, StdioServerParameters)
 
 
 class StdioDialer:
-    """Starts a child process per link."""
-
     def __init__(self, parameters: StdioServerParameters) -> None:
         self._parameters = parameters
         # Not the environment: it may hold credentials.

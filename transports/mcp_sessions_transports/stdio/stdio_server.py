@@ -51,8 +51,6 @@ def standard_streams() -> Generator[tuple[BinaryIO, BinaryIO]]:
 
 
 class StdioBinding:
-    """Serves the one client at the other end of standard input and output."""
-
     def __init__(self, served: Served) -> None:
         self._served = served
 

@@ -47,8 +47,6 @@ Every other key comes from the way of the handshake, and is set again on the way
 
 @dataclass(frozen=True, slots=True)
 class Authorized:
-    """The handshake reached the endpoint."""
-
     principal: Principal
     context: contextvars.Context
     """The context variables that were set on the way, such as the access token."""
@@ -56,8 +54,6 @@ class Authorized:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """It did not; this is what was answered instead."""
-
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
@@ -139,7 +135,6 @@ class _Asked:
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def here(self, scope: Scope, send: Send) -> None:
-        """It came to the endpoint, which is done with it."""
         self.reached = Authorized(self.principal_of(scope), contextvars.copy_context())
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})

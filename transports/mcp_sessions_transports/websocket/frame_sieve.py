@@ -43,7 +43,6 @@ class FrameSieve:
         self._dropped: deque[Outline] = deque()
 
     def dropped(self, frame: str | bytes) -> Outline | None:
-        """Return the outline of the message that a frame replaces; None: it replaces none."""
         return self._dropped.popleft() if frame == self._mark and self._dropped else None
 
     def feed(self, data: bytes) -> bytes:
@@ -60,7 +59,6 @@ class FrameSieve:
         return bytes(out)
 
     def _step(self, out: bytearray) -> bool:
-        """Take one piece; False: more bytes are needed."""
         if not self._is_open:
             return self._handshake(out)
         if self._passing:
@@ -133,7 +131,6 @@ class FrameSieve:
         return self._ended(out) if not length else True
 
     def _ended(self, out: bytearray) -> bool:
-        """A frame of a message that is not passed through is complete."""
         outline = self._outline
         if outline is not None and outline.size > self._limit * MOST:
             self._is_off = True

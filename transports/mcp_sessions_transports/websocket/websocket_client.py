@@ -116,11 +116,9 @@ class _LargeMessages:
             self._taken = max(self._taken, sent.size)
 
     def given_up(self, request_id: object) -> _Sent | None:
-        """Nobody waits for a request's answer, which may never come; it, if it was large."""
         return self._open.pop(request_id, None) if isinstance(request_id, (str, int)) else None
 
     def largest(self) -> _Sent | None:
-        """The one that was too large, if one was; None: none can have been."""
         largest = max((*self._open.values(), self._other), key=lambda sent: sent.size)
         return largest if largest.size > self._taken else None
 
@@ -273,14 +271,12 @@ class WebSocketLink:
             raise Failed(Failure(Cause.CUT, f"{self.name}: the WebSocket is closed")) from None
 
     def configure(self, settings: LinkSettings) -> None:
-        """Keep the headers for the handshake. Nothing else depends on the settings."""
         self._headers = settings.headers
 
     def listen(self) -> None:
         """Do nothing: every message comes on one stream."""
 
     def abandon(self, request_id: RequestId) -> None:
-        """Note that a late answer is to be dropped."""
         self._large.given_up(request_id)
 
     async def close(self, *, leave: bool) -> None:
@@ -323,8 +319,6 @@ class _Gone(asyncio.Transport):
 
 
 def _connection_of(most: int) -> type[_Connection]:
-    """The class of connections whose messages have at most so many bytes."""
-
     class Limited(_Connection):
         limit = most
 

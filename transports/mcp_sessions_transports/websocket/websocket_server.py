@@ -206,8 +206,6 @@ class WebSocketBinding:
 
 
 class Closing:
-    """Why a connection is being closed: the first reason counts."""
-
     def __init__(self) -> None:
         self.largest = 0
         """Bytes of the largest message that was sent."""
@@ -224,7 +222,6 @@ class Closing:
         self.largest = max(self.largest, size)
 
     def said(self) -> None:
-        """One of both sides said that it closes: it is not said again."""
         self._is_said = True
 
     async def say(self, send: Send) -> None:

@@ -104,11 +104,6 @@ class Authentication:
         )
 
     def around(self, endpoint: ASGIApp, denied: Denied) -> ASGIApp:
-        """Return the endpoint as clients with a credential reach it.
-
-        Args:
-            denied: Takes note of each request that was refused.
-        """
         metadata = build_resource_metadata_url(self._resource) if self._resource else None
         guarded = RequireAuthMiddleware(endpoint, self._scopes, metadata)
         noting = _Noting(guarded, frozenset(self._scopes), denied)
@@ -180,11 +175,6 @@ class SdkVerifier:
         self._then = then
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return what the first verifier that accepts the token says.
-
-        Raises:
-            CannotVerify: It is unknown for now whether the token is good.
-        """
         for verifier in self._verifiers:
             found = await verifier.verify(token)
             if found is not None:

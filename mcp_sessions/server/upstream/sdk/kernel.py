@@ -306,12 +306,6 @@ class SdkUpstream:
     def runner(
         self, connection: Connection, params: Mapping[str, Any] | None, known: Runner | None
     ) -> Runner:
-        """Return the SDK's runner for a request or notification of a connection.
-
-        Args:
-            params: The params of the message.
-            known: The connection's last runner. None: this is its first.
-        """
         if self._is_tracing:
             if known is not None:
                 return known

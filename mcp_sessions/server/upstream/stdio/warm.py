@@ -65,12 +65,6 @@ class WarmProcesses:
             )
 
     def change(self, count: int, idle: float) -> None:
-        """Keep processes of the changed command. Those that wait are of the one before, and end.
-
-        Args:
-            count: See :class:`WarmProcesses`.
-            idle: See there.
-        """
         self._count, self._idle = count, idle
         self._changes += 1
         ready, self._ready = list(self._ready), {}

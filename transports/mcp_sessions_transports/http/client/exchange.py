@@ -41,7 +41,6 @@ class Exchange:
     incoming: Incoming
 
     async def ask(self, message: Json, headers: Mapping[str, str]) -> Failure | None:
-        """Send a request and hand over its response; what is wrong if it has no answer."""
         try:
             return await self._ask(message, headers)
         except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
@@ -92,7 +91,6 @@ class Exchange:
     async def _read_answer(
         self, response: httpx2.Response, request_id: RequestId
     ) -> Failure | None:
-        """Hand over a response stream up to its answer; what is wrong if it has none."""
         last_id: str | None = None
         retry: int | None = None
         attempts = 0

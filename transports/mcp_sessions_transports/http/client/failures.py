@@ -118,7 +118,6 @@ def is_sse(response: httpx2.Response) -> bool:
 
 
 def unfollowed(response: httpx2.Response) -> str | None:
-    """Return the text for a redirect that was not followed; None: it is none."""
     onward = response.next_request
     if onward is None:
         return None

@@ -26,13 +26,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One link's.
-
-    Args:
-        tell: Reports to the client.
-        spawn: Starts a task of the link.
-    """
-
     requester: Requester
     policy: ReconnectPolicy
     tell: Callable[[Event], Awaitable[None]]
@@ -84,7 +77,6 @@ class Incoming:
             logger.info("the refusal of a question could not be sent: %s", failure.explanation)
 
     def too_large(self, what: str) -> Failure:
-        """A server's message that this side does not take: the request is answered so."""
         limit = self.policy.max_message
         logger.warning(
             "%s: a %s of more than %d bytes was dropped (ReconnectPolicy.max_message)",
@@ -98,7 +90,6 @@ class Incoming:
 
 
 def position(event: ReadEvent, before: str | None) -> str | None:
-    """The ``Last-Event-ID`` after an event; None: it has an id that cannot be sent."""
     if not event.id:
         return before
     return event.id if is_sendable(event.id) else None

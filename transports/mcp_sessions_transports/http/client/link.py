@@ -39,12 +39,6 @@ logger = logging.getLogger(__name__)
 
 
 class HttpDialer:
-    """Makes links to one URL.
-
-    Args:
-        draw: A random number from 0 to 1.
-    """
-
     def __init__(self, access: Access, draw: Callable[[], float] = random.random) -> None:
         self.target = without_credentials(access.url)
         self._access = access
@@ -116,14 +110,12 @@ class HttpLink:
             await self._tell(Unanswered(request_id, failure))
 
     def listen(self) -> None:
-        """Open the GET stream, if there is a transport session."""
         if self._requester.transport_session is None or self._tasks is None:
             return
         if self._notifications.begin():
             self._tasks.start_soon(self._notifications.read)
 
     def abandon(self, request_id: RequestId) -> None:
-        """Close the response stream."""
         scope = self._posts.pop(request_id, None)
         if scope is not None:
             scope.cancel()

@@ -43,12 +43,6 @@ def _may_have_been_served(error: Exception) -> bool:
 
 @dataclass(slots=True, eq=False)
 class NotificationStream:
-    """One link's.
-
-    Args:
-        draw: A random number from 0 to 1.
-    """
-
     _requester: Requester
     _incoming: Incoming
     _policy: ReconnectPolicy

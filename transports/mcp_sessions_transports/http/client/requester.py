@@ -37,8 +37,6 @@ def _trusted(cert_file: str | None, cert_dir: str | None) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Access:
-    """The address of a server, and the settings of requests to it."""
-
     url: str
     client: httpx2.AsyncClient | None
     """Used and never closed; None: each link has its own."""
@@ -60,7 +58,6 @@ class Requester:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Have a client, and close it if it is the link's own."""
         if self._client is not None:
             yield
             return
@@ -93,7 +90,6 @@ class Requester:
             self._version = version
 
     async def post(self, message: Json, headers: Mapping[str, str]) -> Failure | None:
-        """Send a notification or an answer: the server only takes it."""
         try:
             with anyio.fail_after(self._policy.connect_timeout):
                 async with self.stream("POST", message, headers) as response:
@@ -115,7 +111,6 @@ class Requester:
     async def stream(
         self, method: str, message: Json | None, headers: Mapping[str, str], *, silent: bool = False
     ) -> AsyncGenerator[httpx2.Response]:
-        """Send a request like `open`, and close the response at the end."""
         response = await self.open(method, message, headers, silent=silent)
         try:
             yield response

@@ -78,11 +78,6 @@ class SseReader:
         self._in_data = False
 
     def feed(self, chunk: bytes) -> list[ReadEvent]:
-        """The events that ``chunk`` completes.
-
-        Raises:
-            EventTooLarge: And nothing more may be fed.
-        """
         if not chunk:
             return []
         if self._after_cr and chunk.startswith(b"\n"):
@@ -125,7 +120,6 @@ class SseReader:
         self._data.clear()
 
     def _pass_over(self, outline: Outline, piece: bytes, *, ends: bool) -> ReadEvent | None:
-        """Take a piece of a line of an event that is too large; the event, if it ends it."""
         if self._in_data:
             outline.feed(piece)
         else:

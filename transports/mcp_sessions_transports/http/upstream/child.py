@@ -72,12 +72,6 @@ _ENDING: Final = 2.0
 
 
 class HttpChild(EitherEraChild):
-    """One session at a URL.
-
-    Args:
-        longest: Bytes of one of its messages.
-    """
-
     def __init__(self, wire: Wire, client: Client, longest: int) -> None:
         super().__init__(client)
         self._wire = wire
@@ -191,11 +185,6 @@ class HttpChild(EitherEraChild):
         return result
 
     async def _list_tools(self, params: Mapping[str, Any]) -> None:
-        """Read them as whoever sent that request.
-
-        Raises:
-            UpstreamError: They cannot be read.
-        """
         meta = {name: it for name, it in (meta_of(params) or {}).items() if name != "progressToken"}
         listed: dict[str, Any] = {"_meta": meta}
         for _ in range(_PAGES):

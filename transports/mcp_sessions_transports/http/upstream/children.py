@@ -39,7 +39,6 @@ class HttpChildren:
         self._tls: ssl.SSLContext | None = None
 
     async def start(self, place: Place, principal: Principal) -> Child:
-        """A session that did not begin yet."""
         server = self._server
         ask = partial(self._credential, principal)
         is_asked = server.auth is not None and not isinstance(server.auth, httpx2.Auth)

@@ -37,13 +37,10 @@ def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
 
 
 class ParamHeaders:
-    """Keeps the headers that calls of one server's tools repeat."""
-
     def __init__(self) -> None:
         self._tools: dict[str, Mapping[Path, str]] = {}
 
     def learn(self, listed: Mapping[str, Any]) -> None:
-        """Take what the result of a ``tools/list`` says."""
         tools: object = listed.get("tools")
         for tool in cast("list[object]", tools) if isinstance(tools, list) else []:
             members = members_of(tool)

@@ -19,8 +19,6 @@ logger = logging.getLogger(__name__)
 
 
 class InUse:
-    """A credential, as it goes with requests."""
-
     def __init__(self, given: Credential) -> None:
         self.headers: Mapping[str, str] = given if isinstance(given, Mapping) else {}
         self.auth = given if isinstance(given, httpx2.Auth) else None

@@ -45,8 +45,6 @@ the next request."""
 
 
 class Opens(Protocol):
-    """Sends an HTTP request: see :meth:`Wire.request`."""
-
     def __call__(
         self,
         method: str,
@@ -63,8 +61,6 @@ class _Left(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Session:
-    """The shared state of one session's exchanges."""
-
     opens: Opens
     check: Callable[[httpx2.Response], Awaitable[None]]
 
@@ -138,7 +134,6 @@ class Exchange:
         return self._last_id is not None and not self._waiting.future.done()
 
     async def _read(self, response: httpx2.Response) -> None:
-        """Take what a response brings, until it ends."""
         async with aclosing(events_of(response, self._session.longest)) as events:
             while (event := await self._in_time(anext(events, None))) is not None:
                 self._last_id = position(event, self._last_id)
@@ -150,7 +145,6 @@ class Exchange:
                 await self._session.hear(event, self._waiting)
 
     async def _fetch_on(self) -> None:
-        """Fetch what the response has after an event."""
         self._attempts = 0
         while self._attempts < _REOPENED and self._is_to_be_fetched_on:
             self._attempts += 1

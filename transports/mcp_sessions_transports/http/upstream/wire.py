@@ -80,11 +80,6 @@ class Wire:
         self._silence = silence
 
     def joined(self, response: httpx2.Response) -> None:
-        """The server began a session with that response, if it has any.
-
-        Raises:
-            UpstreamError: Its id cannot be sent.
-        """
         given = response.headers.get(SESSION_HEADER)
         if given and not is_sendable(given):
             raise refused("its session has an id that cannot be sent")
@@ -219,7 +214,6 @@ class Wire:
 
 
 def refused(why: str) -> UpstreamError:
-    """The server was not asked, or did not run what it was asked."""
     data = {"reason": NOT_STARTED, "started": False}
     return UpstreamError(error_body(INTERNAL_ERROR, f"the server cannot be asked: {why}", data))
 
@@ -237,9 +231,6 @@ async def pieces_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
 
 
 async def events_of(response: httpx2.Response, longest: int) -> AsyncGenerator[ReadEvent]:
-    """The events of a response; of one of more than ``longest`` bytes an outline. See
-    :func:`pieces_of`.
-    """
     reader, time_slice = SseReader(max_bytes=longest, drops=True), TimeSlice()
     async with aclosing(pieces_of(response)) as chunks:
         async for chunk in chunks:
