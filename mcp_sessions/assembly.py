@@ -349,7 +349,9 @@ class Assembly:
 
 def _check_conversations(store: SessionStore, security: SessionSecurity) -> None:
     if not store.remembers:
-        raise ConfigurationError("conversations need a store; this layer has none")
+        raise ConfigurationError(
+            "conversations need a store: make the layer with one instead of store=None"
+        )
     if security.is_ephemeral and (store.survives_process or store.exchange is not None):
         raise ConfigurationError(
             "the sessions of conversations outlive this process, but the keys by which they are "

@@ -101,14 +101,19 @@ class SessionRequired(SessionsError):
     """``current_session()`` was called outside of a session."""
 
     def __str__(self) -> str:
-        return "no session here: the request belongs to none (current_session(default=None) asks)"
+        return (
+            "this request belongs to no session: call current_session(default=None) if that may be"
+        )
 
 
 class DataConflict(SessionsError):
     """``session.data`` was changed by somebody else during the edit; nothing was stored."""
 
     def __str__(self) -> str:
-        return "session.data was changed elsewhere during this edit; read it again and retry"
+        return (
+            "another request changed session.data during this edit, and nothing was stored: "
+            "read it again, and repeat the edit"
+        )
 
 
 class StateTooLarge(SessionsError):

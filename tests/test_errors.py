@@ -165,7 +165,7 @@ def test_the_repr_of_a_wire_error_is_as_safe_in_a_log_as_its_sentence() -> None:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (SessionRequired(), "no session here"),
+        (SessionRequired(), "belongs to no session"),
         (DataConflict(), "retry"),
         (StateTooLarge(5_000, 4_096), "5000 characters of at most 4096"),
         (ReplayRefused(Refusal.AHEAD), "ahead"),

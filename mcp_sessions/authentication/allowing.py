@@ -39,8 +39,8 @@ class Allowed:
     def __init__(self, patterns: Sequence[str], *, verifies_mail: bool) -> None:
         if not patterns:
             raise ConfigurationError(
-                "--auth lets in every user of the provider: give --allow '*@example.com', "
-                "--allow login:NAME or --allow group:NAME, or write --allow '*'"
+                "--auth without --allow would admit every user of the provider: give --allow "
+                "'*@example.com', --allow login:NAME, --allow group:NAME, or --allow '*' for all"
             )
         self._all = "*" in patterns
         self._verifies_mail = verifies_mail

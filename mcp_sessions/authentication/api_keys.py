@@ -100,7 +100,7 @@ class ApiKeys:
         if self._failed_at is None:
             self._failed_at = now
             logger.error(
-                "the file of API keys cannot be read, and the keys before count for %d s: %s",
+                "the file of API keys cannot be read; the keys read before stay valid for %d s: %s",
                 KEPT,
                 failed,
             )

@@ -47,12 +47,12 @@ def credential_of(claims: Mapping[str, Any], issuer: str, now: float) -> Credent
     if expires is not None and expires + LEEWAY <= now:
         raise Refused(f"it expired {now - expires:.0f} s ago by the clock of this machine")
     if begins is not None and begins - LEEWAY > now:
-        raise Refused(f"it begins in {begins - now:.0f} s by the clock of this machine")
+        raise Refused(f"it is not valid for {begins - now:.0f} s yet by the clock of this machine")
     if "cnf" in claims:
-        raise Refused("it is bound to a key of its client")
+        raise Refused("it is bound to a key of its client (cnf), which is not supported")
     subject: Any = claims.get("sub")
     if not isinstance(subject, str) or not subject:
-        raise Refused("it names no subject")
+        raise Refused("it has no subject (sub)")
     clients = (claims.get(each) for each in ("client_id", "azp", "cid"))
     client = next((each for each in clients if isinstance(each, str) and each), None)
     ends = expires + LEEWAY if expires is not None else None
@@ -64,7 +64,7 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e12:
-        raise Refused(f"its {name} is no time")
+        raise Refused(f"its {name} is no number of seconds")
     return float(value)
 
 

@@ -67,7 +67,7 @@ async def _object(
     try:
         value: Any = json.loads(body)
     except (ValueError, RecursionError):
-        raise FetchFailed(f"{url} answers no JSON") from None
+        raise FetchFailed(f"{url} does not answer with JSON") from None
     if not isinstance(value, dict):
-        raise FetchFailed(f"{url} answers no JSON object")
+        raise FetchFailed(f"{url} does not answer with a JSON object")
     return cast("dict[str, Any]", value)

@@ -91,7 +91,9 @@ class IntrospectionEndpoint:
         except TimeoutError:
             raise FetchFailed(f"{self.url} did not answer within {WITHIN:g} s") from None
         if answer["active"]:
-            raise FetchFailed(f"{self.url} says that a made-up token is active")
+            raise FetchFailed(
+                f"{self.url} says that an invented token is active, so it checks nothing"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,16 +237,16 @@ class Introspection:
         if not answer["active"]:
             raise Refused("the authorization server says that it is not active")
         if answer.get("iss", self._issuer) != self._issuer:
-            raise Refused("it is of another issuer")
+            raise Refused("its issuer (iss) is not the one that this server accepts")
         given: Any = answer.get("aud")
         named = cast("list[Any]", given) if isinstance(given, list) else [given]
         if not any(each in self._audiences for each in named):
-            raise Refused("it is for another audience")
+            raise Refused("its audience (aud) is not the one of this server")
         kind, use = answer.get("token_type"), answer.get("token_use")
         if isinstance(kind, str) and kind.lower() not in ("bearer", "access_token"):
-            raise Refused("it is no bearer token")
+            raise Refused("its token_type is not Bearer")
         if use not in (None, "access_token"):
-            raise Refused("it is no access token")
+            raise Refused("its token_use is not access_token")
         return credential_of(answer, self._issuer, self._clock())
 
 

@@ -123,7 +123,7 @@ class Issuer:
         """Return its keys as they are now, by their ids.
 
         Raises:
-            FetchFailed: The issuer is away, or has no key that can be used.
+            FetchFailed: The issuer is away, or publishes no key that can be used.
         """
         try:
             async with asyncio.timeout(WITHIN):
@@ -131,7 +131,7 @@ class Issuer:
         except TimeoutError:
             raise FetchFailed(f"{self.url} did not answer within {WITHIN:g} s") from None
         if not entries:
-            raise FetchFailed(f"{self.url} has no key that can be used")
+            raise FetchFailed(f"{self.url} publishes no key that can be used")
         return entries
 
     async def _renew(self) -> None:
@@ -159,7 +159,9 @@ class Issuer:
                 said.append(str(failed))
                 continue
             if document.get("issuer") != self.url:
-                raise FetchFailed(f"{url} is of another issuer than {self.url}")
+                raise FetchFailed(
+                    f"{url} names another issuer than {self.url}: set the issuer as it is there"
+                )
             address = document.get("jwks_uri")
             if isinstance(address, str) and is_safe(address):
                 return address

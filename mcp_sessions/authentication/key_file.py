@@ -79,10 +79,15 @@ def minted(name: str, scopes: Sequence[str], now: float, lasts: float | None) ->
         ConfigurationError: The name or a scope has characters that it cannot have.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigurationError("the name of a key is 1 to 100 printable ASCII characters")
+        raise ConfigurationError(
+            "the name of a key must have 1 to 100 printable ASCII characters: choose another"
+        )
     for scope in scopes:
         if not _SCOPE.fullmatch(scope):
-            raise ConfigurationError(f"{scope!r} is no scope: it has a space, a quote or the like")
+            raise ConfigurationError(
+                f"the scope {scope!r} has a space or another character that scopes cannot have: "
+                "give each scope by its own --scope"
+            )
     key_id = secrets.token_hex(4)
     key = f"{PREFIX}{key_id}_{secrets.token_hex(32)}"
     expires_at = None if lasts is None else int(now + lasts)
@@ -123,7 +128,9 @@ def read(path: str, *, by_command: bool = False) -> tuple[dict[str, ApiKey], Sta
         finally:
             os.close(file)
     if len(text) > LARGEST:
-        raise ConfigurationError(f"{path}: more than {LARGEST} bytes")
+        raise ConfigurationError(
+            f"{path}: the file has more than {LARGEST} bytes, and no file of keys has: name another"
+        )
     return _parsed(path, text), _stamp(status)
 
 
@@ -140,7 +147,7 @@ def change(path: str, edit: Callable[[list[ApiKey]], list[ApiKey]]) -> None:
         members = [asdict(key) for key in edit(keys)]
         text = json.dumps({"version": _VERSION, "keys": members}, indent=1).encode() + b"\n"
         if len(text) > LARGEST:
-            raise ConfigurationError(f"{path}: there is no room for another key")
+            raise ConfigurationError(f"{path}: the file is full: revoke keys that nobody uses")
         # Made with mode 0600.
         file, beside = tempfile.mkstemp(prefix=".keys-", dir=os.path.dirname(place))
         try:
@@ -171,7 +178,9 @@ def _alone(place: str, path: str) -> Generator[None]:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigurationError(f"{path}: another command changes it now, try again") from None
+            raise ConfigurationError(
+                f"{path}: another command is changing the file: run this one again"
+            ) from None
         yield
     finally:
         os.close(folder)
@@ -193,7 +202,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 def _check_status(path: str, status: os.stat_result, *, by_command: bool) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigurationError(f"{path}: it is a folder, a pipe or the like, and no file")
+        raise ConfigurationError(f"{path}: this is a folder or a pipe: name a file")
     mode = stat.S_IMODE(status.st_mode)
     if os.name != "posix":
         return
@@ -201,7 +210,8 @@ def _check_status(path: str, status: os.stat_result, *, by_command: bool) -> Non
     if mode & (0o077 if is_own else 0o037):
         good = "600" if is_own else "440"
         raise ConfigurationError(
-            f"{path}: other users may read or change it (mode {mode:04o}): chmod {good} {path}"
+            f"{path}: other users may read or change the file (mode {mode:04o}): "
+            f"run chmod {good} {path}"
         )
 
 
@@ -219,16 +229,24 @@ def _parsed(path: str, text: bytes) -> dict[str, ApiKey]:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
         # The error leaves out the text.
-        raise ConfigurationError(f"{path}: it is no JSON, or only a part of the file") from None
+        raise ConfigurationError(
+            f"{path}: the file is not complete, or no JSON: restore it from a copy"
+        ) from None
     members = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     entries: Any = members.get("keys")
     if members.get("version") != _VERSION or not isinstance(entries, list):
-        raise ConfigurationError(f"{path}: it is not a file that `mcp-sessions keys add` made")
+        raise ConfigurationError(
+            f"{path}: this is no file of API keys: name another, or make one with "
+            "`mcp-sessions keys add`"
+        )
     keys: dict[str, ApiKey] = {}
     for number, entry in enumerate(cast("list[Any]", entries), 1):
         key = _key(entry)
         if key is None or key.id in keys:
-            raise ConfigurationError(f"{path}: entry {number} is not one that `keys add` made")
+            raise ConfigurationError(
+                f"{path}: entry {number} is no API key: remove the entry, and add the key again "
+                "with `mcp-sessions keys add`"
+            )
         keys[key.id] = key
     return keys
 

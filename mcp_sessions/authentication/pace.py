@@ -49,7 +49,7 @@ class Pace:
         if 0 <= now - self._said_at < _LOG_EVERY:
             return
         logger.warning(
-            "more than %d credentials are refused in a second: the answers wait, %d so far",
+            "more than %d credentials were refused in a second: refusals are delayed, %d so far",
             RATE,
             self._waited,
         )

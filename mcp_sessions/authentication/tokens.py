@@ -74,17 +74,17 @@ class Tokens:
         try:
             header = jwt.get_unverified_header(token)
         except (jwt.PyJWTError, ValueError, RecursionError):
-            raise Refused("it is no JWT") from None
+            raise Refused("it is no JWT; opaque tokens need introspection") from None
         algorithm, kid = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in _ALLOWED:
-            raise Refused("its algorithm is not allowed")
+            raise Refused("its signature algorithm is not accepted here")
         if "crit" in header:
-            raise Refused("it has an extension that is not known here")
+            raise Refused("its header has an extension (crit), and none is supported")
         if kid is not None and not isinstance(kid, str):
-            raise Refused("it is no JWT")
+            raise Refused("it is no JWT; opaque tokens need introspection")
         key = await self._issuer.key(kid, algorithm)
         if key is None:
-            raise Refused("the issuer has no such key")
+            raise Refused("the issuer publishes no such key as the one that signed it")
         try:
             claims = jwt.decode(
                 token,
@@ -101,9 +101,9 @@ class Tokens:
                 },
             )
         except jwt.InvalidAudienceError:
-            raise Refused("it is for another audience") from None
+            raise Refused("its audience (aud) is not the one of this server") from None
         except jwt.InvalidIssuerError:
-            raise Refused("it is of another issuer") from None
+            raise Refused("its issuer (iss) is not the one that this server accepts") from None
         except jwt.InvalidSignatureError:
             raise Refused("its signature is wrong") from None
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as wrong:

@@ -92,7 +92,7 @@ def check_options(options: argparse.Namespace) -> None:
     if asks is not None and options.no_auth:
         raise ConfigurationError(f"--no-auth: {asks} asks for a credential; leave out one of them")
     if options.auth_scope and asks is None:
-        raise ConfigurationError("--auth-scope goes with --api-keys, --auth-issuer or --auth")
+        raise ConfigurationError("--auth-scope needs --api-keys, --auth-issuer or --auth: add one")
     _check_provider(options)
     if bool(options.auth_issuer) != bool(options.auth_audience):
         raise ConfigurationError(
@@ -102,20 +102,24 @@ def check_options(options: argparse.Namespace) -> None:
     if options.auth_introspect:
         if not options.auth_issuer:
             raise ConfigurationError(
-                "--auth-introspect goes with --auth-issuer, which clients need to get a token"
+                "--auth-introspect needs --auth-issuer URL, which clients need to get a token"
             )
         checked_url("--auth-introspect", options.auth_introspect)
     if options.auth_issuer:
         checked_url("--auth-issuer", options.auth_issuer)
         if SERVER in options.auth_audience and options.config is None:
-            raise ConfigurationError(f"--auth-audience: {SERVER} goes with --config")
+            raise ConfigurationError(
+                f"--auth-audience: {SERVER} is only for --config: leave it out"
+            )
         checked_url("--auth-audience", options.auth_audience.replace(SERVER, "server"))
 
 
 def _check_provider(options: argparse.Namespace) -> None:
     if not options.auth:
         if options.allow:
-            raise ConfigurationError("--allow goes with --auth PROVIDER")
+            raise ConfigurationError(
+                "--allow needs --auth PROVIDER: name the provider of these users"
+            )
         return
     for name, given in (("--auth-issuer", options.auth_issuer), ("--config", options.config)):
         if given:

@@ -174,7 +174,7 @@ def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer
         raise ConfigurationError(f"type: stdio or http, not {kind!r}")
     foreign = sorted(members.keys() & (_OF_COMMAND | _OF_URL) - _TYPES[kind])
     if foreign:
-        raise ConfigurationError(f"{foreign[0]} goes with another type than {kind}")
+        raise ConfigurationError(f"{foreign[0]} is not for servers of type {kind}: leave it out")
     own = {each: members[each] for each in _OURS if each in members}
     for each, value in own.items():
         number = (int, float) if each in ("childIdle", "startTimeout") else int
@@ -184,7 +184,7 @@ def _server(members: dict[str, Any], given: Mapping[str, Any]) -> ExternalServer
     options = {**given, **{_OURS[each]: value for each, value in own.items()}}
     options |= _needed_scopes(members.get("auth"))
     if _TYPES[kind] is _OF_URL and "warm" in members:
-        raise ConfigurationError("warm goes with another type than http")
+        raise ConfigurationError("warm is only for commands: leave it out")
     try:
         return _made(members, _TYPES[kind] is _OF_URL, options)
     except ConfigurationError as failed:

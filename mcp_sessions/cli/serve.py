@@ -178,7 +178,9 @@ def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
 
 def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if os.name != "posix":
-        raise ConfigurationError("--workers: this system cannot share a socket between processes")
+        raise ConfigurationError(
+            "--workers: this system cannot share a socket between processes: leave out --workers"
+        )
     import asyncio
 
     from mcp_sessions.cli.workers import Workers
@@ -218,9 +220,8 @@ def _work(options: argparse.Namespace, layer: SessionLayer, store: str) -> int:
 def _joined(options: argparse.Namespace, stores: Sequence[SessionStore], named: str) -> Worker:
     if any(store.remembers and store.exchange is None for store in stores):
         raise ConfigurationError(
-            "--workers needs a store that processes share, such as redis://localhost: of the "
-            f"sessions in {named} other workers know nothing, and any of them may get a "
-            "client's next request"
+            f"--workers: the processes do not share the store {named}, so a client's next request "
+            "may not find its session: give --store a Redis, such as redis://localhost"
         )
     from mcp_sessions.cli.workers import Worker
 
@@ -268,7 +269,9 @@ def _layer(options: argparse.Namespace) -> tuple[SessionLayer, str]:
         "--auth-issuer": options.auth_issuer,
     }
     if options.store is not None and SERVER in options.store:
-        raise ConfigurationError(f"--store: {SERVER} is the name of a server of a --config file")
+        raise ConfigurationError(
+            f"--store: {SERVER} stands for a server of a --config file: leave it out of the URL"
+        )
     store = open_store(options.store if options.store is not None else DEFAULT_STORE)
 
     loaded = external_server(options)

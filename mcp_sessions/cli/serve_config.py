@@ -50,8 +50,8 @@ def layer_maker(
     """
     if SERVER not in store and store != "memory://":
         raise ConfigurationError(
-            f"--store: each server of the file has a store of its own: write {SERVER} where its "
-            "name is to stand, as in sqlite:///{server}.db or redis://host?namespace={server}"
+            f"--store: each server of the --config file needs its own store: put {SERVER} into "
+            "the URL, such as sqlite:///{server}.db or redis://host?namespace={server}"
         )
     security = SessionSecurity.default(sign_only=True) if options.readable_state else None
     authentication = authenticating(options)

@@ -58,24 +58,22 @@ def parsed(
     target: str = options.target or ""
     program = program_of(target)
     if not command and program is not None:
-        quotes = ", unquoted" if program != target else ""
-        parser.error(f"a command stands after --{quotes}: mcp-sessions serve -- {program} ...")
+        quotes = ", without quotes" if program != target else ""
+        parser.error(f"write a command after --{quotes}: mcp-sessions serve -- {program} ...")
     if has_scheme(target) and not is_url(target):
         raise ConfigurationError(wrong_address(target, HTTP))
     if more:
         near = nearest(parser, more[0])
-        hint = f"; did you mean {near}?" if near is not None else ""
-        parser.error(f"unrecognized arguments: {' '.join(more)}{hint}")
+        hint = f"did you mean {near}?" if near is not None else "--help lists all options"
+        parser.error(f"unrecognized arguments: {' '.join(more)}; {hint}")
     if options.config is not None:
         if options.target is not None or command:
-            parser.error("either --config or one server is served, not both")
+            parser.error("--config serves the servers of its file: leave out the other server")
         options = argparse.Namespace(**{**vars(options), "target": options.config})
     elif options.target is None and not command:
-        parser.error(
-            "the following arguments are required: TARGET or -- COMMAND, a URL or --config"
-        )
+        parser.error("no server to serve: give TARGET, a URL, --config FILE or -- COMMAND")
     elif options.target is not None and command:
-        parser.error(f"either {options.target} or a command is served, not both")
+        parser.error(f"only one server is served: leave out {options.target}, or the command")
     if command:
         # It is for the log. Later arguments may be a secret.
         options = argparse.Namespace(**{**vars(options), "target": command[0]})
@@ -111,8 +109,8 @@ def wants_json(arguments: Sequence[str]) -> bool:
 def _check(options: argparse.Namespace) -> None:
     if options.allowed_origin and not options.allowed_host and not is_loopback(options.host):
         raise ConfigurationError(
-            f"--allowed-origin on --host {options.host} also needs --allowed-host NAME: "
-            "what checks the one header checks the other"
+            f"--allowed-origin on --host {options.host} needs --allowed-host NAME, too: "
+            "give the name that clients call"
         )
     access.check_options(options)
     more = {
@@ -122,10 +120,14 @@ def _check(options: argparse.Namespace) -> None:
     }
     given = [name for name, value in more.items() if value]
     if given and not options.conversations:
-        raise ConfigurationError(f"{given[0]} goes with --conversations")
+        raise ConfigurationError(
+            f"{given[0]} needs --conversations: add it, or leave out {given[0]}"
+        )
     is_external = bool(options.command or options.url or options.config)
     if options.config is not None and options.stdio:
-        raise ConfigurationError("--config serves several servers, on HTTP: not with --stdio")
+        raise ConfigurationError(
+            "--stdio serves one server, --config serves several over HTTP: leave out one of them"
+        )
     for names, fits, what in (
         (COMMAND_OPTIONS, bool(options.command), "-- COMMAND"),
         (URL_OPTIONS, bool(options.url), "a URL"),
@@ -133,18 +135,24 @@ def _check(options: argparse.Namespace) -> None:
     ):
         given = [name for name in names if getattr(options, name) is not None]
         if given and not fits:
-            raise ConfigurationError(f"--{given[0].replace('_', '-')} goes with {what}")
+            name = f"--{given[0].replace('_', '-')}"
+            raise ConfigurationError(f"{name} is only for {what}: leave it out for this server")
     if options.health is not None and options.path.endswith(("/healthz", "/readyz")):
         if options.path.rpartition("/")[0] == options.health.rstrip("/"):
-            raise ConfigurationError("--path is that of a health check, see --health")
+            raise ConfigurationError(
+                f"--path {options.path} is the path of a health check: choose another --path, or "
+                "another --health"
+            )
     if options.stdio and options.workers is not None:
-        raise ConfigurationError("--workers: standard input and output belong to one process")
+        raise ConfigurationError("--workers: --stdio needs one process: leave out one of them")
     if options.stdio and options.audit == "-":
-        raise ConfigurationError("--audit -: standard output is the client's; name a file")
+        raise ConfigurationError(
+            "--audit -: with --stdio, the standard output belongs to the client: name a file"
+        )
     if options.reload_config and options.config is None:
-        raise ConfigurationError("--reload-config goes with --config")
+        raise ConfigurationError("--reload-config needs --config FILE: name the file to reload")
     if options.ssl_keyfile is not None and options.ssl_certfile is None:
-        raise ConfigurationError("--ssl-keyfile goes with --ssl-certfile")
+        raise ConfigurationError("--ssl-keyfile needs --ssl-certfile FILE: name the certificate")
     if options.stdio and options.port is None:
         given = {
             "--allowed-host": options.allowed_host,
@@ -161,7 +169,7 @@ def _check(options: argparse.Namespace) -> None:
         refused = [name for name, value in given.items() if value]
         if refused:
             raise ConfigurationError(
-                f"{' '.join(refused)}: for HTTP, and --stdio without --port serves none"
+                f"{' '.join(refused)}: --stdio serves no HTTP: add --port, or leave out the option"
             )
 
 

@@ -79,7 +79,7 @@ def split_target(target: str) -> tuple[str, str | None]:
     if target.endswith((".js", ".mjs", ".cjs", ".ts", ".sh")) or target.startswith("@"):
         hint = "; a server in another language is a command: -- COMMAND [ARG ...]"
     if len(target.split()) > 1:
-        hint = f"; a command stands after --, unquoted: -- {target.split()[0]} ..."
+        hint = f"; write a command after --, without quotes: -- {target.split()[0]} ..."
     raise ConfigurationError(f"TARGET must be {SHAPE}, not {target!r}{hint}")
 
 

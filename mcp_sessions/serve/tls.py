@@ -113,7 +113,7 @@ def certificate_of(certfile: str | None, keyfile: str | None) -> Certificate | N
     if certfile is not None:
         return Certificate(certfile, keyfile, time.time)
     if keyfile is not None:
-        raise ConfigurationError("ssl_keyfile goes with ssl_certfile")
+        raise ConfigurationError("ssl_keyfile needs ssl_certfile: name the certificate")
     return None
 
 

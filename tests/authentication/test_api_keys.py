@@ -114,7 +114,7 @@ async def test_a_file_that_cannot_be_read_any_more_counts_for_a_minute(
         keys.clock.now += 1
     assert await keys.verifier.verify("another kind of token") is None
     [first, second] = [record.getMessage() for record in caplog.records]
-    assert "the file of API keys cannot be read, and the keys before count for 60 s" in first
+    assert "the file of API keys cannot be read; the keys read before stay valid for 60 s" in first
     assert str(keys.path) in first and keys.key not in caplog.text
     assert second == "no API key is accepted until the file of keys can be read"
 

@@ -99,9 +99,9 @@ async def test_an_object_is_returned(site: tuple[Site, str]) -> None:
     ("path", "said"),
     [
         ("/redirects", "answers 302"),
-        ("/html", "answers no JSON"),
-        ("/list", "answers no JSON object"),
-        ("/deep", "answers no JSON"),
+        ("/html", "does not answer with JSON"),
+        ("/list", "does not answer with a JSON object"),
+        ("/deep", "does not answer with JSON"),
         ("/large", f"more than {LARGEST} bytes"),
         ("/endless", f"more than {LARGEST} bytes"),
     ],

@@ -328,7 +328,7 @@ async def test_a_made_up_token_that_is_active_is_a_fault(
     monkeypatch.setattr(introspection, "post_form", server.post)
     await endpoint.try_once()
     server.tokens["mcp-sessions-check"] = {"active": True}
-    with pytest.raises(FetchFailed, match="a made-up token is active"):
+    with pytest.raises(FetchFailed, match="an invented token is active"):
         await endpoint.try_once()
     server.takes = 60
     with pytest.raises(FetchFailed, match="did not answer within 10 s"):

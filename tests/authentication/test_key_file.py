@@ -234,7 +234,7 @@ def test_two_commands_do_not_change_it_at_once(path: str) -> None:
     add(path)
 
     def slow(keys: list[ApiKey]) -> list[ApiKey]:
-        with pytest.raises(ConfigurationError, match="another command changes it now"):
+        with pytest.raises(ConfigurationError, match="another command is changing the file"):
             add(path)
         return keys
 

@@ -57,6 +57,6 @@ async def test_it_is_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None
     await asyncio.sleep(60)
     await answered(pace, 1_000)
     said = [record.getMessage() for record in caplog.records]
-    begin = f"more than {RATE} credentials are refused in a second: the answers wait"
+    begin = f"more than {RATE} credentials were refused in a second: refusals are delayed"
     waiting = 1_000 - RATE - 1
     assert said == [f"{begin}, 1 so far", f"{begin}, {waiting} so far"]

@@ -327,5 +327,5 @@ async def test_refusals_are_one_line_a_minute(
     said = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
     assert said == [
         "1 tokens were refused; the last one: it expired 300 s ago by the clock of this machine",
-        "10 tokens were refused; the last one: it is for another audience",
+        "10 tokens were refused; the last one: its audience (aud) is not the one of this server",
     ]

@@ -69,7 +69,9 @@ def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_served(
     assert "Is a directory" in refusal(capsys, target, "--audit", str(here))
     os.mkfifo(here / "fifo")
     assert "--audit" in refusal(capsys, target, "--audit", str(here / "fifo"))
-    assert "standard output is the client's" in refusal(capsys, target, "--stdio", "--audit", "-")
+    assert "the standard output belongs to the client" in refusal(
+        capsys, target, "--stdio", "--audit", "-"
+    )
 
 
 def test_only_its_owner_may_read_a_file_that_it_makes(tmp_path: Path) -> None:

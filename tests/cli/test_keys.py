@@ -209,7 +209,7 @@ async def test_a_websocket_needs_a_key(here: Path, capsys: pytest.CaptureFixture
         (("--api-keys", "none", *COMMAND), "make it with mcp-sessions keys add NAME --file none"),
         (("--api-keys", ".", *COMMAND), "--api-keys .: it is a folder"),
         (("--api-keys", FILE, "--no-auth", *COMMAND), "leave out one of them"),
-        (("--auth-scope", "use", *COMMAND), "--auth-scope goes with --api-keys"),
+        (("--auth-scope", "use", *COMMAND), "--auth-scope needs --api-keys"),
         (("--stdio", "--api-keys", FILE, *COMMAND), "--stdio without --port serves none"),
         (("--api-keys", FILE, "layer.py"), "is a SessionLayer"),
         (("--api-keys", FILE, "guarded.py"), "authentication of its own"),
@@ -238,4 +238,4 @@ def test_check_says_that_clients_need_a_key(capsys: pytest.CaptureFixture[str]) 
     assert f"access      clients with a key of {FILE}\n" in capsys.readouterr().out
     os.chmod(FILE, 0o644)
     assert main(["serve", "--check", *given, *COMMAND]) == 2
-    assert "other users may read or change it" in capsys.readouterr().out
+    assert "other users may read or change the file" in capsys.readouterr().out

@@ -67,19 +67,19 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a grace below zero": (["serve", "a:b", "--grace=-1"], "seconds, 0 or more, not '-1'"),
     "a health check in the way": (
         ["serve", "a:b", "--path", "/x/healthz", "--health", "/x"],
-        "--path is that of a health check",
+        "is the path of a health check",
     ),
     "one for everything, of none": (
         ["serve", "a:b", "--per-principal"],
-        "--per-principal goes with --conversations",
+        "--per-principal needs --conversations",
     ),
     "ids of a platform, of no conversations": (
         ["serve", "a:b", "--platform-ids"],
-        "--platform-ids goes with --conversations",
+        "--platform-ids needs --conversations",
     ),
     "a handle, of no conversations": (
         ["serve", "a:b", "--handle", "add"],
-        "--handle goes with --conversations",
+        "--handle needs --conversations",
     ),
     "no events": (["serve", "a:b", "--max-events", "0"], "above 0, not '0'"),
     "half an event": (["serve", "a:b", "--max-events", "1.5"], "above 0, not '1.5'"),

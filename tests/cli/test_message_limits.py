@@ -50,7 +50,7 @@ async def test_a_large_message_passes_each_way_up_to_its_limit(tmp_path: Path) -
     [
         (
             ("app.py", "--max-answer", "1000"),
-            "--max-answer goes with -- COMMAND, a URL or --config",
+            "--max-answer is only for -- COMMAND, a URL or --config",
         ),
         (("app.py", "--max-message", "0"), "must be a whole number above 0"),
         (("app.py", "--max-message", "5MB"), "must be a whole number above 0"),

@@ -136,7 +136,11 @@ def test_a_server_of_the_command_line_replaces_a_file_of_servers() -> None:
         ("MCP_SESSIONS_LOG_LEVEL", "loud", "MCP_SESSIONS_LOG_LEVEL: must be one of debug"),
         ("MCP_SESSIONS_LOG_FORMAT", "xml", "MCP_SESSIONS_LOG_FORMAT: must be one of text"),
         ("MCP_SESSIONS_ALLOWED_ORIGIN", "https://a||b", "MCP_SESSIONS_ALLOWED_ORIGIN: must be an"),
-        ("MCP_SESSIONS_HEADER", "A: 1", "--header goes with a URL (set by MCP_SESSIONS_HEADER)"),
+        (
+            "MCP_SESSIONS_HEADER",
+            "A: 1",
+            "--header is only for a URL: leave it out for this server (set by MCP_SESSIONS_HEADER)",
+        ),
         ("MCP_SESSIONS_STORE", "floppy://a/b", "(set by MCP_SESSIONS_STORE)"),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_store_of_each_server_is_refused_where_there_is_one(
 ) -> None:
     """It made a file of that name."""
     line = refusal(capsys, "bare_app.py", "--store", "sqlite:///{server}.db")
-    assert "--store: {server} is the name of a server of a --config file" in line
+    assert "--store: {server} stands for a server of a --config file" in line
     assert not list(here.glob("*.db"))
 
 

@@ -126,13 +126,13 @@ def test_of_several_workers_the_first_tries() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--lazy", "app.py"], "--lazy goes with -- COMMAND"),
+        (["--lazy", "app.py"], "--lazy is only for -- COMMAND"),
         (["--", "no-such-command", "x"], "command not found: no-such-command"),
         (["--warm", "0", "--", "no-such-command"], "command not found: no-such-command"),
         (["--", "no-such -y x"], "its arguments stand by themselves: 'no-such', ..."),
         (["--", CHILD], f"not an executable file: {CHILD}"),
         (["--cwd", "/no/such/place", *COMMAND], "cwd: no such directory: /no/such/place"),
-        (["--per", "session", "app.py"], "--per goes with -- COMMAND"),
+        (["--per", "session", "app.py"], "--per is only for -- COMMAND"),
     ],
 )
 def test_what_is_wrong_with_a_command_is_one_line_at_once(
@@ -189,7 +189,7 @@ def test_who_forgets_what_stands_before_a_command_is_told(
         main(["serve", "--port", "0", "cat", *more])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "a command stands after --: mcp-sessions serve -- cat ..." in error
+    assert "write a command after --: mcp-sessions serve -- cat ..." in error
     assert error.count("\n") == 1
 
 
@@ -201,7 +201,7 @@ def test_a_quoted_command_line_is_told_to_stand_after_two_dashes(
         main(["serve", quoted])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "a command stands after --, unquoted: mcp-sessions serve -- cat ..." in error
+    assert "write a command after --, without quotes: mcp-sessions serve -- cat ..." in error
     assert error.count("\n") == 1
 
 

@@ -210,9 +210,9 @@ def test_what_hosts_write_is_read(
         ({**ENTRY, "warm": True}, "a: warm must be a whole number"),
         ({**ENTRY, "childIdle": "1"}, "a: childIdle must be a number"),
         ({**ENTRY, "childIdle": 1e999}, "a: childIdle must be a number of seconds"),
-        ({"url": "https://host/", "warm": 1}, "a: warm goes with another type than http"),
-        ({**ENTRY, "type": "http"}, "goes with another type than http"),
-        ({**ENTRY, "url": "https://host/"}, "goes with another type than http"),
+        ({"url": "https://host/", "warm": 1}, "a: warm is only for commands"),
+        ({**ENTRY, "type": "http"}, "is not for servers of type http"),
+        ({**ENTRY, "url": "https://host/"}, "is not for servers of type http"),
         ({"type": "sse", "url": "https://host/"}, "a: the transport of 2024 (sse)"),
         ({"type": "carrier"}, "a: type: stdio or http"),
         ({"url": "ftp://host"}, "a: 'ftp://host': an address begins with http:// or https://"),
@@ -322,10 +322,13 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--store", "sqlite:///s.db"], "--store: each server of the file has a store of its own"),
+        (
+            ["--store", "sqlite:///s.db"],
+            "--store: each server of the --config file needs its own store",
+        ),
         (["--stdio"], "not with --stdio"),
-        (["--env", "A=1"], "--env goes with -- COMMAND"),
-        (["--header", "A: 1"], "--header goes with a URL"),
+        (["--env", "A=1"], "--env is only for -- COMMAND"),
+        (["--header", "A: 1"], "--header is only for a URL"),
     ],
 )
 def test_options_that_do_not_go_with_a_file_are_one_line(
@@ -343,7 +346,7 @@ def test_a_file_or_one_server_is_served(
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--config", "mcp.json", *more])
     assert ended.value.code == 2
-    assert "either --config or one server" in capsys.readouterr().err
+    assert "--config serves the servers of its file" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,9 +58,9 @@ def test_a_url_is_served_here_one_of_this_command_too(tmp_path: Path) -> None:
         (["localhost:8633"], "did you mean http://localhost:8633?"),
         (["me:secret@mcp.example.com/mcp?k=secret"], "did you mean https://mcp.example.com/mcp?"),
         (["https://me:secret@host/mcp"], "the URL has credentials in it"),
-        (["--env", "A=1", "https://host/mcp"], "--env goes with -- COMMAND"),
-        (["--header", "A: 1", "app.py"], "--header goes with a URL"),
-        (["--child-idle", "3", "app.py"], "--child-idle goes with -- COMMAND, a URL or --config"),
+        (["--env", "A=1", "https://host/mcp"], "--env is only for -- COMMAND"),
+        (["--header", "A: 1", "app.py"], "--header is only for a URL"),
+        (["--child-idle", "3", "app.py"], "--child-idle is only for -- COMMAND, a URL or --config"),
     ],
 )
 def test_what_is_wrong_with_a_url_is_one_line_at_once(

@@ -120,7 +120,7 @@ def test_what_is_allowed_comes_in(here: Path, app: str) -> None:
         ),
         (("--health", "healthz"), "must be a path"),
         (("--grace", "-1"), "must be a number of seconds"),
-        (("--stdio", "--health", "/"), "--health: for HTTP, and --stdio without --port"),
+        (("--stdio", "--health", "/"), "--health: --stdio serves no HTTP"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

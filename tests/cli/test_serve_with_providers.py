@@ -254,7 +254,7 @@ async def test_a_stock_client_registers_and_its_user_signs_in(
     [
         (("--auth", "github"), "give --allow '*@example.com', --allow login:NAME"),
         (("--auth", "github", "--allow", "example.com"), "--allow example.com: must be"),
-        (("--allow", "*"), "--allow goes with --auth PROVIDER"),
+        (("--allow", "*"), "--allow needs --auth PROVIDER"),
         (("--auth", "", "--allow", "*"), "--auth is empty"),
         (("--auth", "gitlab", "--allow", "*"), "--auth gitlab: must be one of auth0, "),
         (

@@ -290,9 +290,9 @@ def test_check_reaches_the_issuer(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ("--auth-issuer", "https://a", "--auth-audience", "https://a/{server}"),
-            "{server} goes with --config",
+            "{server} is only for --config",
         ),
-        (("--auth-introspect", "https://a/ask"), "--auth-introspect goes with --auth-issuer"),
+        (("--auth-introspect", "https://a/ask"), "--auth-introspect needs --auth-issuer"),
         (
             (
                 *("--auth-issuer", "https://a", "--auth-audience", "https://a"),

@@ -91,8 +91,8 @@ def test_anything_else_is_refused_and_told_the_shape(target: str) -> None:
 @pytest.mark.parametrize(
     ("target", "hint"),
     [
-        ("a b:mcp", "; a command stands after --, unquoted: -- a ..."),
-        ("a b", "; a command stands after --, unquoted: -- a ..."),
+        ("a b:mcp", "; write a command after --, without quotes: -- a ..."),
+        ("a b", "; write a command after --, without quotes: -- a ..."),
         ("127.0.0.1:80/mcp", "did you mean http://127.0.0.1:80/mcp?"),
         ("host.example/mcp", "did you mean https://host.example/mcp?"),
         ("[::1]:80", "did you mean http://[::1]:80?"),

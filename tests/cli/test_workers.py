@@ -111,9 +111,9 @@ def test_a_store_of_one_process_is_refused(here: Path, store: str) -> None:
         assert keeper.stderr is not None
         said = keeper.stderr.read()
 
-    assert said.count("\n") == 1 and "--workers needs a store that processes share" in said
+    assert said.count("\n") == 1 and "--workers: the processes do not share the store" in said
 
 
 def test_one_pipe_is_not_for_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "app.py", "--workers", "2", "--stdio"]) == 2
-    assert "--workers: standard input and output belong to one process" in capsys.readouterr().err
+    assert "--workers: --stdio needs one process" in capsys.readouterr().err

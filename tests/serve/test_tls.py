@@ -124,7 +124,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(files: Files, tmp_path: P
         assert said == f"key {without}: there is no private key in PEM format in it"
     wrong = f"key {other}: it is not the key of certificate {certificate}"
     assert unusable(certificate, other) == wrong
-    with pytest.raises(ConfigurationError, match="ssl_keyfile goes with ssl_certfile"):
+    with pytest.raises(ConfigurationError, match="ssl_keyfile needs ssl_certfile"):
         certificate_of(None, key)
 
 

@@ -59,7 +59,7 @@ _KEPT = 1_000
 _KEPT_BYTES = 8_388_608
 """Bytes of them."""
 
-_OVER = {"code": INTERNAL_ERROR, "message": "the request that asked is over"}
+_OVER = {"code": INTERNAL_ERROR, "message": "the request that asked is complete"}
 
 Serve = Callable[["Asker", Any], Coroutine[Any, Any, Outcome]]
 Work = Coroutine[Any, Any, None]

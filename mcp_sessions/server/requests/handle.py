@@ -129,7 +129,9 @@ class SessionHandle:
             ConfigurationError: The layer has no store.
         """
         if not self._kind.store.remembers:
-            raise ConfigurationError("session.data needs a store; this layer has none")
+            raise ConfigurationError(
+                "session.data needs a store: make the layer with one instead of store=None"
+            )
         session_id = self._record.session_id
         return SessionData(session_id, self._kind.store, self._kind.locks.of(session_id))
 

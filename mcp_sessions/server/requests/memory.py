@@ -108,9 +108,9 @@ class SessionState(MutableMapping[str, Any]):
             RuntimeError: The request is over; nothing would be stored.
         """
         if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError("a key of session.state is a string")
+            raise TypeError(f"a key of session.state must be a string, not {type(key).__name__}")
         if key == STATE_KEY:
-            raise ValueError(f"{STATE_KEY} is the layer's own")
+            raise ValueError(f"{STATE_KEY} is a key of the layer itself: choose another one")
         self._open()
         encode(value)
         self._check({**self._values, key: value})
@@ -139,4 +139,6 @@ class SessionState(MutableMapping[str, Any]):
 
     def _open(self) -> None:
         if self._closed:
-            raise RuntimeError("session.state can be changed while its request is handled")
+            raise RuntimeError(
+                "the request of this session.state is complete: change the state in its handler"
+            )

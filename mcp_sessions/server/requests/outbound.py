@@ -50,7 +50,7 @@ class SessionOutbound:
         # Its handler is at work, so it lives, whatever its idle deadline says.
         record = await self._ways.store.load(session_id, now=0)
         if record is None:
-            raise PeerError(INVALID_REQUEST, "the session is over")
+            raise PeerError(INVALID_REQUEST, "the session ended before its client could be asked")
         attachment = record.attachment
         connections = self._ways.delivery.connections
         connection = await connections.find(attachment.connection_id) if attachment else None

@@ -189,7 +189,7 @@ class RunningRequest:
                 error = error if self.key is None else wire_error(OutcomeUnknown())
         except StoreUnavailable as failed:
             # What the layer serves itself. A key is used up; else it may be asked again.
-            logger.error("%s may not be stored: %s", request.method, failed)
+            logger.error("what %s changed may be lost: %s", request.method, failed)
             away = failed if self.key is None else None
             error = store_error(failed) if away is not None else wire_error(OutcomeUnknown())
         except Exception:
@@ -216,10 +216,10 @@ class RunningRequest:
                         newest._describes(stored)
             except StoreUnavailable as failed:
                 # Its handler is done, and whether its state is stored nobody knows (KEY11).
-                logger.error("session.state may not be stored: %s", failed)
+                logger.error("a change of session.state may be lost: %s", failed)
                 result, error = None, wire_error(OutcomeUnknown())
             except (SessionsError, TypeError) as failed:
-                logger.error("session.state could not be stored: %s", failed)
+                logger.error("a change of session.state was not stored: %s", failed)
                 result, error = None, error_body(INTERNAL_ERROR, "Internal error")
         if announced.waiting is not None:
             await announced.settled()
@@ -249,7 +249,7 @@ class RunningRequest:
         if self in shared.detached.runs:
             shared.detached.remove(self)
         if self._asked:
-            self._fail_open_questions(INTERNAL_ERROR, "the request that asked is over")
+            self._fail_open_questions(INTERNAL_ERROR, "the request that asked is complete")
         try:
             if self.key is not None and self.session_id is not None:
                 await outcomes.keep(self.session_id, self.key, outcome, self.request.method)

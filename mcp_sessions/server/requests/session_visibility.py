@@ -26,7 +26,7 @@ def check_patterns(kind: str, patterns: Collection[str]) -> None:
         isinstance(each, str) and each  # pyright: ignore[reportUnnecessaryIsInstance]
         for each in patterns
     ):
-        raise TypeError(f"{kind} are names and patterns, such as {{'admin_*'}}")
+        raise TypeError(f"{kind} must be names and patterns, such as {{'admin_*'}}")
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -57,7 +57,10 @@ class SessionVisibility:
         for kind, patterns in wanted.items():
             check_patterns(kind, patterns)
         if not self._store.remembers:
-            raise ConfigurationError("what a session sees needs a store; this layer has none")
+            raise ConfigurationError(
+                "session.hide() and session.reveal() need a store: make the layer with one instead "
+                "of store=None"
+            )
 
         def more(kept: Mapping[str, Any]) -> dict[str, Any]:
             before = self._visibility.of({STATE_KEY: kept})

@@ -248,7 +248,7 @@ async def test_who_asks_and_is_cancelled_when_the_request_is_over_leaves_nothing
     await until(lambda: len(bus.told) == 2, "both are asked")
     cancelled.cancel()
     asking._end_within(asker)  # pyright: ignore[reportPrivateUsage]
-    with pytest.raises(PeerError, match="the request that asked is over"):
+    with pytest.raises(PeerError, match="the request that asked is complete"):
         await waits
     await asyncio.wait({cancelled})
     assert cancelled.cancelled()

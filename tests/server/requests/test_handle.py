@@ -28,7 +28,7 @@ def tool(w: World, name: str) -> Any:
 
 async def test_outside_of_a_session_there_is_none() -> None:
     """Promised: "raises outside a session; ``current_session(default=None)`` asks"."""
-    with pytest.raises(SessionRequired, match="no session here"):
+    with pytest.raises(SessionRequired, match="this request belongs to no session"):
         current_session()
     assert current_session(default=None) is None
     assert current_session(default="other") == "other"
@@ -245,7 +245,8 @@ async def test_an_edit_beside_another_process_is_a_conflict() -> None:
             w.box.gate("g").go.set()
             assert text_of(await slow.result()) == str({"winner": "quick"})
         assert outcome == [
-            "session.data was changed elsewhere during this edit; read it again and retry"
+            "another request changed session.data during this edit, and nothing was stored: "
+            "read it again, and repeat the edit"
         ]
 
 

@@ -105,7 +105,9 @@ class HandlerSession(Stage):
         self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
     ) -> None:
         if not self._store.remembers:
-            raise ConfigurationError("session events need a store; this layer has none")
+            raise ConfigurationError(
+                "session events need a store: make the layer with one instead of store=None"
+            )
         if not await self._publisher.publish(session_id, method, params, wait=True):
             raise SessionNotFound(session_id)
 
