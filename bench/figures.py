@@ -22,24 +22,83 @@ TIMES = ("s", "ms")
 
 OPENING = """# Figures
 
-After this page you know what the layer costs. One run of all benches made it,
-`python -m bench --page`: Python {python} on {system}, {cores} cores that others used as well.
-
-You will find the first table on another machine, too. It has ratios of two figures of one run, of
-CPU and of memory. All other figures are microseconds, bytes and percent of that one machine. Each
-section says what is in its figures, and which command measures them. A missed aim is marked. Use
-`--only NAME` to run one bench, or `--quick` to run all of them in a few minutes.
+After this page you know what the layer costs, and you can measure it on your own machine. One run
+of all benches made the page, `python -m bench --page`: Python {python} on {system}, {cores} cores
+that others used as well.
 """
+
+WORDS = """## How to read the tables
+
+* **ours** is a server with the layer. **SDK** is the same server without the layer.
+* **floor** is a program that only reads a request and writes a fixed answer. Nothing costs less.
+* **handshake era** (or *2025 era*) is MCP up to 2025-11-25. **modern era** (or *2026 era*) is MCP
+  from 2026-07-28. See the [glossary](glossary.md).
+* **ratio** compares a row with another row of the same run. You will find much the same ratios on
+  another machine. The first table has all of them.
+* **figure** is a value of this one machine, in microseconds, bytes or percent.
+* **aim** is the value that the bench must reach. A missed aim is marked.
+
+Each section names its command. Use `python -m bench --only NAME` to run one bench, and
+`python -m bench --quick` to run all of them in a few minutes.
+"""
+
+BRIEFLY = (
+    (
+        "calls",
+        "ours, handshake era, in a session",
+        "A call in a session costs {ratio:.1f} times less server CPU than the same call with the "
+        "SDK alone, for clients up to 2025-11-25.",
+    ),
+    (
+        "calls",
+        "ours, modern era, in a session",
+        "For clients of 2026-07-28 it costs {ratio:.1f} times less.",
+    ),
+    (
+        "stores",
+        "redis, 2025 era, without a key",
+        "With Redis as the store, a call costs {ratio:.1f} times the CPU of a call with the memory "
+        "store.",
+    ),
+    (
+        "core",
+        "idle session",
+        "An idle session that a client started takes {measured:.1f} KiB of memory.",
+    ),
+    (
+        "children",
+        "mcp-proxy",
+        "In front of a command, mcp-proxy takes {ratio:.1f} times the CPU of the layer for a call.",
+    ),
+)
+"""Bench, row, and its sentence for a reader who has ten seconds."""
 
 
 def page(results: dict[str, Any]) -> str:
-    parts = [OPENING.format(**results), *_ratios(results), *_sections(results)]
+    parts = [
+        OPENING.format(**results),
+        *_briefly(results),
+        WORDS,
+        *_ratios(results),
+        *_sections(results),
+    ]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _briefly(results: dict[str, Any]) -> Iterator[str]:
+    rows = {
+        (bench["name"], row["name"]): row for bench in results["benches"] for row in bench["rows"]
+    }
+    found = [(rows[bench, name], said) for bench, name, said in BRIEFLY if (bench, name) in rows]
+    lines = [f"* {said.format(**row)}" for row, said in found if not row["absent"]]
+    if lines:
+        yield "## In short\n"
+        yield "\n".join(lines) + "\n"
 
 
 def _ratios(results: dict[str, Any]) -> Iterator[str]:
     yield "## Ratios\n"
-    yield "| bench | | |"
+    yield "| bench | row | ratio |"
     yield "|---|---|---|"
     for bench in results["benches"]:
         for row in map(_row, bench["rows"]):

@@ -166,7 +166,7 @@ def test_the_repr_of_a_wire_error_is_as_safe_in_a_log_as_its_sentence() -> None:
     ("error", "says"),
     [
         (SessionRequired(), "belongs to no session"),
-        (DataConflict(), "retry"),
+        (DataConflict(), "repeat the edit"),
         (StateTooLarge(5_000, 4_096), "5000 characters of at most 4096"),
         (ReplayRefused(Refusal.AHEAD), "ahead"),
         (StoreUnavailable("redis is away"), "redis is away"),

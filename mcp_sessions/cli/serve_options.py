@@ -64,8 +64,8 @@ def parsed(
         raise ConfigurationError(wrong_address(target, HTTP))
     if more:
         near = nearest(parser, more[0])
-        hint = f"did you mean {near}?" if near is not None else "--help lists all options"
-        parser.error(f"unrecognized arguments: {' '.join(more)}; {hint}")
+        hint = f"; did you mean {near}?" if near is not None else ""
+        parser.error(f"unrecognized arguments: {' '.join(more)}{hint}")
     if options.config is not None:
         if options.target is not None or command:
             parser.error("--config serves the servers of its file: leave out the other server")

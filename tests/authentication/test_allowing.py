@@ -77,5 +77,5 @@ def test_another_pattern_is_refused(pattern: str) -> None:
 
 
 def test_without_a_pattern_every_user_would_be_allowed() -> None:
-    with pytest.raises(ConfigurationError, match=r"write --allow '\*'"):
+    with pytest.raises(ConfigurationError, match=r"or --allow '\*' for all"):
         Allowed([], verifies_mail=False)

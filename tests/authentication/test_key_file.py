@@ -59,7 +59,7 @@ def test_a_name_is_a_line_of_plain_text(name: str) -> None:
 
 @pytest.mark.parametrize("scope", ["", "a b", 'a"', "a\\", "ü"])
 def test_a_scope_is_one_of_oauth(scope: str) -> None:
-    with pytest.raises(ConfigurationError, match="no scope"):
+    with pytest.raises(ConfigurationError, match="cannot have"):
         minted("ci", [scope], NOW, None)
 
 
@@ -99,27 +99,27 @@ def changed(**members: Any) -> Callable[[Path], None]:
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "vanished": (Path.unlink, "no such file"),
-    "a folder": (make_folder, "it is a folder"),
-    "a pipe": (make_pipe, "no file"),
-    "half written": (make_part, "only a part of the file"),
-    "empty": (lambda path: path.write_text(""), "only a part of the file"),
-    "too deep": (lambda path: path.write_text("[" * 100_000), "only a part of the file"),
+    "a folder": (make_folder, "this is a folder"),
+    "a pipe": (make_pipe, "or a pipe: name a file"),
+    "half written": (make_part, "not complete"),
+    "empty": (lambda path: path.write_text(""), "not complete"),
+    "too deep": (lambda path: path.write_text("[" * 100_000), "not complete"),
     "too large": (make_large, "more than 1048576 bytes"),
-    "of something else": (lambda path: path.write_text("{}"), "not a file that"),
+    "of something else": (lambda path: path.write_text("{}"), "no file of API keys"),
     "of a later version": (
         lambda path: path.write_text('{"version": 2, "keys": []}'),
-        "not a file that",
+        "no file of API keys",
     ),
-    "readable by a group": (lambda path: path.chmod(0o640), r"\(mode 0640\): chmod 600"),
-    "readable by all": (lambda path: path.chmod(0o604), r"\(mode 0604\): chmod 600"),
-    "an id that is no text": (changed(id=1), "entry 1 is not one"),
-    "no hash": (changed(sha256="0"), "entry 1 is not one"),
-    "a scope that is no text": (changed(scopes=[1]), "entry 1 is not one"),
-    "an end that is no number": (changed(expires_at="tomorrow"), "entry 1 is not one"),
-    "a name of two lines": (changed(name="a\nb"), "entry 1 is not one"),
+    "readable by a group": (lambda path: path.chmod(0o640), r"\(mode 0640\): run chmod 600"),
+    "readable by all": (lambda path: path.chmod(0o604), r"\(mode 0604\): run chmod 600"),
+    "an id that is no text": (changed(id=1), "entry 1 is no API key"),
+    "no hash": (changed(sha256="0"), "entry 1 is no API key"),
+    "a scope that is no text": (changed(scopes=[1]), "entry 1 is no API key"),
+    "an end that is no number": (changed(expires_at="tomorrow"), "entry 1 is no API key"),
+    "a name of two lines": (changed(name="a\nb"), "entry 1 is no API key"),
     "an entry that is no object": (
         lambda path: path.write_text('{"version": 1, "keys": [1]}'),
-        "entry 1 is not one",
+        "entry 1 is no API key",
     ),
 }
 """What may be wrong with the file."""
@@ -159,7 +159,7 @@ def test_others_may_not_read_a_file_of_another_user_and_its_group_may_not_change
     add(path)
     Path(path).chmod(mode)
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(path).st_uid + 1)
-    with pytest.raises(ConfigurationError, match=rf"\(mode {mode:04o}\): chmod 440"):
+    with pytest.raises(ConfigurationError, match=rf"\(mode {mode:04o}\): run chmod 440"):
         read(path)
 
 

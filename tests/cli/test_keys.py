@@ -88,13 +88,13 @@ def test_a_name_may_have_two_keys_and_one_of_them_is_revoked(
     [
         (("list",), "which file? Give --file FILE, or set MCP_SESSIONS_API_KEYS"),
         (("list", "--file", "none"), "none: no such file"),
-        (("list", "--file", "."), "it is a folder"),
+        (("list", "--file", "."), "this is a folder"),
         (("revoke", "bob", "--file", FILE), "has no such key"),
         (("revoke", "ci", "--id", "00000000", "--file", FILE), "has no such key"),
         (("revoke", "--file", FILE), "revoke NAME"),
         (("revoke", "ci", "--all", "--file", FILE), "revoke NAME"),
         (("add", " ", "--file", FILE), "printable ASCII"),
-        (("add", "ci", "--scope", "a b", "--file", FILE), "is no scope"),
+        (("add", "ci", "--scope", "a b", "--file", FILE), "scopes cannot have"),
         (("add", "ci", "--file", "no/such/folder/keys"), "no such file"),
     ],
 )
@@ -207,10 +207,10 @@ async def test_a_websocket_needs_a_key(here: Path, capsys: pytest.CaptureFixture
     ("arguments", "said"),
     [
         (("--api-keys", "none", *COMMAND), "make it with mcp-sessions keys add NAME --file none"),
-        (("--api-keys", ".", *COMMAND), "--api-keys .: it is a folder"),
+        (("--api-keys", ".", *COMMAND), "--api-keys .: this is a folder"),
         (("--api-keys", FILE, "--no-auth", *COMMAND), "leave out one of them"),
         (("--auth-scope", "use", *COMMAND), "--auth-scope needs --api-keys"),
-        (("--stdio", "--api-keys", FILE, *COMMAND), "--stdio without --port serves none"),
+        (("--stdio", "--api-keys", FILE, *COMMAND), "--stdio serves no HTTP"),
         (("--api-keys", FILE, "layer.py"), "is a SessionLayer"),
         (("--api-keys", FILE, "guarded.py"), "authentication of its own"),
     ],

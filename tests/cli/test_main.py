@@ -57,7 +57,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no command": ([], "which command? serve"),
     "unknown command": (["server"], "invalid choice: 'server'"),
     "unknown option": (["keygen", "--bits", "512"], "unrecognized arguments: --bits 512"),
-    "no target": (["serve"], "required: TARGET"),
+    "no target": (["serve"], "no server to serve: give TARGET"),
     "port is no number": (["serve", "a:b", "--port", "http"], "--port: must be a number"),
     "port too high": (["serve", "a:b", "--port", "65536"], "from 0 to 65535, not '65536'"),
     "port negative": (["serve", "a:b", "--port=-1"], "from 0 to 65535, not '-1'"),

@@ -146,9 +146,9 @@ def test_what_is_wrong_with_a_command_is_one_line_at_once(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "required: TARGET or -- COMMAND"),
-        (["--"], "required: TARGET or -- COMMAND"),
-        (["app.py", *COMMAND], "either app.py or a command"),
+        ([], "no server to serve: give TARGET"),
+        (["--"], "no server to serve: give TARGET"),
+        (["app.py", *COMMAND], "only one server is served: leave out app.py"),
         (["--env", "NOT_SET_HERE", *COMMAND], "NOT_SET_HERE has no value here"),
         (["--per", "tenant", *COMMAND], "--per"),
         (["--max-children", "0", *COMMAND], "--max-children"),

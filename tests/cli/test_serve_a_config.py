@@ -326,7 +326,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) ->
             ["--store", "sqlite:///s.db"],
             "--store: each server of the --config file needs its own store",
         ),
-        (["--stdio"], "not with --stdio"),
+        (["--stdio"], "--stdio serves one server"),
         (["--env", "A=1"], "--env is only for -- COMMAND"),
         (["--header", "A: 1"], "--header is only for a URL"),
     ],

@@ -116,7 +116,7 @@ def test_what_is_allowed_comes_in(here: Path, app: str) -> None:
         (("--allowed-origin", "https://app.example.com/"), "must be an origin"),
         (
             ("--host", "0.0.0.0", "--allowed-origin", "https://a.example"),
-            "also needs --allowed-host",
+            "needs --allowed-host NAME, too",
         ),
         (("--health", "healthz"), "must be a path"),
         (("--grace", "-1"), "must be a number of seconds"),

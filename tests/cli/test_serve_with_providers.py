@@ -273,7 +273,7 @@ async def test_a_stock_client_registers_and_its_user_signs_in(
             ),
             "--auth github cannot be used with --auth-issuer",
         ),
-        (("--stdio", "--auth", "github", "--allow", "*"), "--auth: for HTTP"),
+        (("--stdio", "--auth", "github", "--allow", "*"), "--auth: --stdio serves no HTTP"),
     ],
 )
 def test_a_start_with_weak_or_half_settings_is_refused_in_one_line(

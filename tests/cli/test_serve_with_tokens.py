@@ -306,7 +306,7 @@ def test_check_reaches_the_issuer(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ("--stdio", "--auth-issuer", "https://a", "--auth-audience", "https://a"),
-            "--auth-issuer: for HTTP",
+            "--auth-issuer: --stdio serves no HTTP",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The files that a message goes through are those that ``docs/how-it-works.md`` lists.
+"""The files that a message goes through are those that ``docs/read-the-code.md`` lists.
 
 Each walk of its section "Three walks" is done here, once warm (`tests.support.walks`). The files of
 the packages in which a function is called or returned to are noted, in the order in which it comes
@@ -17,7 +17,7 @@ from tests.house.source import ROOT
 from tests.support.recorded import file_of, profiled
 from tests.support.walks import WALKS
 
-PAGE = ROOT / "docs/how-it-works.md"
+PAGE = ROOT / "docs/read-the-code.md"
 
 LEFT_OUT = (
     "mcp_sessions/core/",
@@ -97,7 +97,7 @@ def test_a_file_that_the_page_does_not_list_is_seen() -> None:
         listed(page, "Three")
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/how-it-works.md"])
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/read-the-code.md"])
 def test_a_file_that_a_page_names_by_its_path_is_there(page: str) -> None:
     named = re.findall(
         r"`((?:mcp_sessions|transports|tests)/[\w/.]+\.py)`", (ROOT / page).read_text()
