@@ -14,7 +14,10 @@ from tests.support.redis_server import redis_server
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
-SHORT = ("first-session", "fastmcp-state", "reconnecting-client", "acp-agent")
+FIRST = "first-session"
+SHORT = (FIRST, "fastmcp-state", "reconnecting-client", "acp-agent")
+"""By default the first alone: they start Python 18 times, as a reader does, for 2 s of CPU each."""
+
 LONG = ("other-language", "replicas")
 """What needs more than PyPI has a test of its own."""
 
@@ -32,7 +35,10 @@ def reader(folder: Path) -> Reader:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.full] if name != FIRST else []) for name in SHORT],
+)
 def test_a_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
     reader(tmp_path).expect_what_it_says(page(name))
 

@@ -27,7 +27,7 @@ import anyio
 
 from tests.fuzz.hostile import Hostile
 from tests.fuzz.known import known
-from tests.fuzz.watching import Counts, Watch
+from tests.fuzz.watching import Counts, Handles, Watch
 
 WITHIN = 15.0
 """Seconds in which an answer comes on a busy machine."""
@@ -201,7 +201,7 @@ async def _settled(before: Counts) -> Counts:
 @asynccontextmanager
 async def _empty_afterwards(fuzzer: Fuzzer) -> AsyncGenerator[Door]:
     """The open door; afterwards none of its tasks, files and processes is left."""
-    before = Counts.now()
+    before = Handles.now()
     async with fuzzer.open() as door:
         yield door
     left: list[str] = []
@@ -212,8 +212,8 @@ async def _empty_afterwards(fuzzer: Fuzzer) -> AsyncGenerator[Door]:
     assert not left, f"left after the door was closed: {left}"
 
 
-def _left(before: Counts) -> list[str]:
-    now = Counts.now()
+def _left(before: Handles) -> list[str]:
+    now = Handles.now()
     names = ("tasks", "files", "processes")
     counted = [(name, getattr(before, name), getattr(now, name)) for name in names]
     return [f"{name}: {had}, then {has}" for name, had, has in counted if has > had]

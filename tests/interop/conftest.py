@@ -35,6 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "reconnects(*also): takes the second after which clients come back; run by default "
         "with one pair of server and client, and those in `also`",
     )
+    config.addinivalue_line(
+        "markers",
+        "by_command(*names): a command is started anew for each client, and imports the SDK each "
+        "time; run by default with these clients",
+    )
 
 
 # First, so that what is marked here as full is left out where that is asked for.
@@ -45,6 +50,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if marker is not None and isinstance(item, pytest.Function):
             pair = (item.callspec.params["under_test"], item.callspec.params["kind"])
             if pair not in (RECONNECTS_BY_DEFAULT, *marker.args):
+                item.add_marker(pytest.mark.full)
+        marker = item.get_closest_marker("by_command")
+        if marker is not None and isinstance(item, pytest.Function):
+            params = item.callspec.params
+            if params["address"] == "command" and params.get("name") not in marker.args:
                 item.add_marker(pytest.mark.full)
     if IS_BARE:
         left_out = [item for item in items if item.get_closest_marker("layer_only")]

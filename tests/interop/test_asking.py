@@ -30,6 +30,8 @@ pytestmark = [
     pytest.mark.layer_only,
     pytest.mark.timeout(180),
     pytest.mark.filterwarnings(DEPRECATED),
+    # One client of each era.
+    pytest.mark.by_command("stock-2025", "stock-2026"),
 ]
 
 Kind = Literal["MCPServer", "FastMCP", "command"]

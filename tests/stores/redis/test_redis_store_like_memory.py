@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.core.log import Draft, LoggedEvent
@@ -185,14 +185,12 @@ async def expect_same(steps: Sequence[Sequence[Any]]) -> None:
 
 
 @given(LOG_STEPS)
-@settings(max_examples=60)
 def test_logs_are_the_same(steps: list[tuple[Any, ...]]) -> None:
     """CUP10, CUP6, COA6, ATT7."""
     asyncio.run(expect_same(steps))
 
 
 @given(KEY_STEPS)
-@settings(max_examples=60)
 def test_request_keys_are_the_same(steps: list[tuple[Any, ...]]) -> None:
     """KEY3, SEC3."""
     asyncio.run(expect_same(steps))
