@@ -7,6 +7,8 @@ Rules, owned by ``tests/authentication/test_pace.py``:
    connection for each answer that it waits for, and connections have a bound.
 3. A good credential never waits.
 4. The log says it at most once a minute.
+5. The server that has the connection knows that an answer waits. It may close the connection, and
+   the wait ends.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from typing import Final
 
 logger = logging.getLogger(__name__)
@@ -23,6 +26,13 @@ RATE: Final = 200
 
 LONGEST_WAIT: Final = 5.0
 """Seconds."""
+
+DELAYS: Final = "mcp_sessions.delays"
+"""Name of a :data:`Delays` in the ``state`` of a request."""
+
+Delays = Callable[[asyncio.Future[None] | None], None]
+"""Takes the wait of an answer, to end it when the connection is lost. None: nothing waits any more.
+"""
 
 _LOG_EVERY: Final = 60.0
 
@@ -34,15 +44,19 @@ class Pace:
         self._next_at = self._said_at = -math.inf
         self._waited = 0
 
-    async def wait(self) -> None:
-        """Return when the refusal may be answered."""
-        now = asyncio.get_running_loop().time()
+    async def wait(self, delays: Delays | None = None) -> None:
+        """Return when the refusal may be answered, or its connection is lost."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         # A second without refusals lets that many pass at once.
         at = max(self._next_at, now - 1)
         self._next_at = min(at + 1 / RATE, now + LONGEST_WAIT)
         if at > now:
             self._say(now)
-            await asyncio.sleep(at - now)
+            if delays is None:
+                await asyncio.sleep(at - now)
+            else:
+                await _delayed(loop, at, delays)
 
     def _say(self, now: float) -> None:
         self._waited += 1
@@ -54,3 +68,19 @@ class Pace:
             self._waited,
         )
         self._said_at, self._waited = now, 0
+
+
+async def _delayed(loop: asyncio.AbstractEventLoop, at: float, delays: Delays) -> None:
+    wait = loop.create_future()
+    timer = loop.call_at(at, _end, wait)
+    delays(wait)
+    try:
+        await wait
+    finally:
+        timer.cancel()
+        delays(None)
+
+
+def _end(wait: asyncio.Future[None]) -> None:
+    if not wait.done():
+        wait.set_result(None)

@@ -8,10 +8,13 @@ Rules:
 2. A peer that takes nothing is cut: after ``receive_timeout``, or after ``slow_timeout`` if its
    connection is closed already and only the rest of an answer is left. Data that the system has
    taken and the peer has not is the system's to watch (on Linux).
-3. At the bound a new connection replaces one that waits: for a request, or for the rest of a
-   request. The one that was silent for longest goes first. If none waits, the new one gets 503, or
-   the answer of a health check.
-4. A line in the log says so, at most once in :data:`QUIET` seconds.
+3. At the bound a new connection replaces one whose client sent a bad credential and waits for the
+   refusal. Otherwise it replaces one that waits for a request, or for the rest of a request. The
+   one that was silent for longest goes first. If none waits, the new one gets 503, or the answer of
+   a health check.
+4. At most :data:`MOST_DELAYED` connections wait for a refusal, however many connections there may
+   be. One more replaces the first of them.
+5. A line in the log says so, at most once in :data:`QUIET` seconds.
 
 The bound is ``max_connections``, or the rest of the limit of file descriptors. The last few are for
 the server's own files, and for health checks.
@@ -49,6 +52,9 @@ The loop serves nobody during a look, so there are few.
 
 COUNTS_AFTER = 1.0
 """Seconds between two counts of the other descriptors."""
+
+MOST_DELAYED = 4_000
+"""Connections that wait for a refusal. Each takes some 20 kB."""
 
 RETRY_AFTER = 5
 """Seconds after which a client that found no place tries again."""
@@ -125,6 +131,9 @@ class OpenConnections:
         self._leaving: set[Open] = set()
         """Those that were closed to make room for others."""
 
+        self._delayed: dict[Open, None] = {}
+        """Those that wait for a refusal, the first that began to wait first."""
+
         self._most = limits.max_connections or sys.maxsize
         self._descriptors = _limit()
         # Of 64 descriptors 16: to start a process takes 8 for a moment. Of 1,024 all of 64.
@@ -151,6 +160,9 @@ class OpenConnections:
         left = self._descriptors - self._reserved - self._others
         most = max(1, min(self._most, left))
         while len(self._open) - len(self._leaving) > most:
+            if self._delayed:
+                self._close_delayed()
+                continue
             waiting = [each for each in self._open if self._may_go(each, connection)]
             if not waiting:
                 self.tell("refused: all other connections are busy")
@@ -164,6 +176,15 @@ class OpenConnections:
     def closed(self, connection: Open) -> None:
         self._open.pop(connection, None)
         self._leaving.discard(connection)
+        self._delayed.pop(connection, None)
+
+    def delayed(self, connection: Open, *, waits: bool) -> None:
+        """The refusal of a credential waits, or waits no more."""
+        self._delayed.pop(connection, None)
+        if waits and connection in self._open and connection not in self._leaving:
+            self._delayed[connection] = None
+            if len(self._delayed) > MOST_DELAYED:
+                self._close_delayed()
 
     def tell(self, what: str) -> None:
         self._told[what] += 1
@@ -201,6 +222,14 @@ class OpenConnections:
     def give_up(self) -> None:
         for each in list(self._open):
             each.give_up()
+
+    def _close_delayed(self) -> None:
+        """Close the connection that has waited longest for a refusal."""
+        first = next(iter(self._delayed))
+        del self._delayed[first]
+        self._leaving.add(first)
+        self.tell("closed before a bad credential was refused, to make room")
+        first.transport.abort()
 
     def _may_go(self, each: Open, new: Open) -> bool:
         return each is not new and each not in self._leaving and each.waits()

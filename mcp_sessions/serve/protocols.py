@@ -6,19 +6,26 @@ asks for something else waits until they are parsed.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
-from mcp_sessions.serve.open_connections import RETRY_AFTER, Looked, OnlyHealth, OpenConnections
+from mcp_sessions.authentication.pace import DELAYS
+from mcp_sessions.serve.open_connections import (
+    RETRY_AFTER,
+    Looked,
+    OnlyHealth,
+    Open,
+    OpenConnections,
+)
 
 if TYPE_CHECKING:
-    import asyncio
     import ssl
 
     from starlette.types import ASGIApp
@@ -79,10 +86,43 @@ def _ends_if_untaken(transport: asyncio.Transport, seconds: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
-class LimitedHttp(HttpProtocol):
+class _Delayed:
+    """A connection whose refusals may wait: see ``pace.py``."""
+
+    __slots__ = ()
+    _connections: OpenConnections
+    _delay: asyncio.Future[None] | None
+    app_state: dict[str, Any]
+    transport: asyncio.Transport
+
+    def delay(self, wait: asyncio.Future[None] | None) -> None:
+        """The refusal of a request waits. None: it waits no more."""
+        self._delay = wait
+        if wait is not None and self.transport.is_closing():
+            self.end_delay()
+        else:
+            self._connections.delayed(cast("Open", self), waits=wait is not None)
+
+    def end_delay(self) -> None:
+        """No refusal waits on this connection any more."""
+        # It refers to this connection.
+        self.app_state.pop(DELAYS, None)
+        if self._delay is not None and not self._delay.done():
+            self._delay.set_result(None)
+
+
+class LimitedHttp(_Delayed, HttpProtocol):
     # The library's own attributes are as many as instances share the names of: with one more of
     # ours in the same place, each connection would have a table of its own.
-    __slots__ = ("_connections", "_header", "_is_extra", "_is_upgraded", "_receives", "looked")
+    __slots__ = (
+        "_connections",
+        "_delay",
+        "_header",
+        "_is_extra",
+        "_is_upgraded",
+        "_receives",
+        "looked",
+    )
 
     config: LimitedConfig
     app: Any
@@ -94,6 +134,9 @@ class LimitedHttp(HttpProtocol):
         super().__init__(**options)
         self._connections = self.config.open_connections
         self.looked = Looked()
+        self._delay = None
+        # Each request has a copy.
+        self.app_state = {**self.app_state, DELAYS: self.delay}
         self._is_extra = False
         self._header = 0
         """Bytes that came of a header that is not whole."""
@@ -113,6 +156,7 @@ class LimitedHttp(HttpProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.closed(self)
+        self.end_delay()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -144,6 +188,7 @@ class LimitedHttp(HttpProtocol):
 
     def handle_websocket_upgrade(self, *arguments: Any) -> None:
         self._connections.closed(self)
+        self.end_delay()
         self._is_upgraded = True
         if self._is_extra:
             self._refuse(b"503 Service Unavailable\r\nretry-after: %d" % RETRY_AFTER)
@@ -189,7 +234,7 @@ class LimitedHttp(HttpProtocol):
         self.transport.close()
 
 
-class LimitedWebSocket(WebSocketsSansIOProtocol):
+class LimitedWebSocket(_Delayed, WebSocketsSansIOProtocol):
     """A WebSocket, within the bounds.
 
     Rules, beside those of ``open_connections.py``:
@@ -206,6 +251,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         super().__init__(**options)
         self._connections = self.config.open_connections
         self.looked = Looked()
+        self._delay = None
+        self.app_state = {**self.app_state, DELAYS: self.delay}
         self._unparsed = bytearray()
         self._is_in_turn = False
         self._has_spoken = False
@@ -218,6 +265,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.closed(self)
+        self.end_delay()
         self._unparsed.clear()
         super().connection_lost(exc)
 

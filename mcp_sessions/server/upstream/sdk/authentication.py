@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions import metrics
 from mcp_sessions.authentication.credential import CannotVerify, NotAllowed, Verifier
-from mcp_sessions.authentication.pace import Pace
+from mcp_sessions.authentication.pace import DELAYS, Pace
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.sdk.http_application import Recheck, principal_of
@@ -242,11 +242,15 @@ class _Door(AuthenticationBackend):
         try:
             found = await self._backend.authenticate(conn)
         except AuthenticationError:
-            await self._pace.wait()
+            await self._wait(conn.scope)
             raise
         if found is None:
-            await self._pace.wait()
+            await self._wait(conn.scope)
         return found
+
+    async def _wait(self, scope: Scope) -> None:
+        state: dict[str, Any] = scope.get("state") or {}
+        await self._pace.wait(state.get(DELAYS))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
