@@ -22,6 +22,19 @@ class Principal:
     """When the credential of this request ends, in seconds since 1970; None: never."""
 
     @property
+    def user(self) -> tuple[str | None, ...]:
+        """What limits count together: the user, for whom many clients may act. A credential without
+        a subject is the client's own.
+        """
+        if self.subject is None:
+            return self.issuer, None, self.client_id
+        return self.issuer, self.subject
+
+    def is_user_of(self, other: Principal | None) -> bool:
+        """Whether limits count both together. None: all principals."""
+        return other is None or self.user == other.user
+
+    @property
     def checked_scopes(self) -> frozenset[str] | None:
         """The scopes of the credential. None: there is none, and the caller needs none. A server
         that asks for scopes has callers without a credential on standard input only.

@@ -165,16 +165,18 @@ def authenticating(options: argparse.Namespace) -> Callable[[str], Authenticatio
 def _signing_in(
     options: argparse.Namespace, keys: ApiKeys | None
 ) -> Callable[[str], Authentication | None]:
+    from mcp_sessions.authentication.identity_service import IdentityService
     from mcp_sessions.cli.providers import provider_of
 
-    provider = provider_of(options.auth)
+    service = IdentityService(time.monotonic)
+    provider = provider_of(options.auth, service=service)
 
     def of(name: str) -> Authentication | None:
         del name
         from mcp_sessions.server.upstream.sdk.provided import provided
 
         allowed = _allowed(options)
-        made = provided(provider, options.auth, options.path, allowed, time.time, keys)
+        made = provided(provider, options.auth, options.path, allowed, time.time, keys, service)
         return made.requiring(options.auth_scope or [])
 
     return of

@@ -58,7 +58,10 @@ class OneLineParser(argparse.ArgumentParser):
         """
         shown = "\n".join(["examples:", *(f"  {each}" for each in examples)]) if examples else ""
         epilog = "\n\n".join(each for each in (notes, shown) if each)
-        super().__init__(epilog=epilog or None, formatter_class=_Help, **options)
+        # The beginning of an option could become another one with the next release.
+        super().__init__(
+            epilog=epilog or None, formatter_class=_Help, allow_abbrev=False, **options
+        )
 
     def error(self, message: str) -> NoReturn:
         complain(self.prog, f"{message} (see {self.prog} --help)")

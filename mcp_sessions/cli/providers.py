@@ -17,6 +17,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
+from mcp_sessions.authentication.identity_service import IdentityService
 from mcp_sessions.authentication.issuer_addresses import checked_url
 from mcp_sessions.errors import ConfigurationError
 
@@ -47,11 +48,20 @@ VERIFY_MAIL: Final = frozenset({"github"})
 _AUDIENCE: Final = {"keycloak": "audience", "propelauth": "resource"}
 """The argument without which a provider takes tokens that it issued for other servers."""
 
-_WEAKER: Final = frozenset({"require_authorization_consent", "ssrf_safe", "enable_cimd"})
+_WEAKER: Final = frozenset(
+    {"require_authorization_consent", "ssrf_safe", "enable_cimd", "forward_pkce", "strict"}
+)
 
 
-def provider_of(name: str, environment: Mapping[str, str] = os.environ) -> Any:
+def provider_of(
+    name: str,
+    environment: Mapping[str, str] = os.environ,
+    service: IdentityService | None = None,
+) -> Any:
     """Return FastMCP's ``AuthProvider`` of a name, made from its variables.
+
+    Args:
+        service: Notes whether the provider's own service answers its verifier.
 
     Raises:
         ConfigurationError: There is no such provider, FastMCP is not installed, or a variable is
@@ -83,12 +93,36 @@ def provider_of(name: str, environment: Mapping[str, str] = os.environ) -> Any:
     for each in ("base_url", "resource_base_url", "issuer_url"):
         if each in given:
             checked_url(f"{prefix}{each.upper()}", given[each])
+    client = service.client(given.get("timeout_seconds")) if service is not None else None
     try:
-        return made(**given)
+        provider = made(**given, **_taking(made, client))
     except Exception as failed:
         # The boundary to FastMCP, which may ask the provider for its configuration.
         said = " ".join(str(failed).split()) or type(failed).__name__
         raise ConfigurationError(f"--auth {name}: {said}") from failed
+    verifier = verifier_of(provider)
+    if getattr(verifier, "_http_client", client) is None:
+        # The verifier takes a client, and its provider passes none on.
+        verifier._http_client = client
+    return provider
+
+
+def verifier_of(provider: Any) -> Any:
+    """Return what asks the provider's service about tokens."""
+    proxied = getattr(provider, "_token_validator", None)
+    return proxied if proxied is not None else getattr(provider, "token_verifier", None)
+
+
+def _taking(made: Any, client: Any) -> dict[str, Any]:
+    """Return the argument by which a provider takes a client."""
+    parameters = inspect.signature(made).parameters
+    if client is None:
+        return {}
+    if "http_client" in parameters:
+        return {"http_client": client}
+    if "token_introspection_overrides" in parameters:
+        return {"token_introspection_overrides": {"http_client": client}}
+    return {}
 
 
 def _class_of(name: str) -> Any:

@@ -112,3 +112,26 @@ def test_the_command_is_also_a_module(tmp_path: Path) -> None:
     )
 
     assert (done.returncode, done.stdout) == (0, f"mcp-sessions {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve", "--api-key", "keys.json", "app.py"),
+        ("bridge", "http://127.0.0.1:1/mcp", "--log-lev=info"),
+        ("acp", "--agent", "app.py", "--log-lev", "info"),
+        ("keys", "add", "ci", "--fil", "keys.json"),
+        ("sessions", "list", "--form", "json", "--store", "sqlite:///x.db"),
+        ("conformance", "--lev", "http://127.0.0.1:1/mcp"),
+    ],
+    ids=lambda each: each[0],
+)
+def test_a_part_of_an_option_is_no_option(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It could mean another option with the next release."""
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    assert stopped.value.code == 2
+    short = next(each for each in arguments if each.startswith("--") and each != "--agent")
+    assert short in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """``serve --auth PROVIDER``: users sign in at a provider, by way of FastMCP's OAuth proxy."""
 
+import inspect
 import json
 import re
 import socket
@@ -9,6 +10,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -21,10 +23,14 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 from pydantic import AnyUrl
 
+from mcp_sessions.authentication.allowing import Allowed
+from mcp_sessions.authentication.credential import CannotVerify
+from mcp_sessions.authentication.identity_service import IdentityService
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
-from mcp_sessions.cli.providers import PROVIDERS, provider_of
+from mcp_sessions.cli.providers import PROVIDERS, provider_of, verifier_of
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.server.upstream.sdk.provided import ProvidedVerifier
 from tests.support.children import CHILD
 from tests.support.issuers import Login, jwk
 from tests.support.serving import read_lines, serving
@@ -334,6 +340,80 @@ def test_each_provider_is_there_and_names_what_it_needs(name: str) -> None:
     said = str(missing.value)
     assert f"set {PREFIX}{name.upper()}_" in said or name in ("descope", "scalekit")
     assert "pip install" not in said
+
+
+OFFLINE = {name: each for name, each in PROVIDERS.items() if name != "aws"}
+"""That of AWS asks Amazon for its configuration. It is a subclass of ``oidc``."""
+
+VALUES = {
+    "CLIENT_SECRET": "a secret of the app that is long enough",
+    "BASE_URL": "https://mcp.example.com",
+    "REQUIRED_SCOPES": "use",
+    "PROJECT_ID": "P1",
+    "DOMAIN": "example.com",
+    "AUTHKIT_DOMAIN": "https://example.com",
+    **{
+        f"{each}_URL": "https://example.com" for each in ("AUTH", "ENVIRONMENT", "REALM", "PROJECT")
+    },
+    "DESCOPE_BASE_URL": "https://example.com",
+}
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_each_verifier_asks_by_the_client_that_notes_failures(name: str) -> None:
+    """With the FastMCP that is installed: else a good token is refused while the provider is away,
+    and each check takes 50 ms to make a client.
+    """
+    module, made = OFFLINE[name]
+    provider_class = getattr(import_module(f"fastmcp.server.auth.{module}"), made)
+    given = dict[str, str]()
+    with signing_in() as provider:
+        known = {**VALUES, "CONFIG_URL": f"{provider.url}/.well-known/openid-configuration"}
+        if name == "descope":
+            del known["CONFIG_URL"]
+        for each in inspect.signature(provider_class).parameters.values():
+            needed = each.default is each.empty or each.name in ("resource", "audience")
+            value = known.get(each.name.upper(), "x" if needed else "")
+            if value and each.name != "resource_id":
+                given[f"{PREFIX}{name.upper()}_{each.name.upper()}"] = value
+        if name == "scalekit":
+            given[f"{PREFIX}SCALEKIT_RESOURCE_ID"] = "x"
+        service = IdentityService(time.monotonic)
+        verifier = verifier_of(provider_of(name, given, service))
+    assert type(verifier._http_client).__name__ == "NotingClient"
+
+
+@pytest.mark.anyio
+async def test_a_service_that_is_away_is_no_reason_to_refuse_a_token() -> None:
+    """Of a provider that asks about each token, and of one that fetches keys."""
+    with socket.socket() as nothing:
+        nothing.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nothing.getsockname()[1]}"
+        asked = {
+            "propelauth": {
+                "AUTH_URL": url,
+                "INTROSPECTION_CLIENT_ID": "id",
+                "INTROSPECTION_CLIENT_SECRET": "secret",
+                "RESOURCE": "https://mcp.example.com/mcp",
+            },
+            "keycloak": {"REALM_URL": url, "AUDIENCE": "https://mcp.example.com/mcp"},
+        }
+        token = Login(Clock(time.time())).token("RSA", iss=url)
+        for name, values in asked.items():
+            given = {
+                f"{PREFIX}{name.upper()}_{variable}": value
+                for variable, value in {**values, "BASE_URL": "https://mcp.example.com"}.items()
+            }
+            clock = Clock()
+            service = IdentityService(clock)
+            provider = provider_of(name, given, service)
+            allowed = Allowed(["*"], verifies_mail=True)
+            verifier = ProvidedVerifier(provider, name, allowed, clock=clock, service=service)
+            # FastMCP fetches keys once in half a minute, and refuses in between.
+            for _ in range(3):
+                with pytest.raises(CannotVerify):
+                    await verifier.verify_token(token)
+            await verifier_of(provider)._http_client.aclose()
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ FOREIGN = {
     "self._connection.session_id": "the SDK's connection, which has its transport's",
     "holder.session_manager": "the SDK's application of a server, which is served by the layer",
     "route.methods": "the SDK's route",
+    "verifier._http_client": "FastMCP's verifier, whose provider passes no client on",
     "route.app": "a Starlette route, into whose application the middleware goes",
     "setattr(self)": "a session's record, which takes other values of its own fields",
     "setattr(inner.state)": "the state of Starlette's application, copied",

@@ -2,8 +2,8 @@
 
 Rules, owned by ``tests/server/calls/test_shares.py``:
 
-1. Without authentication the principal is the client's address. Of IPv6 it is the network of 64
-   bits, in which one client has every address.
+1. A user has one share, however many clients act for the user: a client may register itself as
+   often as it likes. Without authentication the client's address has the share.
 2. Only requests are refused. An answer and a cancellation always arrive.
 3. A refused request has no effect, and does not count.
 4. The program at standard input has no such limit.
@@ -11,11 +11,11 @@ Rules, owned by ``tests/server/calls/test_shares.py``:
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from mcp_sessions.core.buckets import Buckets
+from mcp_sessions.core.client_address import address_of
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -75,18 +75,4 @@ def shares_of(policy: SessionPolicy, clock: Callable[[], float]) -> Shares | Non
 
 
 def share_of(principal: Principal, scope: Mapping[str, Any] | None) -> Hashable:
-    return principal if principal != ANONYMOUS else _address_of(scope)
-
-
-def _address_of(scope: Mapping[str, Any] | None) -> Hashable:
-    """Return the address of a client. None: it has none, as at standard input."""
-    client = scope.get("client") if scope is not None else None
-    if not client:
-        return None
-    try:
-        address = ipaddress.ip_address(client[0])
-    except ValueError:
-        return str(client[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        return address.ipv4_mapped or int(address) >> 64
-    return address
+    return principal.user if principal != ANONYMOUS else address_of(scope)

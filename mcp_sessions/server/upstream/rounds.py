@@ -217,7 +217,7 @@ class Rounds:
 
     def _oldest(self, of: Principal | None) -> str | None:
         whose = ((name, held.whose) for name, (held, _) in self._waiting.items())
-        own = (name for name, it in whose if isinstance(it, Principal) and of in (None, it))
+        own = (name for name, it in whose if isinstance(it, Principal) and it.is_user_of(of))
         return next(own, None)
 
     def _may_go_at(self, name: str) -> float:

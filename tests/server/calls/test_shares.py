@@ -91,6 +91,23 @@ def test_without_authentication_the_address_is_the_principal() -> None:
     assert share_of(ALICE, came_from("192.0.2.7")) == share_of(ALICE, came_from("192.0.2.8"))
 
 
+def test_a_user_has_one_share_whatever_client_acts() -> None:
+    """A client may register itself as often as it likes."""
+    other = Principal("another app", ALICE.issuer, ALICE.subject)
+    few = shares([0.0], max_calls_per_principal=1)
+    few.opened(ALICE, None)
+    with pytest.raises(LimitReached):
+        few.opened(other, None)
+    for apart in (
+        BOB,
+        Principal("app", "https://other", "alice"),
+        Principal("alice", ALICE.issuer),
+        Principal("app", ALICE.issuer),
+        Principal("app", None, None),
+    ):
+        few.opened(apart, None)
+
+
 @pytest.mark.anyio
 async def test_over_http_of_2026_the_status_says_when_to_come_back() -> None:
     """ERR6."""

@@ -397,7 +397,8 @@ class Children:
     def _count(self, of: Principal | None = None) -> int:
         if of is None:
             return len(self._living) + self._starts.total()
-        return sum(whose == of for whose in self._living.values()) + self._starts[of]
+        living = sum(whose.is_user_of(of) for whose in self._living.values())
+        return living + sum(n for whose, n in self._starts.items() if whose.is_user_of(of))
 
     def has_room(self, principal: Principal, *, by_ending: bool = False) -> bool:
         """Whether there is room for one more without ending a child.
@@ -459,7 +460,7 @@ class Children:
         then one that no client needs, then the one that is idle for longest. False: none may end.
         """
         for child, whose in self._living.items():
-            if (child.is_over or child in self._ending) and of in (None, whose):
+            if (child.is_over or child in self._ending) and whose.is_user_of(of):
                 await self._stop(child)
                 return True
         now = asyncio.get_running_loop().time()
@@ -478,9 +479,10 @@ class Children:
         return bool(idle)
 
     def _idle(self, of: Principal | None) -> list[Place]:
-        return [
-            place
-            for place in self._places.values()
-            if place.child is not None and not place.calls
-            if of is None or self._living.get(place.child) == of
-        ]
+        found = list[Place]()
+        for place in self._places.values():
+            if place.child is not None and not place.calls:
+                whose = self._living.get(place.child)
+                if of is None or (whose is not None and whose.is_user_of(of)):
+                    found.append(place)
+        return found

@@ -61,7 +61,7 @@ class Starts:
         for place, (began, principal) in self._began.items():
             if now - began < patience:
                 return None
-            is_one = of in (None, principal) and place not in self._made_room
+            is_one = principal.is_user_of(of) and place not in self._made_room
             if is_one and place.starting is not None:
                 self._made_room.add(place)
                 return place.starting

@@ -6,32 +6,37 @@ verifies the tokens that it issued.
 Rules, owned by ``tests/server/upstream/sdk/test_provided.py``:
 
 1. A user that is not allowed is answered 403. To sign in again would not help.
-2. If the provider cannot be reached, it is unknown for now whether a token is good.
+2. If the provider cannot be reached, it is unknown for now whether a token is good. See
+   :mod:`mcp_sessions.authentication.identity_service`.
 3. An answer counts for :data:`FRESH` seconds, with a bound: providers ask their service about each
    token. Only good tokens are kept, by a hash.
 4. A token without a subject is refused: its users would own the same sessions.
 5. A refusal counts for :data:`REFUSED` seconds, with a bound. One token cannot make the server ask
    all the time.
 6. An API key is not shown to the provider.
-7. The body of a request to the provider's routes has a bound: they need no credential.
+7. The provider's routes need no credential. What they take has bounds: see
+   :mod:`mcp_sessions.server.upstream.sdk.open_routes`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
 from mcp.server.auth.provider import AccessToken, TokenVerifier
-from mcp.server.transport_security import RequestBodyLimitMiddleware
 from starlette.routing import Route
 
 from mcp_sessions.authentication.allowing import Allowed
+from mcp_sessions.authentication.claims import RefusalLog
 from mcp_sessions.authentication.credential import CannotVerify, NotAllowed, Verifier
+from mcp_sessions.authentication.identity_service import IdentityService
 from mcp_sessions.authentication.key_file import id_of
 from mcp_sessions.server.upstream.sdk.authentication import Authentication, SdkVerifier
+from mcp_sessions.server.upstream.sdk.open_routes import bounded
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +49,6 @@ REMEMBERED: Final = 10_000
 REFUSED: Final = 10.0
 """Seconds for which a token that was refused is not asked about again."""
 
-LARGEST_BODY: Final = 65_536
-"""Bytes of a request to a route of the provider, at most."""
-
 _RETRY: Final = 5.0
 
 
@@ -57,6 +59,7 @@ def provided(
     allowed: Allowed,
     clock: Callable[[], float],
     keys: Verifier | None = None,
+    service: IdentityService | None = None,
 ) -> Authentication:
     """Return what stands before the endpoint.
 
@@ -65,12 +68,14 @@ def provided(
         name: Its name, in principals.
         path: Of the endpoint.
         keys: Verifies credentials that are not the provider's.
+        service: The one that the provider's verifier asks.
     """
     # It computes what its tokens are for.
     routes: list[Route] = provider.get_routes(mcp_path=path)
-    for route in routes:
-        route.app = RequestBodyLimitMiddleware(route.app, LARGEST_BODY)
-    verifier: TokenVerifier = ProvidedVerifier(provider, name, allowed, clock=clock)
+    bounded(routes, time.monotonic)
+    verifier: TokenVerifier = ProvidedVerifier(
+        provider, name, allowed, clock=clock, service=service
+    )
     return Authentication(
         SdkVerifier([keys], verifier) if keys is not None else verifier,
         provider.required_scopes,
@@ -81,9 +86,16 @@ def provided(
 
 class ProvidedVerifier:
     def __init__(
-        self, provider: Any, name: str, allowed: Allowed, *, clock: Callable[[], float]
+        self,
+        provider: Any,
+        name: str,
+        allowed: Allowed,
+        *,
+        clock: Callable[[], float],
+        service: IdentityService | None = None,
     ) -> None:
         self._provider = provider
+        self._service = service or IdentityService(clock)
         self._issuer = f"urn:mcp-sessions:auth:{name}"
         self._allowed = allowed
         self._clock = clock
@@ -91,6 +103,7 @@ class ProvidedVerifier:
         self._refused: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
         """When a token was refused, and whether its user is known and not allowed."""
 
+        self._log = RefusalLog()
         self._is_away = False
 
     async def verify_token(self, token: str) -> AccessToken | None:
@@ -117,7 +130,7 @@ class ProvidedVerifier:
         claims: dict[str, Any] = found.claims or {}
         subject = found.subject or claims.get("sub")
         if not isinstance(subject, str) or not subject:
-            logger.warning("a token of the provider names no user, and is refused")
+            self._log.say("it names no user", now)
             return self._refuse(name, now, is_known=False)
         if not self._allowed.has(claims):
             return self._refuse(name, now, is_known=True)
@@ -136,18 +149,27 @@ class ProvidedVerifier:
         _refusal(is_known=is_known)
 
     async def _verified(self, token: str) -> AccessToken | None:
-        try:
-            found = await self._provider.verify_token(token)
-        except Exception as failed:
-            # The boundary to the provider. Whatever is wrong there, it says nothing of the token.
-            if not self._is_away:
-                logger.error("the identity provider does not answer: %s", type(failed).__name__)
-            self._is_away = True
-            raise CannotVerify(_RETRY) from failed
+        with self._service.asking() as question:
+            try:
+                found = await self._provider.verify_token(token)
+            except Exception as failed:
+                # The boundary to the provider. Whatever is wrong there, it says nothing of the
+                # token.
+                self._note_away(question.why or type(failed).__name__)
+                raise CannotVerify(_RETRY) from failed
+        why = self._service.failure(question) if found is None else ""
+        if why:
+            self._note_away(why)
+            raise CannotVerify(_RETRY)
         if self._is_away:
             logger.info("the identity provider answers again")
         self._is_away = False
         return found
+
+    def _note_away(self, why: str) -> None:
+        if not self._is_away:
+            logger.error("the identity provider does not answer: %s", why)
+        self._is_away = True
 
 
 def _refusal(*, is_known: bool) -> None:

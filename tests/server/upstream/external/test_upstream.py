@@ -41,9 +41,9 @@ def updates(messages: list[dict[str, Any]]) -> list[str]:
     return [m["params"]["uri"] for m in messages if m.get("method") == UPDATED]
 
 
-def user(subject: str) -> AuthenticatedUser:
+def user(subject: str, client: str = "client") -> AuthenticatedUser:
     """What the SDK's authentication leaves in the scope."""
-    token = AccessToken(token=f"t-{subject}", client_id="c", scopes=[], subject=subject)
+    token = AccessToken(token=f"t-{subject}", client_id=client, scopes=[], subject=subject)
     return AuthenticatedUser(token)
 
 
@@ -490,13 +490,16 @@ async def test_who_left_before_it_began_leaves_no_session_and_no_process(tmp_pat
         assert await (await w.connected()).text("count") == "1"
 
 
-async def test_one_principal_has_a_number_of_processes_of_its_own() -> None:
-    """Who has them all is refused one more, and takes nobody else's room."""
+@pytest.mark.parametrize("clients", [["one"] * 3, ["one", "two", "three"]], ids=["one", "several"])
+async def test_one_user_has_a_number_of_processes(clients: list[str]) -> None:
+    """A user with all of them is refused one more, also by another client, and takes nobody else's
+    room.
+    """
     options = {"max_children": 3, "max_children_per_principal": 2}
     async with child_world(options=options) as w:
         params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
             "name": "raw", "version": "1"}}  # fmt: skip
-        ann = [RawClient(await w.carrier_of(user("ann"))) for _ in range(3)]
+        ann = [RawClient(await w.carrier_of(user("ann", client=each))) for each in clients]
         refused = await asyncio.gather(*(each.answer("initialize", params) for each in ann))
         errors = [each["error"] for each in refused if "error" in each]
         assert [(each["code"], each["data"]["limit"]) for each in errors] == [

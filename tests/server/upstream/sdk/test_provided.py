@@ -13,9 +13,9 @@ from mcp_sessions import SessionLayer
 from mcp_sessions.authentication.allowing import Allowed
 from mcp_sessions.authentication.credential import CannotVerify, Credential, NotAllowed
 from mcp_sessions.authentication.key_file import minted
+from mcp_sessions.server.upstream.sdk.open_routes import LARGEST_BODY
 from mcp_sessions.server.upstream.sdk.provided import (
     FRESH,
-    LARGEST_BODY,
     REFUSED,
     REMEMBERED,
     ProvidedVerifier,
@@ -146,6 +146,18 @@ async def test_a_provider_that_is_away_is_no_reason_to_refuse_a_token(
     place.provider.is_away = False
     assert await place.verifier.verify_token("wrong") is None
     assert "the identity provider answers again" in caplog.text
+
+
+async def test_tokens_that_name_no_user_are_one_line_a_minute(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for number in range(20):
+        place.provider.users[f"t{number}"] = {"email": "nobody@example.com"}
+        assert await place.verifier.verify_token(f"t{number}") is None
+    assert [each.getMessage() for each in caplog.records] == [
+        "1 tokens were refused; the last one: it names no user"
+    ]
 
 
 async def test_what_is_kept_has_a_bound(place: Place) -> None:

@@ -1,0 +1,113 @@
+"""How the requests of an identity provider's verifier ended."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import httpx2
+import pytest
+
+from mcp_sessions.authentication.identity_service import AWAY, IdentityService
+from tests.support.world import Clock
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Real sockets."""
+    return "asyncio"
+
+
+class Place:
+    """A service that answers with a status, or not at all."""
+
+    def __init__(self) -> None:
+        self.status: int | None = 200
+        self.clock = Clock()
+        self.service = IdentityService(self.clock)
+        self.client = self.service.client()
+        self.url = ""
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request."""
+        await reader.readuntil(b"\r\n\r\n")
+        if self.status is not None:
+            answer = f"HTTP/1.1 {self.status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            writer.write(answer.encode())
+        writer.close()
+
+    async def failure(self, requests: int = 1) -> str:
+        """Why a refusal after so many requests does not count."""
+        with self.service.asking() as question:
+            for _ in range(requests):
+                try:
+                    await self.client.get(self.url)
+                except httpx2.TransportError:
+                    continue
+        return self.service.failure(question)
+
+
+@asynccontextmanager
+async def served() -> AsyncGenerator[Place]:
+    """A service until the block ends."""
+    place = Place()
+    server = await asyncio.start_server(place.connected, "127.0.0.1", 0)
+    place.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with server, place.client:
+        yield place
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 403, 404])
+async def test_a_refusal_counts_if_the_service_answered(status: int) -> None:
+    async with served() as place:
+        place.status = status
+        assert await place.failure() == ""
+
+
+@pytest.mark.parametrize("status", [302, 429, 500, 503, None])
+async def test_a_refusal_does_not_count_if_the_service_did_not_answer(status: int | None) -> None:
+    async with served() as place:
+        place.status = status
+        assert "127.0.0.1" in await place.failure()
+        # A verifier refuses without a request until it may fetch the keys again.
+        assert "127.0.0.1" in await place.failure(requests=0)
+        place.clock.now += AWAY
+        assert await place.failure(requests=0) == ""
+
+
+async def test_a_service_that_answers_again_is_not_away() -> None:
+    async with served() as place:
+        place.status = 500
+        assert await place.failure()
+        place.status = 401
+        assert await place.failure() == ""
+        assert await place.failure(requests=0) == ""
+
+
+async def test_of_several_requests_about_a_token_each_must_be_answered() -> None:
+    async with served() as place:
+        place.status = 500
+        with place.service.asking() as question:
+            await place.client.get(place.url)
+            place.status = 200
+            await place.client.get(place.url)
+        assert place.service.failure(question)
+
+
+async def test_requests_about_other_tokens_do_not_count() -> None:
+    """They run at the same time, each in its own task."""
+    async with served() as place:
+        with place.service.asking() as own:
+            await place.client.get(place.url)
+            place.status = 500
+            assert await asyncio.create_task(place.failure())
+        assert place.service.failure(own) == ""
+
+
+async def test_a_token_that_cannot_be_sent_says_nothing_of_the_service() -> None:
+    async with served() as place:
+        with place.service.asking() as question:
+            with pytest.raises((httpx2.LocalProtocolError, ValueError)):
+                await place.client.get(place.url, headers={"Authorization": "a\nb"})
+        assert place.service.failure(question) == ""
