@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from mcp_sessions.cli import arguments as types
@@ -54,7 +53,6 @@ async def _bridge(options: argparse.Namespace) -> int:
         from mcp_sessions.cli.bridging import HostPipe
         from mcp_sessions.client.jar import FileJar
         from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-        from mcp_sessions.client.resuming import ResumingClient
         from mcp_sessions.client_transport import dial_with
         from mcp_sessions_transports.stdio.stdio_server import standard_streams
 
@@ -65,10 +63,11 @@ async def _bridge(options: argparse.Namespace) -> int:
     if options.jar is not None:
         jar, target = FileJar(options.jar), dialers[0].target
         slot = await anyio.to_thread.run_sync(jar.open, target, options.user)
-    make = partial(ResumingClient, dialers, policy=policy, slot=slot)
     with standard_streams() as (wire_in, wire_out):
-        pipe = HostPipe(wire_in, wire_out, options.max_message, options.last_wait)
-        await pipe.run(make)
+        pipe = HostPipe(
+            wire_in, wire_out, max_message=options.max_message, last_wait=options.last_wait
+        )
+        await pipe.run(dialers, policy, slot)
     if pipe.unanswered:
         number, names = len(pipe.unanswered), ", ".join(sorted(set(pipe.unanswered)))
         complain(

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
@@ -25,9 +25,13 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from mcp_sessions.client import rpc
-from mcp_sessions.client.dialer import Json
+from mcp_sessions.client.application import Callbacks
+from mcp_sessions.client.dialer import Dialer, Json
+from mcp_sessions.client.jar import JarSlot
+from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.resuming import ResumingClient
+from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.messages import (
     Malformed,
     RequestId,
@@ -86,17 +90,20 @@ class HostPipe:
     _client: ResumingClient | None = field(init=False, default=None)
     _tasks: TaskGroup | None = field(init=False, default=None)
 
-    async def run(self, make: Callable[..., ResumingClient]) -> None:
+    async def run(
+        self, dialers: Sequence[Dialer], policy: ReconnectPolicy, slot: JarSlot | None
+    ) -> None:
         """Pass messages on until the host is done, or the server has ended for good.
 
         Args:
-            make: Makes the client; called with ``tasks``, ``deliver`` and ``hang_up``.
+            slot: Keeps the session between runs. None: it ends with the pipe.
         """
+        callbacks = Callbacks(self._deliver, self._hang_up)
         with writing(self.wire_out) as write, self._noticing_the_end():
             self._write = write
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                client = make(tasks=tasks, deliver=self._deliver, hang_up=self._hang_up)
+                client = ResumingClient(dialers, Runtime(policy, tasks), callbacks, slot=slot)
                 self._client = client
                 await client.start()
                 tasks.start_soon(self._serve, client)

@@ -15,6 +15,7 @@ from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.listen_streams import Listens
 from mcp_sessions.client.requests import Pending, Questions, Requests
 from mcp_sessions.client.resume_report import ConnectionLost, OnLost, OnResume, ResumeOutcome
+from mcp_sessions.client.state import Runtime
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
@@ -24,24 +25,29 @@ _Told = TypeVar("_Told")
 _CLOSED = "the transport was closed"
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Application:
-    """One client's application.
-
-    Args:
-        deliver: Gives it a message.
-        hang_up: Ends its side, as a stock transport does whose connection is gone.
-        clock: Seconds, never going back.
-        spawn: Does something beside what else is done.
-    """
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """The functions of an application that its client calls."""
 
     deliver: Callable[[Json], Awaitable[None]]
+    """Takes a message."""
+
     hang_up: Callable[[], Awaitable[None]]
-    _on_lost: OnLost | None
-    _on_resume: OnResume | None
+    """Ends its side, as a stock transport does whose connection is gone."""
+
+    on_lost: OnLost | None = None
+    on_resume: OnResume | None = None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Application:
+    """One client's application."""
+
+    _callbacks: Callbacks
     _peer: Peer
-    _clock: Callable[[], float]
-    _spawn: Callable[..., object]
+    _runtime: Runtime
+    deliver: Callable[[Json], Awaitable[None]] = field(init=False)
+    hang_up: Callable[[], Awaitable[None]] = field(init=False)
     loss: Loss | None = field(init=False, default=None)
     """Its connection is lost, and ``on_resume`` did not follow so far."""
 
@@ -51,8 +57,11 @@ class Application:
     why_over: str | None = field(init=False, default=None)
     """Why its side was ended, and what to do, if not for the server's end."""
 
+    def __post_init__(self) -> None:
+        self.deliver, self.hang_up = self._callbacks.deliver, self._callbacks.hang_up
+
     def asks(self, message: Json, headers: Mapping[str, str], *, now: float) -> Pending:
-        pending = Pending(message["id"], message, headers, now)
+        pending = Pending(message["id"], message, headers, asked_at=now)
         self.requests.add(pending)
         return pending
 
@@ -84,7 +93,7 @@ class Application:
         Args:
             cause: Why; empty: the loss of the connection.
         """
-        lasted = self.loss.lasted(self._clock()) if self.loss is not None else ""
+        lasted = self.loss.lasted(self._runtime.clock()) if self.loss is not None else ""
         if pending.first_sent is not None:
             cause = cause or pending.cause or lasted or _CLOSED
             text = explaining.may_have_run(pending.message, cause)
@@ -120,21 +129,21 @@ class Application:
             # What is wrong may change: refused first, then 502.
             self.loss = Loss(cause, known.since)
             return
-        self.loss = Loss(cause, self._clock())
+        self.loss = Loss(cause, self._runtime.clock())
         logger.warning("connection lost: %s", cause)
-        if self._on_lost is not None:
+        if self._callbacks.on_lost is not None:
             # Nothing waits for an async one: it may itself wait for the next connection.
-            told = _called("on_lost", self._on_lost, ConnectionLost(cause, address))
+            told = _called("on_lost", self._callbacks.on_lost, ConnectionLost(cause, address))
             if told is not None:
-                self._spawn(_finished, "on_lost", told)
+                self._runtime.tasks.start_soon(_finished, "on_lost", told)
 
     async def tell_outcome(self, outcome: ResumeOutcome) -> None:
         loss, self.loss = self.loss, None
         if loss is not None and not outcome.is_over and outcome.reason != "gave_up":
-            seconds = self._clock() - loss.since
+            seconds = self._runtime.clock() - loss.since
             logger.info("%s: connected again after %.1f s", outcome.connected_to, seconds)
-        if self._on_resume is not None:
-            told = _called("on_resume", self._on_resume, outcome)
+        if self._callbacks.on_resume is not None:
+            told = _called("on_resume", self._callbacks.on_resume, outcome)
             if told is not None:
                 await _finished("on_resume", told)
 

@@ -26,7 +26,7 @@ from mcp_sessions.client.dialer import Dialer, Failed, Failure, Link
 from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.reattaching import Reattaching
 from mcp_sessions.client.resume_report import ResumeOutcome
-from mcp_sessions.client.scouting import Place, Places
+from mcp_sessions.client.scouting import Place, Places, shared_places
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
 from mcp_sessions.core.resume import AWAY, Cause, is_away
 
@@ -64,16 +64,18 @@ class Recovery:
     _app: Application
     _control: SessionControl
     hosted: Reattaching
-    _places: Places
     connector: Connector
     _on_ready: Callable[[Link], Awaitable[None]]
-    _not_before: float = 0.0
+    _places: Places = field(init=False, default_factory=shared_places)
+    """Shared by all clients of this event loop, as they come back together."""
+
+    _not_before: float = field(init=False, default=0.0)
     """When a server that drains asks us to come back, unless somebody waits for an answer."""
 
-    _asked: anyio.Event = field(default_factory=anyio.Event)
+    _asked: anyio.Event = field(init=False, default_factory=anyio.Event)
     """Set when somebody asks something; a new one for each recovery."""
 
-    _settled: anyio.Event = field(default_factory=anyio.Event)
+    _settled: anyio.Event = field(init=False, default_factory=anyio.Event)
     """Set when the recovery that is under way ends; a new one for each."""
 
     def begin(self, way: Way) -> None:

@@ -10,18 +10,14 @@ know stands in `state` (the phase and the link), `peer` (the server and the sess
 from __future__ import annotations
 
 import logging
-import random
-import secrets
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup
 
 from mcp_sessions.client import explaining, hosted_requests, rpc, stamping
-from mcp_sessions.client.application import Application
+from mcp_sessions.client.application import Application, Callbacks
 from mcp_sessions.client.connecting import Connector
 from mcp_sessions.client.control import SessionControl
 from mcp_sessions.client.dialer import (
@@ -42,7 +38,6 @@ from mcp_sessions.client.dialer import (
     StreamReopened,
     Unanswered,
 )
-from mcp_sessions.client.elapsed import Elapsed
 from mcp_sessions.client.first_link import Opening
 from mcp_sessions.client.jar import JarSlot, SavedSession
 from mcp_sessions.client.known_server import Peer
@@ -53,15 +48,12 @@ from mcp_sessions.client.outbox import Outbox
 from mcp_sessions.client.own_requests import Exchanges
 from mcp_sessions.client.pushing import Pushing, as_modern
 from mcp_sessions.client.reattaching import Reattaching
-from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
-from mcp_sessions.client.resume_report import KnownSession, OnLost, OnResume, ResumeOutcome
-from mcp_sessions.client.scouting import Places, shared_places
+from mcp_sessions.client.resume_report import KnownSession, ResumeOutcome
 from mcp_sessions.client.sending import Sender
 from mcp_sessions.client.server_addresses import Addresses
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
-from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import RequestId, meta_of
 from mcp_sessions.core.resume import event_id_of, says_session_not_found
 from mcp_sessions.errors import (
@@ -73,71 +65,39 @@ from mcp_sessions.errors import (
 logger = logging.getLogger(__name__)
 
 
-def _mint_key() -> str:
-    return secrets.token_urlsafe(16)
-
-
 class ResumingClient:
     """One application's session with one server.
 
     Args:
-        tasks: Runs its tasks; cancelled by whoever called `close`.
-        deliver: Gives the application a message.
-        hang_up: Ends the application's side.
         slot: Keeps the session between runs; None: it ends with the client.
-        places: Shared by the clients that come back together; None: by all of this event loop.
     """
 
     def __init__(
         self,
         dialers: Sequence[Dialer],
+        runtime: Runtime,
+        callbacks: Callbacks,
         *,
-        tasks: TaskGroup,
-        policy: ReconnectPolicy,
-        deliver: Callable[[Json], Awaitable[None]],
-        hang_up: Callable[[], Awaitable[None]],
         slot: JarSlot | None = None,
-        on_lost: OnLost | None = None,
-        on_resume: OnResume | None = None,
-        places: Places | None = None,
-        draw: Callable[[], float] = random.random,
-        clock: Callable[[], float] = time.monotonic,
-        elapsed: Callable[[], float] | None = None,
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-        mint_key: Callable[[], str] = _mint_key,
     ) -> None:
+        policy = runtime.policy
         base, cap = policy.backoff_base, policy.backoff_cap
-        backoff = Backoff(base=base, cap=cap)
         addresses = Addresses(dialers, base=base, cap=cap, longest_rest=policy.give_up_after)
         self._exchanges = exchanges = Exchanges(timeout=policy.connect_timeout)
-        self._runtime = runtime = Runtime(
-            policy, tasks, draw, clock, elapsed or Elapsed(), sleep, backoff
-        )
-        self._peer = peer = Peer(instance=mint_key())
+        self._runtime = runtime
+        self._peer = peer = Peer(instance=runtime.mint_key())
         self._state = state = ClientState(runtime, peer, addresses)
-        self._app = app = Application(
-            deliver, hang_up, on_lost, on_resume, peer, clock, tasks.start_soon
-        )
+        self._app = app = Application(callbacks, peer, runtime)
         self._control = control = SessionControl(runtime, peer, exchanges)
         connector = Connector(runtime, peer, self._on_event)
         pushing = Pushing(peer, exchanges, connector)
         hosted = Reattaching(peer, app, control, exchanges, pushing)
         self._recovery = recovery = Recovery(
-            runtime,
-            state,
-            peer,
-            app,
-            control,
-            hosted,
-            places or shared_places(),
-            connector,
-            self._on_ready,
+            runtime, state, peer, app, control, hosted, connector, self._on_ready
         )
         self._listener = listener = Listener(runtime, state, peer, app, control, recovery)
         self._outbox = outbox = Outbox(state, peer, app, listener, hosted)
-        self._sender = sender = Sender(
-            runtime, state, peer, app, recovery, listener, outbox, mint_key
-        )
+        self._sender = sender = Sender(runtime, state, peer, app, recovery, listener, outbox)
         self._reattaching = hosted
         self._losses = Losses(runtime, state, peer, app, exchanges, recovery, sender)
         self._opening = Opening(runtime, state, app, recovery, sender)

@@ -20,12 +20,14 @@ from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
+from mcp_sessions.client.application import Callbacks
 from mcp_sessions.client.dialer import Dialer, Failed, Json
 from mcp_sessions.client.jar import Jar
 from mcp_sessions.client.open_calls import OpenCall
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.resume_report import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.resuming import ResumingClient
+from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.messages import answer_in_place_of
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
@@ -148,6 +150,7 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
         async def hang_up() -> None:
             to_app.close()
 
+        callbacks = Callbacks(deliver, hang_up, self._on_lost, self._on_resume)
         slot = None
         if self._jar is not None:
             target = self._dialers[0].target
@@ -159,16 +162,8 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
                 await client.take(message, _headers(item))
 
         async with to_app, read, write, from_app, anyio.create_task_group() as tasks:
-            client = ResumingClient(
-                self._dialers,
-                tasks=tasks,
-                policy=self._policy,
-                deliver=deliver,
-                hang_up=hang_up,
-                slot=slot,
-                on_lost=self._on_lost,
-                on_resume=self._on_resume,
-            )
+            runtime = Runtime(self._policy, tasks)
+            client = ResumingClient(self._dialers, runtime, callbacks, slot=slot)
             await client.start()
             tasks.start_soon(pump)
             self._client = client

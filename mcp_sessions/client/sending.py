@@ -10,7 +10,6 @@ Rules that must hold, and that ``tests/client/`` owns over real sockets:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mcp_sessions.client import explaining, hosted_requests, pushing, rpc, stamping
@@ -43,7 +42,6 @@ class Sender:
     _recovery: Recovery
     _listener: Listener
     _outbox: Outbox
-    _mint_key: Callable[[], str]
     _waiting: set[Pending] = field(init=False, default_factory=set[Pending])
     """A delay runs before they are sent again."""
 
@@ -73,7 +71,7 @@ class Sender:
         if session is None or stamping.names_own_session(message):
             message = {**message, "id": wire_id}
         else:
-            key = self._mint_key() if pending.key is None and peer.has_keys else pending.key
+            key = self._runtime.mint_key() if pending.key is None and peer.has_keys else pending.key
             pending.stamped(session, key, peer.lives.generation, peer.abilities.key_lifetime)
             message = stamping.stamped(message, wire_id, session, pending.key, peer.is_modern)
             if peer.is_modern:
@@ -84,7 +82,7 @@ class Sender:
             await self.unanswered(link, wire_id, failed.failure)
 
     async def _request_of_host(self, pending: Pending, link: Link) -> None:
-        message, headers = hosted_requests.prepared(pending, self._peer, self._mint_key)
+        message, headers = hosted_requests.prepared(pending, self._peer, self._runtime.mint_key)
         try:
             if pushing.goes_there(message):
                 link = await self._recovery.hosted.pushing.link_for(link)

@@ -6,14 +6,19 @@
 
 from __future__ import annotations
 
+import random
+import secrets
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
+import anyio
 from anyio.abc import TaskGroup
 
 from mcp_sessions.client.dialer import Link
+from mcp_sessions.client.elapsed import Elapsed
 from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.server_addresses import Addresses
@@ -92,25 +97,36 @@ _CONCLUSIONS = {Change.OPENED, Change.NOT_OPENED, Change.STAY, Change.READY, Cha
 """Ends of work that was under way. They change nothing if the application is done meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
+def _mint_key() -> str:
+    return secrets.token_urlsafe(16)
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class Runtime:
     policy: ReconnectPolicy
     tasks: TaskGroup
-    """Its tasks end with the client."""
+    """Its tasks end with the client. Whoever called `ResumingClient.close` cancels them."""
 
-    draw: Callable[[], float]
+    _: KW_ONLY
+    draw: Callable[[], float] = random.random
     """A random number from 0 to 1."""
 
-    clock: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
     """Seconds, never going back. For how long this side waits."""
 
-    elapsed: Callable[[], float]
+    elapsed: Callable[[], float] = field(default_factory=Elapsed)
     """Seconds, never going back, also those in which the machine slept. For how long a server
     keeps its promises; see `Elapsed`."""
 
-    sleep: Callable[[float], Awaitable[None]]
-    backoff: Backoff
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    mint_key: Callable[[], str] = _mint_key
+    """A new request key."""
+
+    backoff: Backoff = field(init=False)
     """The delays between attempts on one link."""
+
+    def __post_init__(self) -> None:
+        self.backoff = Backoff(base=self.policy.backoff_base, cap=self.policy.backoff_cap)
 
     async def back_off(self, at_least: float = 0.0) -> None:
         """Wait after a failed attempt (CLI2).

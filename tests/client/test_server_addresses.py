@@ -18,7 +18,6 @@ from mcp_sessions.client.server_addresses import Addresses
 from mcp_sessions.client.stamping import PROTOCOL_VERSION_META
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.client_transport import resumable
-from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.resume import Cause, SessionView
 from tests.support.resuming import Heard, text_of
 from tests.support.scripted import Exchange, ScriptedServer, tool_result
@@ -238,11 +237,8 @@ async def test_a_session_is_not_taken_up_where_nobody_listens(session: SessionVi
     peer.asked({"id": 1, "method": "tools/list", "params": {"_meta": envelope}})
     if session is not None:
         peer.began(session, None)
-    backoff = Backoff(base=1, cap=1)
     async with anyio.create_task_group() as tasks:
-        runtime = Runtime(
-            ReconnectPolicy(), tasks, lambda: 0.5, lambda: 0, lambda: 0, anyio.sleep, backoff
-        )
+        runtime = Runtime(ReconnectPolicy(), tasks)
         control = SessionControl(runtime, peer, Exchanges(timeout=5))
         with pytest.raises(Failed, match="nobody listens"):
             await control.take_up(Nowhere())

@@ -9,7 +9,6 @@ from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.server_addresses import Addresses
 from mcp_sessions.client.state import TRANSITIONS, Change, ClientState, Phase, Runtime
-from mcp_sessions.core.backoff import Backoff
 
 WAYS_TO = {
     Phase.FRESH: (),
@@ -23,12 +22,8 @@ CONCLUSIONS = {Change.OPENED, Change.NOT_OPENED, Change.STAY, Change.READY, Chan
 
 
 def client_in(phase: Phase) -> ClientState:
-    backoff = Backoff(base=1, cap=1)
     addresses = Addresses([], base=1, cap=1, longest_rest=1)
-    no_tasks, no_sleep = cast(Any, None), cast(Any, None)
-    runtime = Runtime(
-        ReconnectPolicy(), no_tasks, lambda: 0.5, lambda: 0, lambda: 0, no_sleep, backoff
-    )
+    runtime = Runtime(ReconnectPolicy(), cast(Any, None))
     state = ClientState(runtime, Peer("an-instance"), addresses)
     for change in WAYS_TO[phase]:
         state.apply(change)

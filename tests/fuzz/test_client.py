@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sessions.client import rpc, stamping
+from mcp_sessions.client.application import Callbacks
 from mcp_sessions.client.dialer import Event, Json, Link, LinkSettings, Received
 from mcp_sessions.client.listen_streams import Listens
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.resuming import ResumingClient
+from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.messages import EXTENSION, SESSION_META, Malformed, parse
 from mcp_sessions.core.resume import (
     MAX_SECONDS,
@@ -271,9 +273,7 @@ async def running(answers: Mapping[str, Json]) -> AsyncGenerator[tuple[ResumingC
     puppet = Puppet({"initialize": {"result": AGREED}, **answers})
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
-            client = ResumingClient(
-                [puppet], tasks=tasks, policy=POLICY, deliver=deliver, hang_up=hang_up
-            )
+            client = ResumingClient([puppet], Runtime(POLICY, tasks), Callbacks(deliver, hang_up))
             await client.start()
             params: Json = {"protocolVersion": "2025-11-25", "capabilities": {}}
             asked = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}

@@ -34,8 +34,6 @@ KNOWN_WIDE = {
     "mcp_sessions.server.connection.Inbound",
     # What is to become smaller parts.
     "mcp_sessions.server.upstream.external.place.Place",
-    "mcp_sessions.client.recovery.Recovery",
-    "mcp_sessions.client.resuming.ResumingClient",
     "mcp_sessions.serve.draining.Draining",
     "mcp_sessions.serve.endpoint.Endpoint",
     "mcp_sessions.serve.lifetime.Lifetime",
