@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
-from starlette.types import ASGIApp
-
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.core.visibility import Visibility
@@ -23,9 +21,9 @@ from mcp_sessions.rooms import (
 )
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
-from mcp_sessions.serve.endpoint import Endpoint
+from mcp_sessions.serve.endpoint import Endpoint, EndpointSettings
 from mcp_sessions.serve.health import Health
-from mcp_sessions.serve.lifetime import Lifetime
+from mcp_sessions.serve.lifetime import Lifetime, Preparation
 from mcp_sessions.server.audit import Audit
 from mcp_sessions.server.cluster.child_host import ChildHost
 from mcp_sessions.server.cluster.relay import RequestRelay
@@ -61,7 +59,6 @@ from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.server.upstream.sdk.authentication import Authentication
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.http.cluster import ClusterStreams
-from mcp_sessions_transports.origin import SecuritySettings
 
 DRAIN_DELAY = 3.0
 """Seconds in which a proxy's idle connections to this process come to an end, so that none is
@@ -261,7 +258,7 @@ class Assembly:
         dispatch: _Dispatch,
         outside: Outside,
     ) -> None:
-        bus, runner, policy, elsewhere = self.bus, self.runner, self.policy, outside.elsewhere
+        runner, elsewhere = self.runner, outside.elsewhere
         children = None
         if elsewhere is not None and (self.external is not None or outside.rounds is not None):
             children = ChildHost(
@@ -288,58 +285,37 @@ class Assembly:
         self.availability = availability = Availability()
         self.health = Health(self.store, self.clock, availability)
         self.draining = draining = Draining(
-            self.endpoints,
-            self.store,
-            self.connections,
-            self.attachments,
+            environment,
+            delivery,
             runner,
-            delivery.owed,
-            policy,
-            bus,
-            availability,
-            self.upstream,
-            children,
+            endpoints=self.endpoints,
+            availability=availability,
+            upstream=self.upstream,
+            child_host=children,
         )
+        argument = self.conversations.argument if self.conversations is not None else None
         self.lifetime = Lifetime(
-            self.store,
-            policy,
-            self.security,
+            environment,
+            Preparation(environment, self.security, self.upstream, argument),
             self.upstream,
-            bus,
-            handlers,
-            self.lifecycle,
-            LongSilences(runner, policy.progress_every, self.clock),
-            self.broadcaster,
-            draining,
-            availability,
-            self.conversations.argument if self.conversations is not None else None,
+            handlers=handlers,
+            lifecycle=self.lifecycle,
+            silences=LongSilences(runner, self.policy.progress_every, self.clock),
+            broadcaster=self.broadcaster,
+            draining=draining,
         )
 
     @property
     def authenticates(self) -> bool:
         return self.authentication is not None or self.shell.authenticates
 
-    def endpoint(
-        self,
-        *,
-        path: str,
-        host: str,
-        security: SecuritySettings | None,
-        max_body: int | None = None,
-        application: Callable[[], ASGIApp] | None = None,
-    ) -> Endpoint:
-        """An endpoint of this layer, which drains with it; arguments and errors are those of
-        :class:`Endpoint`.
-        """
+    def endpoint(self, settings: EndpointSettings) -> Endpoint:
+        """An endpoint of this layer, which drains with it. It raises as :class:`Endpoint` does."""
         endpoint = Endpoint(
+            settings,
             self.shell,
             self,
-            self.clock,
-            path=path,
-            host=host,
-            security=security,
-            max_body=self.policy.max_message if max_body is None else max_body,
-            application=application,
+            clock=self.clock,
             authentication=self.authentication,
             denied=self._audit.denied,
         )

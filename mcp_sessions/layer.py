@@ -22,7 +22,7 @@ from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.serve.endpoint import Endpoint
+from mcp_sessions.serve.endpoint import EndpointSettings
 from mcp_sessions.serve.open_connections import connection_limits
 from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.sockets import listen_on
@@ -150,8 +150,10 @@ class SessionLayer:
             ConfigurationError: The layer cannot take over the server's authentication.
         """
         beside = self.health_routes(health) if health is not None else ()
-        endpoint = self._endpoint(path, host, security, max_body, application)
-        return endpoint.app(self.lifespan, beside)
+        settings = EndpointSettings(
+            path=path, host=host, security=security, max_body=max_body, application=application
+        )
+        return self._assembly.endpoint(settings).app(self.lifespan, beside)
 
     def health_routes(self, path: str = "/") -> list[BaseRoute]:
         """Return health checks for an application that mounts :meth:`routes`.
@@ -182,7 +184,10 @@ class SessionLayer:
         The application must run the layer: ``Starlette(lifespan=layer.lifespan, …)``. Its guards of
         these routes also guard WebSockets. Arguments and errors are those of :meth:`asgi_app`.
         """
-        return self._endpoint(path, host, security, max_body, application).routes()
+        settings = EndpointSettings(
+            path=path, host=host, security=security, max_body=max_body, application=application
+        )
+        return self._assembly.endpoint(settings).routes()
 
     def lifespan(self, app: object = None) -> AbstractAsyncContextManager[None]:
         """Everything the layer does happens inside; an ASGI lifespan.
@@ -367,15 +372,3 @@ class SessionLayer:
             )
             told_handler(untold)
             raise untold
-
-    def _endpoint(
-        self,
-        path: str,
-        host: str,
-        security: SecuritySettings | None,
-        max_body: int | None,
-        application: Callable[[], ASGIApp] | None,
-    ) -> Endpoint:
-        return self._assembly.endpoint(
-            path=path, host=host, security=security, max_body=max_body, application=application
-        )

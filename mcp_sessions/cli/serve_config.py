@@ -20,6 +20,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
+from mcp_sessions.serve.endpoint import EndpointSettings
 from mcp_sessions.serve.open_connections import connection_limits
 from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.tls import certificate_of
@@ -117,7 +118,8 @@ def serve_all(
     """
 
     def part(path: str, layer: Assembly) -> Part:
-        endpoint = layer.endpoint(path=path, host=options.host, security=security)
+        settings = EndpointSettings(path=path, host=options.host, security=security)
+        endpoint = layer.endpoint(settings)
         app, beside = endpoint.app(layer.lifetime.run), endpoint.metadata()
         return Part(path, app, layer.lifetime, layer.draining, layer.health, beside)
 

@@ -7,24 +7,19 @@ import contextlib
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from mcp_sessions.background import stopped
 from mcp_sessions.core.availability import Availability
 from mcp_sessions.errors import Detached, StoreUnavailable
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.serve.endpoint import Endpoint
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.child_host import ChildHost
 from mcp_sessions.server.connection import ClientConnection
-from mcp_sessions.server.delivery.attachments import Attachments
-from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import Upstream
-from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.duplex import DuplexTransport
 from mcp_sessions_transports.http.channel import http_transport
 
@@ -38,32 +33,41 @@ _LAST_WORDS = 2.0
 """Seconds that WebSockets and pipes have, at the end, to take what waits for them."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Draining:
     """Stops what a layer serves.
 
     Args:
         endpoints: The layer's, as they are when it stops.
-        owed: Owes the store nothing more when the layer has stopped.
         child_host: What other replicas ask children of this one; None: sessions have none.
     """
 
-    _endpoints: Sequence[Endpoint]
-    _store: SessionStore
-    _connections: ConnectionRegistry
-    _attachments: Attachments
-    _runner: RequestRunner
-    _owed: Owed
-    _policy: SessionPolicy
-    _bus: ClusterBus
-    _availability: Availability
-    _upstream: Upstream
-    _child_host: ChildHost | None
-    _all_arrived: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    def __init__(
+        self,
+        environment: Environment,
+        delivery: Delivery,
+        runner: RequestRunner,
+        *,
+        endpoints: Sequence[Endpoint],
+        availability: Availability,
+        upstream: Upstream,
+        child_host: ChildHost | None,
+    ) -> None:
+        self._store, self._bus, self._policy = (
+            environment.store,
+            environment.bus,
+            environment.policy,
+        )
+        self._delivery, self._connections = delivery, delivery.connections
+        self._runner = runner
+        self._endpoints = endpoints
+        self.availability = availability
+        self._upstream = upstream
+        self._child_host = child_host
+        self._all_arrived = asyncio.Event()
 
     def announce(self) -> None:
         """Say that the process is about to stop. Everything is served."""
-        self._availability.is_leaving = True
+        self.availability.is_leaving = True
 
     def needs_listener(self) -> bool:
         """Whether something at work may wait for an answer of its client, which comes on a
@@ -71,7 +75,7 @@ class Draining:
         """
         if self._bus.is_shared or not self._store.remembers:
             return False
-        if self._availability.arrivals.inside:
+        if self.availability.arrivals.inside:
             return True
         inbounds = (
             waiter.inbound for at_work in self._runner.at_work for waiter in at_work.waiters
@@ -80,9 +84,9 @@ class Draining:
 
     async def drain(self, grace: float) -> None:
         self.announce()
-        is_first = self._availability.retry_after is None
-        self._availability.retry_after = self._policy.reconnect_spread
-        self._availability.arrivals.close(self._all_arrived.set)
+        is_first = self.availability.retry_after is None
+        self.availability.retry_after = self._policy.reconnect_spread
+        self.availability.arrivals.close(self._all_arrived.set)
         if is_first:
             await self._tell_everyone()
         host = self._child_host
@@ -171,10 +175,10 @@ class Draining:
                     # It is in the store, and goes on there with what is attached to it.
                     await self._connections.let_go(connection)
                 else:
-                    await self._attachments.remove(connection)
+                    await self._delivery.attachments.remove(connection)
         except StoreUnavailable:
             # What it remembers of this process's connections is seen to be dead by others.
             logger.warning("the store is away while the server stops")
         finally:
-            await self._owed.close()
+            await self._delivery.owed.close()
             await self._bus.close()

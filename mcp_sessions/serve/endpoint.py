@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
@@ -36,19 +37,34 @@ from mcp_sessions_transports.websocket.websocket_server import WebSocketBinding
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointSettings:
+    """The address of an endpoint, and the requests that it takes."""
+
+    path: str
+    """Clients connect to this path."""
+
+    host: str
+    """The address on which it will listen."""
+
+    security: SecuritySettings | None
+    """Allowed hosts and origins; None: on a loopback host, loopback ones. Pages of origins that are
+    named here can read the answers (CORS)."""
+
+    max_body: int | None = None
+    """Bytes of one HTTP request body; a larger one is answered 413. None: those of a message."""
+
+    application: Callable[[], ASGIApp] | None = None
+    """Answers with what the HTTP server calls; None: it is found."""
+
+
 class Endpoint:
     """One endpoint of a layer. Served either as an application or as routes, once.
 
     Args:
         upstream: The server.
-        path: Where clients connect.
-        host: Where it will listen.
-        security: Allowed hosts and origins; None: on a loopback host, loopback ones. Pages of
-            origins that are named here can read the answers (CORS).
         served: What the bindings serve.
         clock: Seconds since 1970.
-        max_body: Bytes of one HTTP request body; a larger one is answered 413.
-        application: Answers with what the HTTP server calls; None: it is found.
         authentication: Stands before it; None: only what the server has itself.
         denied: Takes note of each request that it refuses.
 
@@ -58,32 +74,30 @@ class Endpoint:
 
     def __init__(
         self,
+        settings: EndpointSettings,
         upstream: SdkUpstream,
         served: Served,
-        clock: Callable[[], float],
         *,
-        path: str,
-        host: str,
-        security: SecuritySettings | None,
-        max_body: int,
-        application: Callable[[], ASGIApp] | None,
+        clock: Callable[[], float],
         authentication: Authentication | None,
         denied: Denied,
     ) -> None:
-        settings = security_settings(upstream, host, security)
+        path, host = settings.path, settings.host
+        security = security_settings(upstream, host, settings.security)
+        max_body = served.policy.max_message if settings.max_body is None else settings.max_body
         self._served = served
         self._path = path
-        self._security = security
-        self._application = application
+        self._security = settings.security
+        self._application = settings.application
         self._authentication = authentication
         self._guarded = (
             self._serve if authentication is None else authentication.around(self._serve, denied)
         )
-        self._shell = http_shell(upstream, self._guarded, path=path, host=host, security=settings)
+        self._shell = http_shell(upstream, self._guarded, path=path, host=host, security=security)
         recheck = self._shell.still_valid if authentication is None else authentication.still_valid
         interval = served.policy.credential_check
         self._credentials = CredentialWatch(recheck, interval, clock)
-        self._guard = OriginGuard(settings)
+        self._guard = OriginGuard(security)
         is_public = self._guard.is_by_name or not is_loopback(host)
         self._is_open = is_public and not (upstream.authenticates or authentication)
         self.handshake = HandshakeHttp(served, max_body)

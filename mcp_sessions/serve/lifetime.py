@@ -6,42 +6,36 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mcp_sessions.background import Background
-from mcp_sessions.core.availability import Availability
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
-from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
+from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.silence import LongSilences
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream
-from mcp_sessions.stores.contract import SessionStore
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Lifetime:
-    _store: SessionStore
-    _policy: SessionPolicy
+class Preparation:
+    """Checks how a layer is set up before it serves.
+
+    Args:
+        argument: The argument that tools take for their session. None: they take none.
+    """
+
+    _environment: Environment
     _security: SessionSecurity
     _upstream: Upstream
-    _bus: ClusterBus
-    _handlers: ClusterHandlers
-    _lifecycle: Lifecycle
-    _silences: LongSilences
-    _broadcaster: ChangeBroadcaster
-    _draining: Draining
-    _availability: Availability
     _argument: HandleArgument | None
-    _was_entered: bool = False
-    _store_is_open: bool = False
+    _store_is_open: bool = field(init=False, default=False)
 
     async def open_store(self) -> None:
         if not self._store_is_open:
@@ -49,8 +43,47 @@ class Lifetime:
                 listed = await self._upstream.listed_tools()
                 if listed is not None:
                     self._argument.check(listed)
-            await self._store.open(self._policy)
+            await self._environment.store.open(self._environment.policy)
             self._store_is_open = True
+
+    def warn(self) -> None:
+        store = self._environment.store
+        if self._security.is_ephemeral and store.survives_process:
+            logger.warning(
+                "sessions outlive this process, but the keys that seal their state do not: "
+                "set MCP_SESSIONS_KEYS to what `mcp-sessions keygen` prints"
+            )
+        is_lasting = store.remembers and store.survives_process
+        if (self._environment.bus.is_shared or is_lasting) and self._upstream.keeps_state_in_memory:
+            logger.warning(
+                "FastMCP keeps what ctx.set_state stores in the memory of this process: other "
+                "replicas do not see it, and after a restart it is gone while its session lives. "
+                "Write FastMCP(..., session_state_store=mcp_sessions.fastmcp.session_state())"
+            )
+
+
+class Lifetime:
+    def __init__(
+        self,
+        environment: Environment,
+        preparation: Preparation,
+        upstream: Upstream,
+        *,
+        handlers: ClusterHandlers,
+        lifecycle: Lifecycle,
+        silences: LongSilences,
+        broadcaster: ChangeBroadcaster,
+        draining: Draining,
+    ) -> None:
+        self._store, self._bus = environment.store, environment.bus
+        self._preparation, self.open_store = preparation, preparation.open_store
+        self._upstream = upstream
+        self._handlers = handlers
+        self._lifecycle = lifecycle
+        self._silences = silences
+        self._broadcaster = broadcaster
+        self._draining, self._availability = draining, draining.availability
+        self._was_entered = False
 
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:
@@ -58,7 +91,7 @@ class Lifetime:
 
         Raises:
             ConfigurationError: It runs, or ran, already; or not on asyncio; or see
-                :meth:`open_store`.
+                :meth:`Preparation.open_store`.
         """
         if self._was_entered:
             raise ConfigurationError("a SessionLayer runs once; make another one")
@@ -68,7 +101,7 @@ class Lifetime:
             raise ConfigurationError("a SessionLayer runs on asyncio, not on trio") from None
         self._was_entered = self._availability.is_running = True
         await self.open_store()
-        self._warn()
+        self._preparation.warn()
         try:
             async with self._upstream.lifespan():
                 stop = self._upstream.on_change(self._broadcaster.announce)
@@ -88,17 +121,3 @@ class Lifetime:
         finally:
             self._availability.is_running = False
             await self._store.close()
-
-    def _warn(self) -> None:
-        if self._security.is_ephemeral and self._store.survives_process:
-            logger.warning(
-                "sessions outlive this process, but the keys that seal their state do not: "
-                "set MCP_SESSIONS_KEYS to what `mcp-sessions keygen` prints"
-            )
-        is_lasting = self._store.remembers and self._store.survives_process
-        if (self._bus.is_shared or is_lasting) and self._upstream.keeps_state_in_memory:
-            logger.warning(
-                "FastMCP keeps what ctx.set_state stores in the memory of this process: other "
-                "replicas do not see it, and after a restart it is gone while its session lives. "
-                "Write FastMCP(..., session_state_store=mcp_sessions.fastmcp.session_state())"
-            )
