@@ -35,7 +35,6 @@ KNOWN_WIDE = {
     # What is to become smaller parts.
     "mcp_sessions.server.upstream.external.place.Place",
     "mcp_sessions.stores.records.SessionRecord",
-    "mcp_sessions.stores.sqlite.writer.Writer",
     "mcp_sessions_conformance.fault.Fault",
     "mcp_sessions_conformance.loader.Vector",
     "mcp_sessions_conformance.peer.Sent",

@@ -32,7 +32,7 @@ from mcp_sessions.stores.sqlite.seen import Seen
 from mcp_sessions.stores.sqlite.session_rows import Brief
 from mcp_sessions.stores.sqlite.transaction import Changes, Transaction
 from mcp_sessions.stores.sqlite.watch import Watch
-from mcp_sessions.stores.sqlite.writer import Writer, committed_length
+from mcp_sessions.stores.sqlite.writer import Chore, Upkeep, Writer, committed_length
 
 logger = logging.getLogger(__name__)
 
@@ -77,13 +77,14 @@ class ServedFile:
                 lambda: open_again(self._place, durability),
             ),
             self._watch,
-            self._open_file,
-            lambda connection: shut_down(connection, self._seen),
-            self._seen.count,
-            self._on_commit,
-            session_rows.end_requested,
-            self._on_ended_beside,
-            durability == "full",
+            upkeep=Upkeep(
+                open=self._open_file,
+                rest=self._seen.count,
+                close=lambda connection: shut_down(connection, self._seen),
+            ),
+            chore=Chore(session_rows.end_requested, self._on_ended_beside),
+            on_commit=self._on_commit,
+            syncs=durability == "full",
         )
         self._ended_beside: list[SessionRecord] = []
         self._cache = RecordCache(self._writer, self._watch)

@@ -28,10 +28,10 @@ import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from mcp_sessions import metrics
 from mcp_sessions.background import report
@@ -85,6 +85,29 @@ _Outcome = tuple["asyncio.Future[Any]", Any, BaseException | None]
 _Done = tuple[Changes, Sequence[_Outcome]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upkeep:
+    """Calls that the thread makes beside its commits."""
+
+    open: Callable[[], sqlite3.Connection]
+    """Opens the file."""
+
+    rest: Callable[[sqlite3.Connection], None]
+    """Called between two commits, twice a second."""
+
+    close: Callable[[sqlite3.Connection], None]
+    """Called last, when the file is closed in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chore(Generic[T]):
+    """Work that is due when another program has written to the file."""
+
+    work: Work[T]
+    then: Callable[[T], None]
+    """Takes its result; called in the event loop."""
+
+
 @dataclass(eq=False, repr=False)
 class Writer:
     """Runs work on a file, in order.
@@ -93,25 +116,18 @@ class Writer:
         path: The file, as its user names it.
         log: Its write-ahead log.
         watch: Knows whether it is still there.
-        opened: Opens the file; called in the thread.
-        resting: Called in the thread between two commits, twice a second.
-        closing: Has the last word, in the thread, when it is closed in order.
         on_commit: Takes what changed; called in the event loop.
-        chore: Done when somebody else has written to the file.
-        on_chore: Takes what came of it; called in the event loop.
         syncs: Whether a commit waits for the medium.
     """
 
     _path: Path
     _log: WriteAheadLog
     _watch: Watch
-    _opened: Callable[[], sqlite3.Connection]
-    _closing: Callable[[sqlite3.Connection], None]
-    _resting: Callable[[sqlite3.Connection], None]
-    _on_commit: Callable[[Changes], None]
-    _chore: Work[Any]
-    _on_chore: Callable[[Any], None]
-    _syncs: bool
+    _: KW_ONLY
+    upkeep: Upkeep
+    chore: Chore[Any]
+    on_commit: Callable[[Changes], None]
+    syncs: bool
 
     def __post_init__(self) -> None:
         self.refused_as_full = 0
@@ -177,7 +193,7 @@ class Writer:
 
     def _done_here(self, call: _Call) -> bool:
         """Rule 5; False: it is the thread's to do."""
-        if self._budget is None or self._syncs or self._in_thread:
+        if self._budget is None or self.syncs or self._in_thread:
             return False
         if not self._writing.acquire(blocking=False):
             return False
@@ -207,21 +223,21 @@ class Writer:
     def _deliver(self, changes: Changes, outcomes: Sequence[_Outcome]) -> None:
         try:
             if changes:
-                self._on_commit(changes)
+                self.on_commit(changes)
         finally:
             for future, result, failed in outcomes:
                 _settle(future, result, failed)
 
     def _do_chore(self) -> None:
         if self._thread is not None:
-            self.call(self._chore).add_done_callback(self._chore_done)
+            self.call(self.chore.work).add_done_callback(self._chore_done)
 
     def _chore_done(self, chore: asyncio.Future[Any]) -> None:
         if chore.cancelled():
             return
         failed = chore.exception()
         if failed is None:
-            self._on_chore(chore.result())
+            self.chore.then(chore.result())
         else:
             logger.warning("%s: %s", self._path, failed)
             # The thread's next look finds it changed, and asks for it again.
@@ -231,7 +247,7 @@ class Writer:
 
     def _run(self, ready: asyncio.Future[None]) -> None:
         try:
-            connection = self._opened()
+            connection = self.upkeep.open()
         except BaseException as failed:
             self._tell(_settle, ready, None, failed)
             return
@@ -255,7 +271,7 @@ class Writer:
         try:
             self._watch.look()
             self._wait_for_others(connection, True)
-            self._closing(connection)
+            self.upkeep.close(connection)
         except StoreUnavailable as lost:
             # What stands at its path now is another process's.
             logger.error("%s was not closed cleanly: %s", self._path, lost)
@@ -332,7 +348,7 @@ class Writer:
                 self._tell(self._do_chore)
             self._watch.note(committed_length(connection))
             give_back_space(connection, shrinks_to=self._watch.note)
-            self._resting(connection)
+            self.upkeep.rest(connection)
         except Exception as failed:
             # The boundary between what is done by the way and what callers wait for: whatever
             # is wrong with the former, the latter goes on, and the next round tries again.
