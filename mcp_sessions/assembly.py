@@ -296,7 +296,7 @@ class Assembly:
         argument = self.conversations.argument if self.conversations is not None else None
         self.lifetime = Lifetime(
             environment,
-            Preparation(environment, self.security, self.upstream, argument),
+            Preparation(environment, self.security, self.upstream, argument=argument),
             self.upstream,
             handlers=handlers,
             lifecycle=self.lifecycle,

@@ -129,7 +129,7 @@ async def _walk() -> str:
         raise AssertionError(f"the parts have not as many steps as {VECTOR}")
     async with listening(_application()) as url:
         way = UrlWay(Target("http", url), "handshake", Limits(wait=20.0), Credentials())
-        player = Player(vector, way, None, Limits(wait=20.0))
+        player = Player(vector, way, other=None, limits=Limits(wait=20.0))
         names = _Names()
         pages = [OPENING.format(vector=VECTOR)]
         steps = iter(vector.steps)

@@ -53,12 +53,12 @@ class HttpPeer(Peer):
         name: str,
         url: str,
         era: Era,
+        *,
         transcript: Transcript,
         limits: Limits,
-        *,
         token: str | None = None,
     ) -> None:
-        super().__init__(name, era, transcript, limits)
+        super().__init__(name, era, transcript=transcript, limits=limits)
         self.url = url
         self.token = token
         self.connection_id: str | None = None

@@ -33,25 +33,16 @@ class BadVectors(Exception):
         return self.sentence
 
 
-@dataclass(frozen=True)
-class Vector:
-    id: str
-    suite: str
-    clauses: tuple[str, ...]
-    keyword: Literal["MUST", "SHOULD", "MAY"]
-    """The keyword of the clause: a failed MUST is a failure, all else is a warning."""
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """The servers that a vector is for, and the ways to them."""
 
-    description: str
-    effect: str
-    """The cost of a failure for a user."""
-
-    steps: tuple[Json, ...]
-    transports: tuple[Transport, ...]
-    eras: tuple[Era, ...]
-    fresh: bool
+    transports: tuple[Transport, ...] = TRANSPORTS
+    eras: tuple[Era, ...] = ERAS
+    fresh: bool = False
     """A pipe's program is started anew for it."""
 
-    is_about: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()
     """Features that it needs beside those whose methods it uses."""
 
     loopback: bool = False
@@ -66,6 +57,22 @@ class Vector:
     anonymous: bool = False
     """It is about callers without a credential."""
 
+
+@dataclass(frozen=True)
+class Vector:
+    id: str
+    suite: str
+    clauses: tuple[str, ...]
+    keyword: Literal["MUST", "SHOULD", "MAY"]
+    """The keyword of the clause: a failed MUST is a failure, all else is a warning."""
+
+    description: str
+    effect: str
+    """The cost of a failure for a user."""
+
+    steps: tuple[Json, ...]
+    when: Conditions
+
     @property
     def features(self) -> frozenset[str]:
         """The features that a server needs for it (CAP3); it may leave any of them out."""
@@ -73,7 +80,7 @@ class Vector:
         used = {feature for feature, method in METHODS.items() if f'"{method}"' in text}
         if KEY in text or any("key" in step for step in self.steps):
             used.add("requestKey")
-        return self.is_about | used
+        return self.when.features | used
 
     @property
     def severity(self) -> Literal["failure", "warning"]:
@@ -141,6 +148,19 @@ def load_vectors(directory: Path | None = None) -> list[Vector]:
     return _vectors_of(_files(named, "vectors", checked=directory is not None))
 
 
+def _conditions_of(given: Json) -> Conditions:
+    return Conditions(
+        transports=tuple(given.get("transports", TRANSPORTS)),
+        eras=tuple(given.get("eras", ERAS)),
+        fresh=given.get("fresh", False),
+        features=frozenset(given.get("features", ())),
+        loopback=given.get("loopback", False),
+        both_eras=given.get("both_eras", False),
+        beside=given.get("beside"),
+        anonymous=given.get("anonymous", False),
+    )
+
+
 def _vectors_of(files: Iterable[tuple[str, Json]]) -> list[Vector]:
     vectors: list[Vector] = []
     for suite, body in files:
@@ -154,14 +174,7 @@ def _vectors_of(files: Iterable[tuple[str, Json]]) -> list[Vector]:
                     description=given["description"],
                     effect=given["effect"],
                     steps=tuple(given["steps"]),
-                    transports=tuple(given.get("transports", body.get("transports", TRANSPORTS))),
-                    eras=tuple(given.get("eras", body.get("eras", ERAS))),
-                    fresh=given.get("fresh", False),
-                    is_about=frozenset(given.get("features", ())),
-                    loopback=given.get("loopback", False),
-                    both_eras=given.get("both_eras", False),
-                    beside=given.get("beside", body.get("beside")),
-                    anonymous=given.get("anonymous", False),
+                    when=_conditions_of({**body, **given}),
                 )
             )
     _check_ids(vector.id for vector in vectors)

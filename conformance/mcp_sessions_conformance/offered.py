@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, cast
 
-from mcp_sessions_conformance.loader import ERAS, TRANSPORTS, Vector
+from mcp_sessions_conformance.loader import Conditions, Vector
 from mcp_sessions_conformance.play import Player
 from mcp_sessions_conformance.values import EXTENSION, Json
 
@@ -41,9 +41,7 @@ ASKS = Vector(
         },
         _KINDS,
     ),
-    transports=TRANSPORTS,
-    eras=ERAS,
-    fresh=False,
+    when=Conditions(),
 )
 """Played on each way before all others."""
 

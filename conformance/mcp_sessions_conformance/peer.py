@@ -96,37 +96,37 @@ class Arrival:
 class Sent:
     id: Any
     method: str
-    stream: str = "socket"
+    stream: str = field(init=False, default="socket")
     """The stream of its answer, unless it is resumed on another stream."""
 
-    status: int | None = None
+    status: int | None = field(init=False, default=None)
     """The HTTP status, once it is known."""
 
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(init=False, default_factory=dict[str, str])
     """The HTTP response's headers."""
 
-    ended: str = ""
+    ended: str = field(init=False, default="")
     """How the way back ended; empty while an answer may come."""
 
-    body: str = ""
+    body: str = field(init=False, default="")
     """The beginning of a response that is no JSON-RPC message."""
 
-    is_primed: bool | None = None
+    is_primed: bool | None = field(init=False, default=None)
     """Whether the first SSE event that had an id was without data; None: none had one."""
 
-    first_place: str | None = None
+    first_place: str | None = field(init=False, default=None)
     """The first SSE id."""
 
     message: Json = field(default_factory=dict[str, Any])
     """It, as it was sent; empty for what is no request."""
 
-    task: "asyncio.Task[None] | None" = None
+    task: "asyncio.Task[None] | None" = field(init=False, default=None)
 
 
 class Peer(ABC):
     transport: Transport
 
-    def __init__(self, name: str, era: Era, transcript: Transcript, limits: Limits) -> None:
+    def __init__(self, name: str, era: Era, *, transcript: Transcript, limits: Limits) -> None:
         self.name = name
         self.era: Era = era
         self.transcript = transcript

@@ -39,8 +39,8 @@ VERBS: Mapping[str, Callable[[Scene, Json], Awaitable[None]]] = {
 
 
 class Player:
-    def __init__(self, vector: Vector, here: Way, other: Way | None, limits: Limits) -> None:
-        self.scene = Scene(vector, here, other, limits)
+    def __init__(self, vector: Vector, here: Way, *, other: Way | None, limits: Limits) -> None:
+        self.scene = Scene(vector, here, other=other, limits=limits)
 
     @property
     def transcript(self) -> Transcript:

@@ -140,8 +140,10 @@ async def run(
     if len(selection.eras) == 1:
         # A server of one era is no less one (HTP1).
         both = "it speaks both eras, and one was asked for"
-        done.not_selected += [LeftOut(vector, "", both) for vector in wanted if vector.both_eras]
-        wanted = [vector for vector in wanted if not vector.both_eras]
+        done.not_selected += [
+            LeftOut(vector, "", both) for vector in wanted if vector.when.both_eras
+        ]
+        wanted = [vector for vector in wanted if not vector.when.both_eras]
     pipes: list[Pipe] = []
     ways = _ways(targets, selection, limits, credentials or Credentials(), pipes)
     try:
@@ -200,7 +202,7 @@ def _pairs(ways: list[RunningWay]) -> list[_Place]:
 
 
 async def _offered(way: RunningWay, limits: Limits) -> Offered:
-    player = Player(ASKS, way, None, limits)
+    player = Player(ASKS, way, other=None, limits=limits)
     await _within(ONE_VECTOR, player.play(), "to ask what it has")
     await _within(LEAVING, player.leave(), "to leave the server")
     return offered_in(player)
@@ -217,13 +219,13 @@ def why_not(
         return ""  # the pairs are looked at by themselves
     if not vector.crosses and other is not None:
         return ""
-    if here.transport not in vector.transports:
-        return f"it is about {' and '.join(vector.transports)}"
-    if here.era not in vector.eras:
-        return f"it is about the {' and '.join(vector.eras)} era"
-    if vector.loopback and not here.is_loopback:
+    if here.transport not in vector.when.transports:
+        return f"it is about {' and '.join(vector.when.transports)}"
+    if here.era not in vector.when.eras:
+        return f"it is about the {' and '.join(vector.when.eras)} era"
+    if vector.when.loopback and not here.is_loopback:
         return "it is about servers on a loopback address"
-    if vector.anonymous and here.tokens:
+    if vector.when.anonymous and here.tokens:
         return "it is about callers without a credential"
     if vector.needs_other_principal and "other_token" not in here.tokens:
         return "it needs the credentials of two principals"
@@ -233,13 +235,13 @@ def why_not(
         return "it needs a credential"
     if isinstance(here, PipeWay) and len(vector.connections) > 1:
         return "it needs several connections to one server, and a pipe is one"
-    if vector.beside is not None:
+    if vector.when.beside is not None:
         if here.transport == "stdio":
             return "it is about a server at a URL"
-        if offered.beside is not None and vector.beside not in offered.beside:
-            return f"the server has no other beside it that is {vector.beside}"
+        if offered.beside is not None and vector.when.beside not in offered.beside:
+            return f"the server has no other beside it that is {vector.when.beside}"
     # The one beside it may have others.
-    known = offered.features if vector.beside is None else None
+    known = offered.features if vector.when.beside is None else None
     missing = vector.features - known if known is not None else ()
     if missing:
         return f"the server does not advertise {', '.join(sorted(missing))}"
@@ -308,7 +310,7 @@ async def play_one(
     """Play one vector once. It raises for nothing that a server does, and takes no longer than
     `ONE_VECTOR` and `LEAVING`.
     """
-    player = Player(vector, here, other, limits)
+    player = Player(vector, here, other=other, limits=limits)
     begun = time.monotonic()
     # In tasks of their own: a library that is cancelled inside, or does not let itself be, ends
     # no more than this vector.
@@ -328,7 +330,7 @@ async def play_one(
 
 
 async def _played(player: Player, here: RunningWay) -> None:
-    if player.scene.vector.fresh:
+    if player.scene.vector.when.fresh:
         await here.renew()
     await player.play()
 

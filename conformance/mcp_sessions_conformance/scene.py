@@ -49,7 +49,7 @@ class Way(Protocol):
 
 
 class Scene:
-    def __init__(self, vector: Vector, here: Way, other: Way | None, limits: Limits) -> None:
+    def __init__(self, vector: Vector, here: Way, *, other: Way | None, limits: Limits) -> None:
         self.vector = vector
         self.here = here
         self.other = other

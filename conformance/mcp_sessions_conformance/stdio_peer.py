@@ -84,7 +84,7 @@ class StdioPeer(Peer):
     transport: Transport = "stdio"
 
     def __init__(self, program: Program, era: Era, limits: Limits) -> None:
-        super().__init__("pipe", era, Transcript(), limits)
+        super().__init__("pipe", era, transcript=Transcript(), limits=limits)
         self.program = program
         self.is_initialized = False
         self._reader: asyncio.Task[None] | None = None

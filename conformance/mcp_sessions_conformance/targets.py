@@ -113,7 +113,7 @@ class UrlWay:
         token, url = self.credentials.of(who), at or self.target.text
         if self.transport == "websocket" and url.startswith("http"):
             url = url.replace("http", "ws", 1)
-        return make(name, url, self.era, transcript, self.limits, token=token)
+        return make(name, url, self.era, transcript=transcript, limits=self.limits, token=token)
 
     async def renew(self) -> None:
         """Nothing outlives a vector here."""

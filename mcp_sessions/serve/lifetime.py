@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from mcp_sessions.background import Background
 from mcp_sessions.errors import ConfigurationError
@@ -34,15 +34,16 @@ class Preparation:
     _environment: Environment
     _security: SessionSecurity
     _upstream: Upstream
-    _argument: HandleArgument | None
+    _: KW_ONLY
+    argument: HandleArgument | None
     _store_is_open: bool = field(init=False, default=False)
 
     async def open_store(self) -> None:
         if not self._store_is_open:
-            if self._argument is not None:
+            if self.argument is not None:
                 listed = await self._upstream.listed_tools()
                 if listed is not None:
-                    self._argument.check(listed)
+                    self.argument.check(listed)
             await self._environment.store.open(self._environment.policy)
             self._store_is_open = True
 

@@ -66,7 +66,7 @@ async def test_a_server_of_one_era_is_not_asked_for_the_other(
     server_url: str, vectors: list[Vector]
 ) -> None:
     """HTP1: to it, the other era is a version that it does not support."""
-    both = {vector.id for vector in vectors if vector.both_eras}
+    both = {vector.id for vector in vectors if vector.when.both_eras}
     assert "one-endpoint-both-eras" in both
     only = Selection(eras=frozenset({"handshake"}), only=frozenset(both))
     done = await run([parse_target(server_url)], vectors, selection=only, credentials=CREDENTIALS)

@@ -46,7 +46,7 @@ async def expect_caught(lines: list[str], upstream: str, vectors: list[Vector]) 
     async with behind_fault_proxy(upstream) as (app, url):
         for vector_id in lines:
             vector, (fault, place) = known[vector_id], TABLE[vector_id]
-            if vector.transports == ("stdio",):
+            if vector.when.transports == ("stdio",):
                 continue
             ways = [way(name, url, QUICK) for name in WAYS if not name.startswith("stdio")]
             if place is not None:
@@ -87,7 +87,7 @@ async def test_the_whole_table_is_caught(server_url: str, vectors: list[Vector])
 async def test_faults_of_a_pipe_are_caught(vectors: list[Vector]) -> None:
     command = f"{sys.executable} -m mcp_sessions_conformance.fault_pipe"
     for vector in vectors:
-        if vector.transports != ("stdio",):
+        if vector.when.transports != ("stdio",):
             continue
         fault, place = TABLE[vector.id]
         pipe = Pipe(Target("stdio", f"{command} {fault} {STDIO_COMMAND}"), QUICK)

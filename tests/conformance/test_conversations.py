@@ -83,9 +83,12 @@ async def test_a_broken_server_is_caught(
     broken: Fault, vector_id: str, bound_url: str, anonymous_url: str
 ) -> None:
     vector = VECTORS[vector_id]
-    async with behind_fault_proxy(anonymous_url if vector.anonymous else bound_url) as (app, url):
+    async with behind_fault_proxy(anonymous_url if vector.when.anonymous else bound_url) as (
+        app,
+        url,
+    ):
         here = way(WAYS[0], url, QUICK)
-        if vector.anonymous:
+        if vector.when.anonymous:
             here = replace(here, credentials=Credentials())
         app.use(broken)
         outcome = await play_one(vector, here, None, QUICK)

@@ -49,7 +49,7 @@ async def test_a_session_moves_between_transports(server_url: str, vectors: list
 
 
 async def test_the_vectors_of_a_pipe_pass(vectors: list[Vector]) -> None:
-    only = frozenset(v.id for v in vectors if v.transports == ("stdio",))
+    only = frozenset(v.id for v in vectors if v.when.transports == ("stdio",))
     target = parse_target(f"stdio:{STDIO_COMMAND}")
     done = await run([target], vectors, selection=Selection(only=only), limits=PATIENT)
     assert len(done.outcomes) == 6
@@ -65,7 +65,7 @@ async def test_every_vector_passes_over_http_and_websocket(
     done = await run(targets, vectors, credentials=CREDENTIALS, limits=PATIENT)
     assert passed(done), as_text(done)
     played = {outcome.vector.id for outcome in done.outcomes}
-    assert {v.id for v in vectors if v.transports != ("stdio",)} == played
+    assert {v.id for v in vectors if v.when.transports != ("stdio",)} == played
 
 
 @pytest.mark.full

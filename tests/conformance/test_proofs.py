@@ -44,7 +44,7 @@ async def check_proofs(chosen: list[Proof], upstream: str, vectors: list[Vector]
     async with behind_fault_proxy(upstream) as (app, url):
         for proof in chosen:
             vector = known[proof.vector]
-            if vector.transports == ("stdio",):
+            if vector.when.transports == ("stdio",):
                 # ``test_faults_of_a_pipe_are_caught`` plays it.
                 continue
             ways = [way(name, url, QUICK) for name in WAYS if not name.startswith("stdio")]

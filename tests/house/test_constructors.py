@@ -26,8 +26,9 @@ POLICIES = {
     "mcp_sessions.http_server.HTTPServer",
     "mcp_sessions.policy.SessionPolicy",
     "mcp_sessions.stdio_server.StdioServer",
+    "mcp_sessions_conformance.fault.Fault",
 }
-"""Settings that a user gives by name. Each has a default, but for a few first ones."""
+"""Settings that are given by name. Each has a default, but for a few first ones."""
 
 KNOWN_WIDE = {
     # Plain values: what came with a message, and messages between replicas.
@@ -35,26 +36,10 @@ KNOWN_WIDE = {
     # What is to become smaller parts.
     "mcp_sessions.server.upstream.external.place.Place",
     "mcp_sessions.stores.records.SessionRecord",
-    "mcp_sessions_conformance.fault.Fault",
-    "mcp_sessions_conformance.loader.Vector",
-    "mcp_sessions_conformance.peer.Sent",
-    "mcp_sessions_transports.http.channel.PostChannel",
-    "mcp_sessions_transports.http.io.HttpCall",
-    "mcp_sessions_transports.http.listen.ListenStream",
-    "mcp_sessions_transports.http.modern_channel.ModernChannel",
 }
 """Classes with more than `MOST` arguments."""
 
-KNOWN_BY_POSITION: set[str] = {
-    "mcp_sessions_conformance.http_peer.HttpPeer",
-    "mcp_sessions_conformance.peer.Peer",
-    "mcp_sessions_conformance.play.Player",
-    "mcp_sessions_conformance.scene.Scene",
-    "mcp_sessions_conformance.websocket_peer.WebSocketPeer",
-    "mcp_sessions_transports.duplex.DuplexConnection",
-    "mcp_sessions_transports.http.upstream.wire.Wire",
-    "mcp_sessions_transports.outbox.LogFeed",
-}
+KNOWN_BY_POSITION: set[str] = set()
 """Classes whose constructor takes more than `MOST_BY_POSITION` by position."""
 
 

@@ -147,7 +147,7 @@ class DuplexTransport:
             self.outbox,
             read,
             after.event_id(),
-            partial(self._frame, session_id),
+            frame=partial(self._frame, session_id),
             is_behind=False,
             is_checked=self._is_shared,
             push=self.push_event,
@@ -270,6 +270,7 @@ class DuplexConnection:
         kind: str,
         principal: Principal,
         served: Served,
+        *,
         scope: Mapping[str, Any] | None = None,
     ) -> None:
         """A client is there.

@@ -437,7 +437,7 @@ async def test_a_feed_sends_the_past_and_then_what_comes() -> None:
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
     for number in range(3):
         log.add(str(number))
-    feed = LogFeed(stream, log.read, log.start, plain_frame)
+    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
     task = serving(stream, peer)
     await cycles()
     for number in range(3, 6):
@@ -454,7 +454,7 @@ async def test_what_is_appended_while_the_past_is_read_is_not_lost() -> None:
     """ATT6: between the store's answer and its arrival: it was in neither."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
     log.add("0")
-    feed = LogFeed(stream, log.read, log.start, plain_frame)
+    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
     log.flows.clear()
     task = serving(stream, peer)
     await cycles()
@@ -474,7 +474,7 @@ async def test_what_is_appended_while_the_past_is_read_is_not_lost() -> None:
 async def test_an_event_that_was_read_already_is_not_sent_twice() -> None:
     """ATT6, CUP2: its append returned after the log had been read."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
-    feed = LogFeed(stream, log.read, log.start, plain_frame)
+    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
     late = log.add("0")
     task = serving(stream, peer)
     await cycles()
@@ -490,7 +490,7 @@ async def test_an_event_that_was_read_already_is_not_sent_twice() -> None:
 async def test_events_whose_appends_return_out_of_order_are_sent_in_order() -> None:
     """ATT6: two writers, one store, and the second heard back first."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
-    feed = LogFeed(stream, log.read, log.start, plain_frame, is_behind=False)
+    feed = LogFeed(stream, log.read, log.start, frame=plain_frame, is_behind=False)
     task = serving(stream, peer)
     await cycles()
     first, second, third = log.add("0"), log.add("1"), log.add("2")
@@ -506,7 +506,7 @@ async def test_events_whose_appends_return_out_of_order_are_sent_in_order() -> N
 async def test_a_full_stream_reads_on_from_the_log() -> None:
     """Rule 1: "what did not fit waits in its log, not here"; and it catches up."""
     log, stream, peer = Log(), stream_of(limit=200), Peer()
-    feed = LogFeed(stream, log.read, log.start, plain_frame, is_behind=False)
+    feed = LogFeed(stream, log.read, log.start, frame=plain_frame, is_behind=False)
     peer.flows.clear()
     task = serving(stream, peer)
     for number in range(100):
@@ -527,7 +527,7 @@ async def test_a_full_stream_reads_on_from_the_log() -> None:
 async def test_a_window_that_moved_on_ends_the_stream() -> None:
     """CUP6: "Going on would leave a hole that nobody sees"."""
     log, stream, peer = Log(max_events=5), stream_of(limit=100), Peer()
-    feed = LogFeed(stream, log.read, log.start, plain_frame, is_behind=False)
+    feed = LogFeed(stream, log.read, log.start, frame=plain_frame, is_behind=False)
     peer.flows.clear()
     task = serving(stream, peer)
     for number in range(50):
@@ -544,7 +544,7 @@ async def test_a_store_that_is_away_ends_the_stream() -> None:
     """HTP5: "The client comes back with its position and gets everything then"."""
     log, stream, peer = Log(), stream_of(), Peer()
     log.is_away = True
-    feed = LogFeed(stream, log.read, log.start, plain_frame)
+    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
     await done(serving(stream, peer))
     assert peer.is_complete
     assert feed.last == log.start
@@ -555,7 +555,7 @@ async def test_the_stream_ends_after_the_final_event(when: str) -> None:
     """HTL10: whenever the answer came."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
     log.add("0")
-    feed = LogFeed(stream, log.read, log.start, plain_frame)
+    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
     if when == "before":
         feed.end_at(log.add("final").event_id)
     if when == "while read":
@@ -574,7 +574,7 @@ async def test_the_stream_ends_after_the_final_event(when: str) -> None:
 async def test_a_final_event_that_was_read_already_ends_the_stream() -> None:
     """Its append returned after the log had been read."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
-    feed = LogFeed(stream, log.read, log.start, plain_frame)
+    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
     final = log.add("final")
     task = serving(stream, peer)
     await cycles()
@@ -598,8 +598,8 @@ async def test_what_a_feed_was_reading_when_it_ended_is_nothing_to_the_others(fo
     for number in range(2 if found == "a hole" else 1):
         left.add(f"left {number}")
     left.is_away = found == "a store that is away"
-    ended = LogFeed(stream, read, left.start, plain_frame)
-    other = LogFeed(stream, stays.read, stays.start, plain_frame)
+    ended = LogFeed(stream, read, left.start, frame=plain_frame)
+    other = LogFeed(stream, stays.read, stays.start, frame=plain_frame)
     task = serving(stream, peer)
     await cycles()
     ended.end()
@@ -620,7 +620,7 @@ async def test_a_frame_can_leave_an_event_out() -> None:
     def frame(event: LoggedEvent) -> bytes | None:
         return None if event.payload == b'"secret"' else plain_frame(event)
 
-    feed = LogFeed(stream, log.read, log.start, frame)
+    feed = LogFeed(stream, log.read, log.start, frame=frame)
     task = serving(stream, peer)
     await cycles()
     for text in ("a", "secret", "b"):
@@ -638,7 +638,7 @@ async def test_a_stream_ends_when_its_log_was_made_anew() -> None:
     would be dropped in silence. Whoever comes back is told.
     """
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
-    feed = LogFeed(stream, log.read, log.start, plain_frame)
+    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
     task = serving(stream, peer)
     for number in range(3):
         feed.offer(log.add(str(number)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple, cast
 
 from mcp_sessions.core.log import LoggedEvent
@@ -73,11 +73,15 @@ class ResponseStreams:
     _streams: Streams
     _policy: SessionPolicy
     primes: bool
-    channels: dict[StreamName, PostChannel] = field(default_factory=dict[StreamName, "PostChannel"])
-    remote: dict[RemoteResponse, None] = field(default_factory=dict[RemoteResponse, None])
+    channels: dict[StreamName, PostChannel] = field(
+        init=False, default_factory=dict[StreamName, "PostChannel"]
+    )
+    remote: dict[RemoteResponse, None] = field(
+        init=False, default_factory=dict[RemoteResponse, None]
+    )
     # A process has many connections, and most of them have none.
-    _finished: dict[StreamName, Finished] | None = None
-    _forgotten: list[StreamName] | None = None
+    _finished: dict[StreamName, Finished] | None = field(init=False, default=None)
+    _forgotten: list[StreamName] | None = field(init=False, default=None)
 
     def log(self, name: StreamName) -> StreamLog:
         return self._streams(self.session_id, name)
@@ -152,6 +156,8 @@ class PostChannel(WatchedChannel):
         streams: Its connection's; None: a lone POST, whose stream cannot be resumed.
         process: This one: its streams say who answers.
         scopes_beyond: Those of who sent the request that its connection does not need.
+        answered: The stream of a request that was answered, and what is known of it. None: the
+            request is new.
     """
 
     _request_id: RequestId
@@ -161,22 +167,23 @@ class PostChannel(WatchedChannel):
     _prefers_stream: bool
     _process: str
     _scopes_beyond: frozenset[str]
-    readers: set[str] = field(default_factory=set[str])
+    _answered: InitVar[tuple[StreamLog, Finished] | None] = None
+    readers: set[str] = field(init=False, default_factory=set[str])
     """The processes that serve its stream from the store."""
 
-    close_stream: Callable[[], Awaitable[None]] | None = None
-    _is_read: bool = True
-    _json: bytes | None = None
-    _away: StoreUnavailable | None = None
-    _stream: SseStream | None = None
-    _feed: LogFeed | None = None
-    _log: StreamLog | None = None
-    _final: SessionEventId | None = None
-    _size: int = 0
-    _is_whole: bool = False
-    _is_stream: bool = False
-    _opening: asyncio.Lock | None = None
-    _wanted: StreamLog | None = None
+    close_stream: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
+    _is_read: bool = field(init=False, default=True)
+    _json: bytes | None = field(init=False, default=None)
+    _away: StoreUnavailable | None = field(init=False, default=None)
+    _stream: SseStream | None = field(init=False, default=None)
+    _feed: LogFeed | None = field(init=False, default=None)
+    _log: StreamLog | None = field(init=False, default=None)
+    _final: SessionEventId | None = field(init=False, default=None)
+    _size: int = field(init=False, default=0)
+    _is_whole: bool = field(init=False, default=False)
+    _is_stream: bool = field(init=False, default=False)
+    _opening: asyncio.Lock | None = field(init=False, default=None)
+    _wanted: StreamLog | None = field(init=False, default=None)
 
     @classmethod
     def of(
@@ -190,15 +197,14 @@ class PostChannel(WatchedChannel):
             _prefers_stream=True,
             _process="",
             _scopes_beyond=NO_SCOPES,
-            _is_read=False,
-            _log=streams.log(name),
-            _final=finished.final,
-            _size=finished.size,
-            _is_stream=True,
+            _answered=(streams.log(name), finished),
         )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, answered: tuple[StreamLog, Finished] | None) -> None:
         self._turn: asyncio.Future[None] = self._loop.create_future()
+        if answered is not None:
+            self._log, (_, self._final, self._size, _) = answered
+            self._is_read, self._is_stream = False, True
         request_id, streams = self._request_id, self._streams
         # A response whose id is longer is sent without ids: no event is larger than what it says
         # by much, and a client that was cut asks again (SEC8).
@@ -426,7 +432,7 @@ class PostChannel(WatchedChannel):
         def frame(event: LoggedEvent) -> bytes:
             return sse_event(event.payload, self._sse_id(event.event_id))
 
-        feed = LogFeed(stream, log.read, after, frame, is_behind=is_behind)
+        feed = LogFeed(stream, log.read, after, frame=frame, is_behind=is_behind)
         if self._final is not None:
             feed.end_at(self._final)
         self._stream, self._feed = stream, feed

@@ -216,7 +216,6 @@ class StreamableHttp:
             watch,
             arrived or _late,
             session_header=header.decode("latin-1") if header is not None else None,
-            resumes_stream=b"last-event-id" in headers,
         )
         try:
             if is_modern:

@@ -187,7 +187,7 @@ class HandshakeHttp:
             channel,
             context=HttpRequest(scope, post.again),
             has_stream=connection is not None,
-            resumes_stream=call.resumes_stream,
+            resumes_stream=b"last-event-id" in call.headers,
             session_header=session_header,
             joint=joint,
             record=record,

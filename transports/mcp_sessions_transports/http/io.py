@@ -64,9 +64,6 @@ class HttpCall:
     session_header: str | None
     """Its ``Mcp-Session-Id``."""
 
-    resumes_stream: bool
-    """Whether it has a ``Last-Event-ID``."""
-
 
 class Post(NamedTuple):
     message: Message | Answer

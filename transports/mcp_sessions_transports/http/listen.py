@@ -7,7 +7,7 @@ and its own session event id; a client that was cut resumes the session and list
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Receive, Send
@@ -42,11 +42,11 @@ class ListenStream:
     _is_shared: bool
     _result: Callable[[dict[str, Any]], dict[str, Any]]
     _encode: Callable[[Any], bytes]
-    close_stream: Callable[[], Awaitable[None]] | None = None
-    is_leaving: bool = False
+    close_stream: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
+    is_leaving: bool = field(init=False, default=False)
     """Nothing is asked on it."""
 
-    _feed: LogFeed | None = None
+    _feed: LogFeed | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._stream = SseStream(self._policy, PING)
@@ -63,7 +63,9 @@ class ListenStream:
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> None:
         start = attached.waits_from if attached.waits_from is not None else attached.head
-        self._feed = LogFeed(self._stream, read, start, self._frame, is_checked=self._is_shared)
+        self._feed = LogFeed(
+            self._stream, read, start, frame=self._frame, is_checked=self._is_shared
+        )
         self._stream.wake()
 
     def offer(self, session_id: SessionId, event: LoggedEvent) -> None:

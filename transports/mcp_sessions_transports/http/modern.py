@@ -191,7 +191,7 @@ class ModernHttp:
             channel,
             context=http_request,
             has_stream=False,
-            resumes_stream=call.resumes_stream,
+            resumes_stream=b"last-event-id" in call.headers,
             session_header=call.session_header,
             modern=True,
             cancels=True,

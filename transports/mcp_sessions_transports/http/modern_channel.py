@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.types import Receive
 
@@ -48,12 +48,12 @@ class ModernChannel(WatchedChannel):
     _policy: SessionPolicy
     _loop: asyncio.AbstractEventLoop
     _status_of: Callable[[int], int]
-    is_open: bool = True
-    close_stream: Callable[[], Awaitable[None]] | None = None
-    _answer: tuple[int, bytes] | None = None
-    _away: StoreUnavailable | None = None
-    _retry_after: float | None = None
-    _stream: SseStream | None = None
+    is_open: bool = field(init=False, default=True)
+    close_stream: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
+    _answer: tuple[int, bytes] | None = field(init=False, default=None)
+    _away: StoreUnavailable | None = field(init=False, default=None)
+    _retry_after: float | None = field(init=False, default=None)
+    _stream: SseStream | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._turn: asyncio.Future[None] = self._loop.create_future()

@@ -70,7 +70,7 @@ class RemoteResponse:
             StoreUnavailable: Nothing was sent.
         """
         stream, log = self.stream, self.log
-        self._feed = LogFeed(stream, log.read, position, self._frame, is_checked=True)
+        self._feed = LogFeed(stream, log.read, position, frame=self._frame, is_checked=True)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
         background = Background()

@@ -122,7 +122,7 @@ class WebSocketBinding:
             accept["subprotocol"] = SUBPROTOCOL
         await send(accept)
         served = self._served
-        connection = DuplexConnection("websocket", principal, served, scope)
+        connection = DuplexConnection("websocket", principal, served, scope=scope)
         served.connections.add(connection.client)
         logger.debug("websocket %s opened", digest(connection.client.id))
         closing = Closing()

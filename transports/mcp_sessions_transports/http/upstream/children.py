@@ -52,7 +52,13 @@ class HttpChildren:
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=8),
         )
         return HttpChild(
-            Wire(server.url, client, server.headers, credentials, server.silence),
+            Wire(
+                server.url,
+                client,
+                headers=server.headers,
+                credentials=credentials,
+                silence=server.silence,
+            ),
             place,
             self._longest,
         )

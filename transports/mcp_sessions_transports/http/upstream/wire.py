@@ -67,6 +67,7 @@ class Wire:
         self,
         url: str,
         client: httpx2.AsyncClient,
+        *,
         headers: Mapping[str, str],
         credentials: Credentials,
         silence: float,
