@@ -63,10 +63,6 @@ def admission(
         # Only these two are named on the wire; of the others a client knows nothing.
         is_known = {mode, session.mode} == {Mode.PROTOCOL, Mode.TRANSPORT}
         return Admission.OTHER_MODE if is_known else Admission.REFUSED
-    if is_displaced(fencing_epoch, session.fencing_epoch):
+    if fencing_epoch is not None and fencing_epoch != session.fencing_epoch:
         return Admission.DISPLACED
     return Admission.ADMITTED
-
-
-def is_displaced(known: FencingEpoch | None, newest: FencingEpoch) -> bool:
-    return known is not None and known != newest

@@ -1,11 +1,55 @@
-"""Whether a layer serves: written by what starts and stops it, read by what serves."""
+"""Whether a layer serves, and what is on its way in when it begins to stop.
+
+Written by what starts and stops the layer, read by what serves.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mcp_sessions.core.arrivals import Arrivals
 from mcp_sessions.errors import ConfigurationError
+
+
+class Arrivals:
+    """Requests on their way in: an HTTP POST from the first that is known of it until it runs or
+    was answered. What came before a layer begins to stop is served, if it is soon authenticated,
+    read and looked up.
+    """
+
+    def __init__(self) -> None:
+        self.inside: set[object] = set()
+        """Those on their way."""
+
+        self._on_none: Callable[[], None] | None = None
+
+    def enter(self) -> object | None:
+        """A request comes in: what stands for it here. None: it comes too late."""
+        if self._on_none is not None:
+            return None
+        arrival = object()
+        self.inside.add(arrival)
+        return arrival
+
+    def arrived(self, arrival: object) -> None:
+        """It runs, or was answered. To say it again changes nothing."""
+        self.inside.discard(arrival)
+        if self._on_none is not None:
+            self._tell()
+
+    def close(self, on_none: Callable[[], None]) -> None:
+        """Let nothing in from now on.
+
+        Args:
+            on_none: Called when nothing is on its way any more, now or later; in place of an
+                earlier one.
+        """
+        self._on_none = on_none
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._on_none is not None and not self.inside:
+            self._on_none()
 
 
 @dataclass(slots=True)

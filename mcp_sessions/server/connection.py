@@ -46,7 +46,9 @@ class WatchedChannel:
     the answer.
     """
 
-    _next: Callable[[], None] = staticmethod(_nobody)
+    _next: Callable[[], None] | None = None
+    """Follows the answer."""
+
     _unwatched: Callable[[], None] = staticmethod(_nobody)
     _on_closed = _on_reopened = _unwatched
     """Know their request, and so each other's: a channel that is never open again forgets them, or
@@ -61,10 +63,9 @@ class WatchedChannel:
         self._next = callback
 
     def over(self) -> None:
-        """Run the callbacks that follow the answer, once, also if there was no answer."""
-        follows = self._next
-        if follows is not _nobody:
-            self._next = _nobody
+        """Run what follows the answer, once, also if there was no answer."""
+        follows, self._next = self._next, None
+        if follows is not None:
             follows()
 
 

@@ -162,8 +162,8 @@ class PuppetCall:
     heard: list[Json] = field(default_factory=list[Json])
     request_id: int = 1
     bound_session: SessionId | None = None
-    close_stream: None = None
-    close_standalone_stream: None = None
+    response: None = None
+    get_stream: None = None
     session: str | None = None
     conversation: str | None = None
     transport: str = "http"

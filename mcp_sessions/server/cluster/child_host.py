@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,8 +65,8 @@ class RemoteCall:
     request_id: RequestId | None = field(init=False, default=None)
     context: Any = field(init=False, default=None)
     transport: str = field(init=False, default="http")
-    close_stream: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
-    close_standalone_stream: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
+    response: None = field(init=False, default=None)
+    get_stream: None = field(init=False, default=None)
     session: str | None = field(init=False, default=None)
     conversation: str | None = field(init=False, default=None)
     bound_session: SessionId | None = field(init=False, default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
 
@@ -79,6 +79,8 @@ class RunningRequest:
             if session_id is not None:
                 self.sessions.append(session_id)
         self.waiters = [call]
+        self.response = call.inbound.channel
+        self.get_stream = connection.transport if connection is not None else None
         self.started_at = shared.outcomes.clock()
         self.context: Any = call.inbound.context
         self._has_begun = False
@@ -338,15 +340,6 @@ class RunningRequest:
         self.store_failure = failed
 
     @property
-    def close_stream(self) -> Callable[[], Awaitable[None]] | None:
-        return self.waiters[-1].inbound.channel.close_stream
-
-    @property
-    def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
-        connection = self.waiters[-1].inbound.connection
-        return connection.transport.close_stream if connection is not None else None
-
-    @property
     def can_send_request(self) -> bool:
         inbound = self.waiters[-1].inbound
         if inbound.modern:
@@ -430,6 +423,9 @@ class RunningRequest:
         waiter.inbound.channel.watch(lambda: self._closed(waiter), heard)
         heard()
         self.waiters.append(waiter)
+        connection = waiter.inbound.connection
+        self.response = waiter.inbound.channel
+        self.get_stream = connection.transport if connection is not None else None
         if self._reports is not None:
             self.told = None  # Values rise from the first report again.
             await self._reports.repeat(partial(self._tell, waiter))

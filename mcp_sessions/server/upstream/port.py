@@ -96,6 +96,17 @@ class Outbound(Protocol):
         ...
 
 
+class Closable(Protocol):
+    """A stream that a handler may close before its end."""
+
+    @property
+    def close_stream(self) -> Callable[[], Awaitable[None]] | None:
+        """A function that closes it, so that the client reconnects for the rest. None: the client
+        could not.
+        """
+        ...
+
+
 class Call(Outbound, Protocol):
     """One message that is being handled: its own way back, and its data."""
 
@@ -113,15 +124,13 @@ class Call(Outbound, Protocol):
         ...
 
     @property
-    def close_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """Return a function that closes the response stream. The client reconnects for the rest."""
+    def response(self) -> Closable | None:
+        """Its response. None: its client is another process's."""
         ...
 
     @property
-    def close_standalone_stream(self) -> Callable[[], Awaitable[None]] | None:
-        """Return a function that closes the connection's GET stream. The client reconnects for the
-        rest.
-        """
+    def get_stream(self) -> Closable | None:
+        """The GET stream of its connection. None: there is no connection here."""
         ...
 
     @property

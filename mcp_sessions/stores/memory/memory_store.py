@@ -110,7 +110,7 @@ class MemoryStore(Events, EndsInMemory):
             mode,
             principal,
             created_at=now,
-            expires_at=self._deadline(mode, now, ends_at),
+            expires_at=idle_deadline(now=now, idle_timeout=self._idle_times[mode], ends_at=ends_at),
             ends_at=ends_at,
             peer=peer,
             is_new=True,
@@ -128,9 +128,6 @@ class MemoryStore(Events, EndsInMemory):
         if ends_at != math.inf:
             heapq.heappush(self._deadlines, (record.expires_at, session_id))
         return record
-
-    def _deadline(self, mode: Mode, now: float, ends_at: float) -> float:
-        return idle_deadline(now=now, idle_timeout=self._idle_times[mode], ends_at=ends_at)
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         session = self._sessions.get(session_id)
@@ -183,7 +180,8 @@ class MemoryStore(Events, EndsInMemory):
             return None
         if verdict is not Admission.ADMITTED:
             return Admitted(record, displaced=verdict is Admission.DISPLACED)
-        record.expires_at = self._deadline(record.mode, now, record.ends_at)
+        idle = self._idle_times[record.mode]
+        record.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=record.ends_at)
         if key is None:
             return Admitted(record)
         if session.keys is None:
@@ -200,7 +198,8 @@ class MemoryStore(Events, EndsInMemory):
             # cannot have passed; the absolute one can.
             if session is not None and now < session.record.ends_at:
                 record = session.record
-                record.expires_at = self._deadline(record.mode, now, record.ends_at)
+                idle, ends_at = self._idle_times[record.mode], record.ends_at
+                record.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         session = self._sessions.get(session_id)
@@ -227,7 +226,8 @@ class MemoryStore(Events, EndsInMemory):
                 expired.append(record)
                 continue
             if now >= expires_at:
-                record.expires_at = self._deadline(record.mode, now, ends_at)
+                idle = self._idle_times[record.mode]
+                record.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
             put_back.append((record.expires_at, session_id))
         for entry in put_back:
             heapq.heappush(self._deadlines, entry)

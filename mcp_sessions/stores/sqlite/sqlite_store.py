@@ -49,7 +49,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 
-from mcp_sessions.core.admission import Admission, admission, is_displaced
+from mcp_sessions.core.admission import Admission, admission
 from mcp_sessions.core.expiry import asleep_by, end_of_life, idle_time, longest_life
 from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
@@ -150,7 +150,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
             keys = keys_of(tx, session_id, self._policy)
             if keys is None:
                 return None
-            if is_displaced(fencing_epoch, keys.counts.fencing_epoch):
+            if fencing_epoch not in (None, keys.counts.fencing_epoch):
                 return Admitted(record, displaced=True)
             return Admitted(record, *keys.begin(use, now=now))
 

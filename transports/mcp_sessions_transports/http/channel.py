@@ -326,7 +326,8 @@ class PostChannel(WatchedChannel):
                 raise AssertionError("a response is either JSON or a stream")
             await self._serve(stream, session_id, call)
         finally:
-            self.over()
+            if self._next is not None:
+                self.over()
 
     async def _until_decided(self) -> SseStream | None:
         if not self._turn.done():

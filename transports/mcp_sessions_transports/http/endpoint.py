@@ -17,12 +17,11 @@ from starlette.datastructures import State
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mcp_sessions.core.arrivals import Arrivals
-from mcp_sessions.core.availability import Availability
+from mcp_sessions.core.availability import Arrivals, Availability
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
-from mcp_sessions.principal import Principal
+from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.io import Draining, Headers, HttpCall, send_json, send_text
@@ -55,12 +54,12 @@ class Arriving:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        arrived = self._arrivals.enter()
+        arrival = self._arrivals.enter()
         try:
-            await self._app({**scope, _ARRIVED: arrived}, receive, send)
+            await self._app({**scope, _ARRIVED: arrival}, receive, send)
         finally:
-            if arrived is not None:
-                arrived()
+            if arrival is not None:
+                self._arrivals.arrived(arrival)
 
 
 @dataclass(eq=False, repr=False)
@@ -162,17 +161,19 @@ class StreamableHttp:
             await asked(scope, send)
             return
         self._availability.check_running()
-        arrived = scope.get(_ARRIVED) or self._availability.arrivals.enter()
-        if arrived is None:
+        arrivals = self._availability.arrivals
+        arrival = scope.get(_ARRIVED) or arrivals.enter()
+        if arrival is None:
             await self._serve(scope, receive, send, None)
             return
         if scope["method"] != "POST":
             # A stream ends with the server, whenever it came.
-            arrived()
+            arrivals.arrived(arrival)
         try:
-            await self._serve(scope, receive, send, arrived)
+            await self._serve(scope, receive, send, partial(arrivals.arrived, arrival))
         finally:
-            arrived()
+            if arrival in arrivals.inside:
+                arrivals.arrived(arrival)
 
     async def _serve(
         self, scope: Scope, receive: Receive, send: Send, arrived: Callable[[], None] | None
@@ -204,7 +205,8 @@ class StreamableHttp:
             status, text = refused
             await send_text(send, status, text)
             return
-        principal = self._principal_of(scope)
+        # Without authentication there is no user: most servers have none.
+        principal = self._principal_of(scope) if "user" in scope else ANONYMOUS
         watch = partial(self._credentials.over, scope, principal)
         header = headers.get(b"mcp-session-id")
         call = HttpCall(

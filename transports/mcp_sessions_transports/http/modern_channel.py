@@ -103,7 +103,8 @@ class ModernChannel(WatchedChannel):
         finally:
             if self.is_open:
                 self._close()
-            self.over()
+            if self._next is not None:
+                self.over()
 
     async def _wait(self, receive: Receive) -> None:
         if self._turn.done():

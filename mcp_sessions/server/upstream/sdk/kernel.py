@@ -25,6 +25,7 @@ from mcp.server.subscriptions import (
 )
 from mcp.shared.inbound import InboundModernRoute
 from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
+from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.subscriptions import ServerEvent, event_from_wire, event_to_notification
 from mcp_types import InitializeRequestParams, methods
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, is_version_at_least
@@ -331,11 +332,18 @@ class SdkPeer:
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
         CALL.set(call)
+        response, stream = call.response, call.get_stream
         if self.request_outbound is not None:
             self.request_outbound.begin(call)
         try:
             self._runner = runner = self._runner_of(self._connection, params, self._runner)
-            result = await runner.on_request(CallContext(call, call.request_id), method, params)
+            metadata = ServerMessageMetadata(
+                request_context=call.context,
+                close_sse_stream=None if response is None else response.close_stream,
+                close_standalone_sse_stream=None if stream is None else stream.close_stream,
+            )
+            context = CallContext(call, call.request_id, metadata)
+            result = await runner.on_request(context, method, params)
             if method in methods.SPEC_CLIENT_METHODS:
                 if call.store_failure is None or method != "tools/call":
                     return result
@@ -358,16 +366,16 @@ class SdkPeer:
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         CALL.set(call)
         self._runner = runner = self._runner_of(self._connection, params, self._runner)
-        await runner.on_notify(CallContext(call, call.request_id), method, params)
+        metadata = ServerMessageMetadata(request_context=call.context)
+        await runner.on_notify(CallContext(call, call.request_id, metadata), method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:
         self._connection.session_id = name_for_handlers(session_id)
 
     async def close(self) -> None:
         connection = self._connection
-        if isinstance(connection, RequestConnection):
-            await connection.close()
-        else:
+        # Of a connection of one request only if a handler registered something there.
+        if not isinstance(connection, RequestConnection) or connection.is_stack_used:
             await aclose_shielded(connection)
 
 

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from mcp.server.connection import Connection
-from mcp.server.runner import aclose_shielded
 from mcp.shared.inbound import InboundModernRoute
 
 _KEPT: Final = 256
@@ -34,11 +33,6 @@ class RequestConnection(Connection):
     @exit_stack.setter
     def exit_stack(self, stack: AsyncExitStack) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._stack = stack
-
-    async def close(self) -> None:
-        """Run the clean-up that handlers have registered on the exit stack. No error escapes."""
-        if self.is_stack_used:
-            await aclose_shielded(self)
 
 
 class Envelopes:

@@ -160,11 +160,8 @@ class SdkModernRules:
         text = "Mcp-Session-Id does not match the session in _meta"
         return _refused(request_id, error_body(HEADER_MISMATCH, text))
 
-    def status_of(self, code: int) -> int:
-        return status_of(code)
-
-    def dumps(self, message: Any) -> bytes:
-        return dumps(message)
+    status_of = staticmethod(status_of)
+    dumps = staticmethod(dumps)
 
 
 def _notification(decoded: dict[str, Any], http_request: HttpRequest) -> Notification | Refused:

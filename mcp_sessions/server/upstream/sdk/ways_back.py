@@ -32,6 +32,9 @@ class CallContext:
     request_id: str | int | None
     """None: a notification."""
 
+    message_metadata: ServerMessageMetadata
+    """The data that its transport has about it."""
+
     _cancel_requested: anyio.Event | None = None
 
     @property
@@ -46,15 +49,6 @@ class CallContext:
     @property
     def can_send_request(self) -> bool:
         return self._call.can_send_request
-
-    @property
-    def message_metadata(self) -> ServerMessageMetadata:
-        call = self._call
-        return ServerMessageMetadata(
-            request_context=call.context,
-            close_sse_stream=call.close_stream,
-            close_standalone_sse_stream=call.close_standalone_stream,
-        )
 
     @property
     def cancel_requested(self) -> anyio.Event:

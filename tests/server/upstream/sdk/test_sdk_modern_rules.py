@@ -94,7 +94,8 @@ def test_few_and_small_envelopes_are_known(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_what_is_on_the_exit_stack_is_torn_down_and_its_errors_stay_there() -> None:
-    connection = Envelopes().connection(InboundModernRoute(MODERN, None, {}))
+    peer = SdkUpstream(MCPServer("s")).modern_peer(InboundModernRoute(MODERN, None, {}), None, None)
+    connection = peer._connection  # pyright: ignore[reportPrivateUsage]
     done: list[str] = []
 
     async def clean_up(name: str) -> None:
@@ -104,7 +105,7 @@ async def test_what_is_on_the_exit_stack_is_torn_down_and_its_errors_stay_there(
 
     connection.exit_stack.push_async_callback(clean_up, "first")
     connection.exit_stack.push_async_callback(clean_up, "second")
-    await connection.close()
+    await peer.close()
     assert done == ["second", "first"]
 
 

@@ -168,9 +168,9 @@ class Exchange:
         """The server ends the response to what it goes on with: so does this one, whose client
         comes back for the rest as we do.
         """
-        close = self._waiting.call.close_stream if self._waiting.call is not None else None
-        if close is not None:
-            await close()
+        response = self._waiting.call.response if self._waiting.call is not None else None
+        if response is not None and response.close_stream is not None:
+            await response.close_stream()
 
     # --- what was answered is left -------------------------------------------------------------
 
