@@ -62,15 +62,15 @@ def test_a_request_from_this_machine_is_near(host: str) -> None:
     assert is_near(scope(("accept", "*/*"), ("user-agent", "a"), host=host)) and is_local_name(host)
 
 
-@pytest.mark.parametrize("header", SIGNS)
-def test_a_header_that_proxies_add_says_that_it_came_through_one(header: str) -> None:
-    assert not is_near(scope((header, "192.0.2.1")))
+def test_a_header_that_proxies_add_says_that_it_came_through_one() -> None:
+    assert [sign for sign in SIGNS if is_near(scope((sign, "192.0.2.1")))] == []
 
 
-@pytest.mark.parametrize("header", CLIENTS)
-def test_a_header_of_a_client_says_nothing(header: str) -> None:
+def test_a_header_of_a_client_says_nothing() -> None:
     """Not beside others either, and its value is not looked at."""
-    assert is_near(scope(("accept", "*/*"), (header, "via proxy"), ("user-agent", "x-forwarded")))
+    for header in CLIENTS:
+        fields = (("accept", "*/*"), (header, "via proxy"), ("user-agent", "x-forwarded"))
+        assert is_near(scope(*fields)), header
 
 
 @pytest.mark.parametrize(

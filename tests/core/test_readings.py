@@ -115,10 +115,11 @@ def respelled(uri: str, seed: int) -> str:
 def test_no_server_takes_a_spelling_that_is_not_hidden_for_the_hidden_one(secret: str) -> None:
     """Whichever way the server comes from the URI that it is sent to its own one."""
     taken = dict.fromkeys(SERVERS, 0)
-    for seed in range(6_000):
+    own = {name: (secret, read_as(server, secret)) for name, server in SERVERS.items()}
+    for seed in range(150 * settings().max_examples):
         uri = respelled(secret, seed)
         for name, server in SERVERS.items():
-            if read_as(server, uri) in (secret, read_as(server, secret)):
+            if read_as(server, uri) in own[name]:
                 taken[name] += uri != secret
                 assert hides_uri(secret, uri) or is_refused(uri), (name, uri)
     # Each server is fooled by many: the tricks are those that work.

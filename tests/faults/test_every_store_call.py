@@ -215,6 +215,9 @@ ALONE: dict[str, Conversation] = {
     "fan-out": fan_out,
     "hides": hides,
 }
+LIKE_ANOTHER = ("stdio", "websocket-to-http", "stdio-to-websocket")
+"""What differs from one of the others in its transports only comes with the long tests."""
+
 TOGETHER: dict[str, Conversation] = {"two-replicas": on_two_replicas}
 
 UNKNOWN: Json = {"content": [{"type": "text", "text": ""}]}
@@ -265,7 +268,13 @@ async def expect_borne(
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.full] if name in LIKE_ANOTHER else [])
+        for name in ALONE
+    ],
+)
 async def test_one_process_bears_it(name: str, how: How) -> None:
     await expect_borne(ALONE[name], one_process, how)
 

@@ -211,7 +211,7 @@ def tool(request: Json) -> Json | None:
             say({"id": request["id"], "result": "no object"})
             return None
         case "noise":
-            sys.stdout.write("no message\n" * int(arguments["lines"]))
+            sys.stdout.write(("no message".ljust(109) + "\n") * int(arguments["lines"]))
             sys.stdout.flush()
             return text("noisy")
         case "errors":
