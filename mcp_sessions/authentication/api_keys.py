@@ -47,6 +47,9 @@ class ApiKeys:
         self._path = path
         self._clock = clock
         self._keys, self._stamp = key_file.read(path)
+        self._credentials = dict[str, Credential]()
+        """By the ids of their keys: what is made of one serves all its requests."""
+
         self._looked_at = clock()
         self._failed_at: float | None = None
 
@@ -68,7 +71,11 @@ class ApiKeys:
             return None
         if key.expires_at is not None and key.expires_at <= now:
             return None
-        return Credential(key.name, ISSUER, None, key.scopes, key.expires_at)
+        known = self._credentials.get(key_id)
+        if known is None:
+            known = Credential(key.name, ISSUER, None, key.scopes, key.expires_at)
+            self._credentials[key_id] = known
+        return known
 
     def _look(self, now: float) -> None:
         """Read the file again if it changed.
@@ -93,6 +100,7 @@ class ApiKeys:
         if self._failed_at is None and key_file.stamp_of(self._path) == self._stamp:
             return
         self._keys, self._stamp = key_file.read(self._path)
+        self._credentials.clear()
         self._failed_at = None
         logger.info("the file of API keys was read: it has %d", len(self._keys))
 

@@ -123,7 +123,7 @@ def read(path: str, *, by_command: bool = False) -> tuple[dict[str, ApiKey], Sta
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
         try:
             status = os.fstat(file)
-            _check_status(path, status, by_command=by_command)
+            check_status(path, status, by_command=by_command)
             text = _whole(file)
         finally:
             os.close(file)
@@ -200,7 +200,12 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _check_status(path: str, status: os.stat_result, *, by_command: bool) -> None:
+def check_status(path: str, status: os.stat_result, *, by_command: bool = False) -> None:
+    """Refuse a file with secrets that others may read or change.
+
+    Raises:
+        ConfigurationError: It is no file, or others may read or change it.
+    """
     if not stat.S_ISREG(status.st_mode):
         raise ConfigurationError(f"{path}: this is a folder or a pipe: name a file")
     mode = stat.S_IMODE(status.st_mode)

@@ -6,11 +6,14 @@ Rules, owned by ``tests/cli/test_reload_config.py``:
 2. A changed server gets new processes for new sessions. The sessions that it has keep theirs. If
    its kind, ``per`` or ``auth`` changed, it is drained, and served anew.
 3. A server that did not change notices nothing.
-4. A wrong file, certificate or store changes nothing.
+4. A wrong file or store changes nothing.
+5. A wrong certificate, such as one that expired, is not used. It keeps nothing else from being read
+   again, and the log says what is wrong with it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +23,8 @@ from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.serve.tls import Certificate
 from mcp_sessions.serve.together import Part, Together
 from mcp_sessions.server.upstream.external.changing import can_follow
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -44,7 +49,7 @@ class ServedFile:
         """Serve what the file names now, and return what has changed.
 
         Raises:
-            ConfigurationError: The file, a server or the certificate is wrong.
+            ConfigurationError: The file or a server is wrong.
             StoreUnavailable: The store of a new server is away.
         """
         layers, parts = dict[str, Assembly](), dict[str, Part]()
@@ -61,8 +66,6 @@ class ServedFile:
                 if vars(before) != vars(server):
                     changed[path] = server
             layers[path] = layer
-        if self._certificate is not None:
-            self._certificate.check()
         await self._together.serve(list(parts.values()))
         removed = [path for path in self._layers if path not in layers]
         self._layers, self._parts = layers, parts
@@ -83,8 +86,7 @@ class ServedFile:
             try:
                 said += ["the certificate"] if self._certificate.read_again() else []
             except ConfigurationError as failed:
-                # It changed since it was checked. The servers are served already.
-                said.append(f"not the certificate: {failed}")
+                logger.error("the certificate was not reloaded, the one before is used: %s", failed)
         return "; ".join(said) or "nothing has changed"
 
 

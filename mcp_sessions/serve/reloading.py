@@ -4,7 +4,8 @@ Rules, owned by ``tests/serve/test_reloading.py``:
 
 1. One reload runs at a time. If others are asked for meanwhile, one more follows.
 2. If a reload fails, nothing has changed, and one line in the log says why.
-3. A file has changed if its time, size or number differ from those before the last reload.
+3. A signal that comes before the server is ready is not lost: the files are read again then.
+4. A file has changed if its time, size or number differ from those before the last reload.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Awaitable, Callable, Iterable
+from types import FrameType
 
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.serve.systemd import READY, notify, reloading
@@ -21,6 +24,23 @@ logger = logging.getLogger(__name__)
 
 LOOKS = 1.0
 """Seconds between two looks at the files."""
+
+
+class EarlySignal:
+    """Handles SIGHUP until the server is ready, which would else end the process."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Remember the signal."""
+        self.came = True
+
+
+def handle_early() -> None:
+    """Handle SIGHUP from now on, in a process that reads files again when it is ready."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, EarlySignal())
 
 
 class Reloading:
@@ -48,6 +68,15 @@ class Reloading:
 
     def ask(self) -> None:
         self._asked.set()
+
+    def ask_at_signal(self) -> None:
+        """Have the files read again at each SIGHUP, and for one that came early."""
+        if not hasattr(signal, "SIGHUP"):
+            return
+        before = signal.getsignal(signal.SIGHUP)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.ask)
+        if isinstance(before, EarlySignal) and before.came:
+            self.ask()
 
     async def run(self) -> None:
         while True:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from mcp_sessions.authentication.key_file import check_status
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.security import KEYFILE_PASSWORD_VARIABLE
 
@@ -41,8 +42,8 @@ class Certificate:
         clock: Seconds since 1970.
 
     Raises:
-        ConfigurationError: A file cannot be read or used; the key is another certificate's; or the
-            certificate expired, or is not valid yet.
+        ConfigurationError: A file cannot be read or used; the key is another certificate's, or
+            others may read it; or the certificate expired, or is not valid yet.
     """
 
     def __init__(self, certfile: str, keyfile: str | None, clock: Callable[[], float]) -> None:
@@ -73,19 +74,15 @@ class Certificate:
     async def reload(self) -> str:
         return "the certificate" if self.read_again() else "nothing has changed"
 
-    def check(self) -> None:
-        """Look at the files, and take nothing of them.
-
-        Raises:
-            ConfigurationError: As at first.
-        """
-        self._checked()
-
     def _checked(self) -> Facts:
         facts = _facts(self._certfile, datetime.fromtimestamp(self._clock(), UTC))
         _read("key", self._keyfile)
         # Settings of its own: what fails half-way leaves the others as they are.
         self._load(_context())
+        try:
+            check_status(self._keyfile, os.stat(self._keyfile))
+        except ConfigurationError as refused:
+            raise ConfigurationError(f"key {refused}") from None
         return facts
 
     def _load(self, context: ssl.SSLContext) -> None:

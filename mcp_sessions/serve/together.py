@@ -6,6 +6,8 @@ While they run, others may take their place: see :meth:`Together.serve`.
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 import socket
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -17,6 +19,8 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.background import Background, stopped
+from mcp_sessions.core.backoff import Backoff
+from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.health import Health, health_routes
 from mcp_sessions.serve.lifetime import Lifetime
@@ -25,6 +29,13 @@ from mcp_sessions.serve.open_connections import ConnectionLimits
 from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.tls import Certificate
 from mcp_sessions.serve.uvicorn_server import Leaving, draining_server
+
+logger = logging.getLogger(__name__)
+
+_BASE = 0.5
+"""Seconds until a store that is away is tried again, at most; later up to :data:`_CAP`."""
+
+_CAP = 15.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -43,11 +54,13 @@ class _Running:
 
     Args:
         turn: Held while a part runs: one at a path.
+        tries: Whether it waits for a store that is away.
     """
 
-    def __init__(self, part: Part, turn: asyncio.Lock) -> None:
+    def __init__(self, part: Part, turn: asyncio.Lock, *, tries: bool) -> None:
         self.part = part
         self.started = asyncio.Event()
+        self._tries = tries
         self._ends = asyncio.Event()
         self._task = asyncio.create_task(self._run(turn))
 
@@ -68,9 +81,23 @@ class _Running:
         await self._task
 
     async def _run(self, turn: asyncio.Lock) -> None:
-        async with turn, self.part.lifetime.run():
-            self.started.set()
-            await self._ends.wait()
+        async with turn:
+            if self._tries:
+                await self._open_store()
+            async with self.part.lifetime.run():
+                self.started.set()
+                await self._ends.wait()
+
+    async def _open_store(self) -> None:
+        backoff = Backoff(base=_BASE, cap=_CAP)
+        while True:
+            try:
+                return await self.part.lifetime.open_store()
+            except StoreUnavailable as failed:
+                if not backoff.failures:
+                    what = "%s: the store is away, and the changed server waits for it: %s"
+                    logger.warning(what, self.part.path, failed)
+                await asyncio.sleep(backoff.failed(random.random()))
 
 
 class Together:
@@ -160,6 +187,7 @@ class Together:
             for part in started:
                 await self._stop(part)
             raise
+        # From here on nothing fails: what waits for its turn also waits for its store.
         for part in free:
             self._route(part)
         for part in gone:
@@ -172,12 +200,12 @@ class Together:
 
     async def _follow(self, part: Part) -> None:
         try:
-            await self._start(part)
+            await self._start(part, tries=True)
             self._route(part)
         finally:
             self._starts.pop(part, None)
             if part not in self._running:
-                self._unroute(part.path)
+                self._unroute_unless_used(part.path)
 
     async def _end(self, part: Part) -> None:
         starting = self._starts.get(part)
@@ -189,8 +217,7 @@ class Together:
             if part in self._live():
                 await part.draining.drain(self._grace)
         finally:
-            if not any(each.path == part.path for each in self._running if each is not part):
-                self._unroute(part.path)
+            self._unroute_unless_used(part.path, but=part)
             await self._stop(part)
             self._ending.discard(part)
 
@@ -202,7 +229,10 @@ class Together:
         self._beside += part.beside
         self._checked.append(part.health)
 
-    def _unroute(self, path: str) -> None:
+    def _unroute_unless_used(self, path: str, *, but: Part | None = None) -> None:
+        """Answer 404 at a path at which no other part drains, runs or waits for its turn."""
+        if any(each.path == path for each in {*self._running, *self._starts} if each is not but):
+            return
         self._unroute_beside(path)
         if self._served.pop(path, None) is not None:
             self._paths.remove(path)
@@ -215,8 +245,8 @@ class Together:
     def _live(self) -> list[Part]:
         return [part for part, each in self._running.items() if each.started.is_set()]
 
-    async def _start(self, part: Part) -> None:
-        self._running[part] = _Running(part, self._turns[part.path])
+    async def _start(self, part: Part, *, tries: bool = False) -> None:
+        self._running[part] = _Running(part, self._turns[part.path], tries=tries)
         try:
             await self._running[part].start()
         except BaseException:

@@ -175,8 +175,7 @@ class DrainingServer(uvicorn.Server):
         reloading = self._reloading
         if reloading is None or threading.current_thread() is not threading.main_thread():
             return
-        if hasattr(signal, "SIGHUP"):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloading.ask)
+        reloading.ask_at_signal()
         self._background.loop("reading the files again", reloading.run)
 
     async def on_tick(self, counter: int) -> bool:

@@ -1,5 +1,6 @@
 """API keys, verified by a file that changes while the server runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def keys(tmp_path: Path) -> Keys:
 async def test_a_key_stands_for_its_name_and_scopes(keys: Keys) -> None:
     found = await keys.verifier.verify(keys.key)
     assert found == Credential("ci", ISSUER, None, ("use", "more"), None)
+
+
+async def test_what_a_key_stands_for_is_made_once_and_anew_when_the_file_changes(
+    keys: Keys,
+) -> None:
+    first = await keys.verifier.verify(keys.key)
+    assert await keys.verifier.verify(keys.key) is first
+    change(str(keys.path), lambda entries: [replace(each, scopes=("use",)) for each in entries])
+    keys.clock.now += 2
+    again = await keys.verifier.verify(keys.key)
+    assert again is not None and again.scopes == ("use",)
 
 
 async def test_another_key_is_refused(keys: Keys) -> None:

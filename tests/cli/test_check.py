@@ -146,6 +146,7 @@ def test_a_python_server_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_certificate_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     issued = trustme.CA().issue_cert("mcp.example.com")
     own = tmp_path / "own.pem"
+    own.touch(0o600)
     issued.private_key_and_cert_chain_pem.write_to_path(str(own))
     status, lines = checked(capsys, "--port", "0", "--ssl-certfile", str(own), *COMMAND)
     assert status == 0

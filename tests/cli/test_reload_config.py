@@ -1,11 +1,13 @@
 """SIGHUP while ``serve --config FILE`` runs: what the file names now is served."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,7 @@ def test_a_hundred_signals_in_a_second_while_processes_start(as_before: Server) 
 def test_a_file_that_changes_is_read_by_itself_and_a_certificate_with_it(tmp_path: Path) -> None:
     authority = trustme.CA()
     file, own = tmp_path / "servers.json", tmp_path / "own.pem"
+    own.touch(0o600)
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(own))
     file.write_text(json.dumps({"mcpServers": {"one": COMMAND}}))
     given = ("--config", str(file), "--lazy", "--ssl-certfile", str(own), "--reload-config")
@@ -197,4 +200,45 @@ def test_a_file_that_changes_is_read_by_itself_and_a_certificate_with_it(tmp_pat
         authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(own))
         assert "reloaded: the certificate" in server.until("reloaded: |not reloaded")
         own.write_text("nothing")
-        assert "there is no certificate in PEM format in it" in server.until("not reloaded")
+        said = server.until("not reloaded")
+        assert "the certificate was not reloaded, the one before is used: " in said
+        assert "there is no certificate in PEM format in it" in said
+
+
+def test_a_certificate_that_expired_keeps_no_server_from_being_reloaded(tmp_path: Path) -> None:
+    """Nobody renewed it, and a server must be removed now."""
+    authority = trustme.CA()
+    file, own = tmp_path / "servers.json", tmp_path / "own.pem"
+    own.touch(0o600)
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(own))
+    file.write_text(json.dumps({"mcpServers": {"one": COMMAND}}))
+    given = ("--config", str(file), "--lazy", "--ssl-certfile", str(own))
+    with serving(tmp_path, *given, within=90) as process:
+        server = Server(file, process)
+        server.until("at .*https://")
+        now = datetime.now(UTC)
+        expired = authority.issue_cert(
+            "127.0.0.1", not_before=now - timedelta(days=9), not_after=now - timedelta(days=2)
+        )
+        expired.private_key_and_cert_chain_pem.write_to_path(str(own))
+        server.write({"one": COMMAND, "two": COMMAND})
+        process.send_signal(signal.SIGHUP)
+        said = server.until("not reloaded, the one before is used")
+        assert "it expired on" in said
+        assert "reloaded: new /two/mcp" in server.until("reloaded: ")
+
+
+def test_a_signal_while_the_server_starts_does_not_end_it(tmp_path: Path) -> None:
+    """A tool that manages files may send one at any time. The start waits for its file here."""
+    file = tmp_path / "servers.json"
+    os.mkfifo(file)
+    text = json.dumps({"mcpServers": {"one": COMMAND}})
+    with serving(tmp_path, "--config", str(file), "--lazy", within=90) as process:
+        server = Server(file, process)
+        with open(file, "w") as writer:
+            # It has been opened by the server, which waits for what is in it.
+            process.send_signal(signal.SIGHUP)
+            (tmp_path / "new").write_text(text)
+            (tmp_path / "new").rename(file)
+            writer.write(text)
+        assert "nothing has changed" in server.until("reloaded: ")

@@ -125,7 +125,7 @@ async def test_a_message_is_too_big_above_the_limit_and_not_at_it() -> None:
         assert "result" in await peer.answer("p")
         # Counted in bytes, not in characters.
         await peer.put(ping % ("ä" * (pad // 2) + "xx"))
-        assert (await peer.closed())[0] == 1009
+        assert await peer.closed() == (1009, "message too big: max_message is 2000 bytes")
 
 
 async def test_a_client_that_refuses_a_message_as_too_large_is_told_of_in_the_log(
@@ -149,7 +149,7 @@ async def test_who_says_nothing_is_closed_1008() -> None:
         silent = await world.websocket()
         speaking = await world.websocket()
         await speaking.initialize()
-        assert (await silent.closed())[0] == 1008
+        assert await silent.closed() == (1008, "nothing was said: init_timeout is 0.05 s")
         assert await speaking.text("echo", text="still here") == "still here"
 
 
@@ -187,7 +187,9 @@ async def test_a_peer_that_takes_nothing_is_closed_1013_and_delays_nobody() -> N
         await at_most(WITHIN, store.detached.wait())
         assert len(connections(world)) == 1
         slow.unstall()
-        assert (await slow.closed())[0] == 1013
+        code, reason = await slow.closed()
+        assert code == 1013
+        assert reason == "too slow: slow_timeout is 0.3 s; come back in 1 s"
         # It comes back, and has lost nothing.
         seen = slow.events[-1]["params"]["sessionEventId"] if slow.events else None
         again = await world.connected()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from mcp_sessions.background import stopped
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.serve.reloading import Reloading
+from mcp_sessions.serve.reloading import Reloading, handle_early
 from mcp_sessions.serve.systemd import READY, VARIABLE
 
 pytestmark = pytest.mark.anyio
@@ -122,6 +123,44 @@ async def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path) -> N
         await reloads.until(1)
     finally:
         await stopped(running)
+
+
+async def test_a_signal_before_the_server_is_ready_ends_nothing_and_is_not_lost() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    reloads = Reloads()
+    handle_early()
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        reloading = Reloading(reloads)
+        reloading.ask_at_signal()
+        running = asyncio.create_task(reloading.run())
+        try:
+            await reloads.until(1)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await reloads.until(2)
+            assert reloads.begun == 2
+        finally:
+            await stopped(running)
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+async def test_without_a_signal_nothing_is_read_again_at_the_start() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    reloads = Reloads()
+    handle_early()
+    try:
+        reloading = Reloading(reloads)
+        reloading.ask_at_signal()
+        running = asyncio.create_task(reloading.run())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert reloads.begun == 0
+        await stopped(running)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_systemd_hears_of_a_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import re
 import socket
 import ssl
@@ -44,6 +45,7 @@ class Files:
             "127.0.0.1", "localhost", not_before=begins, not_after=begins + days * DAY
         )
         certificate, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        key.touch(0o600)
         issued.private_key_pem.write_to_path(str(key))
         chain = b"".join(each.bytes() for each in issued.cert_chain_pems)
         certificate.write_bytes(chain)
@@ -114,6 +116,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(files: Files, tmp_path: P
     certificate, key = files.issue("good")
     _, other = files.issue("other")
     nothing, noise = str(tmp_path / "nothing"), tmp_path / "noise"
+    noise.touch(0o600)
     noise.write_bytes(b"no PEM at all")
     assert unusable(nothing, key) == f"certificate {nothing}: no such file or directory"
     assert unusable(certificate, nothing) == f"key {nothing}: no such file or directory"
@@ -126,6 +129,19 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(files: Files, tmp_path: P
     assert unusable(certificate, other) == wrong
     with pytest.raises(ConfigurationError, match="ssl_keyfile needs ssl_certfile"):
         certificate_of(None, key)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no such modes")
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
+def test_a_key_that_others_may_read_or_change_is_refused(files: Files, mode: int) -> None:
+    """As a file of API keys. Who has the key can pretend to be the server."""
+    certificate, key = files.issue("open")
+    Path(key).chmod(mode)
+    said = unusable(certificate, key)
+    assert said.startswith(f"key {key}: other users may read or change the file")
+    assert said.endswith(f"(mode {mode:04o}): run chmod 600 {key}")
+    Path(key).chmod(0o400)
+    assert Certificate(certificate, key, time.time).facts.names
 
 
 def test_a_certificate_is_refused_outside_of_its_time(files: Files) -> None:
@@ -143,6 +159,7 @@ def test_a_key_with_a_password_is_opened_by_the_environment(
     certificate, key = files.issue("sealed")
     opened = pem.load_pem_private_key(Path(key).read_bytes(), None)
     sealed = tmp_path / "sealed.key"
+    sealed.touch(0o600)
     sealed.write_bytes(
         opened.private_bytes(
             pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.BestAvailableEncryption(b"secret")
@@ -183,6 +200,7 @@ def test_a_certificate_that_is_read_again_and_wrong_leaves_the_one_before(
         assert shown is not None
         return shown
 
+    keyfile.touch(0o600)
     put(*before)
     own = Certificate(str(certfile), str(keyfile), time.time)
     first = shown()

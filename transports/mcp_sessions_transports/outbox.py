@@ -52,7 +52,8 @@ class Outbox:
     Args:
         policy: Says how many bytes wait for the peer (``send_buffer``), and for how long
             (``slow_timeout``).
-        most: Bytes above which the peer is cut at once; None: who pushes stops when it is full.
+        most: Bytes above which the peer is cut at once: those of ``send_buffer`` and
+            ``max_unread_bytes``. None: the code that pushes stops when it is full.
     """
 
     def __init__(self, policy: SessionPolicy, *, most: int | None = None) -> None:
@@ -74,6 +75,9 @@ class Outbox:
         self.was_slow = False
         """It was cut because its peer took nothing."""
 
+        self.exceeded: tuple[str, str] | None = None
+        """The limit for which it was cut, and how large it is. None: none."""
+
         self.feeds: dict[LogFeed, None] = {}
         """Asked, each in its turn, when the buffer is empty."""
 
@@ -94,10 +98,11 @@ class Outbox:
         # One alone goes out however large it is.
         if was_full and self._most is not None and self._size > self._most:
             logger.warning("%d bytes wait for a client that reads nothing", self._size)
+            self.exceeded = "max_unread_bytes", f"{self._most - self._limit} bytes"
             self.cut_slow()
             return
         if self._slow is None and self.full:
-            self._slow = self._loop.call_later(self._slow_timeout, self.cut_slow)
+            self._slow = self._loop.call_later(self._slow_timeout, self._cut_late)
         self._wake.set()
 
     def purge(self, origin: SessionId) -> None:
@@ -169,7 +174,11 @@ class Outbox:
             self._slow.cancel()
             self._slow = None
         if self.full and not self.closed:
-            self._slow = self._loop.call_later(self._slow_timeout, self.cut_slow)
+            self._slow = self._loop.call_later(self._slow_timeout, self._cut_late)
+
+    def _cut_late(self) -> None:
+        self.exceeded = "slow_timeout", f"{self._slow_timeout:g} s"
+        self.cut_slow()
 
     def cut_slow(self) -> None:
         self.was_slow = True

@@ -30,6 +30,9 @@ from mcp_sessions_transports.websocket.close_codes import CloseCode
 
 logger = logging.getLogger(__name__)
 
+_BACK = 1
+"""Seconds after which a client that was too slow reconnects."""
+
 _FULL = 5.0
 """Seconds after which a client with too many connections may open another one."""
 
@@ -143,7 +146,8 @@ class WebSocketBinding:
                 await asyncio.wait({reader}, timeout=1)
         finally:
             if connection.transport.outbox.was_slow:
-                closing.because(CloseCode.TRY_AGAIN_LATER, "too slow")
+                said = reached("too slow", connection.transport.outbox.exceeded)
+                closing.because(CloseCode.TRY_AGAIN_LATER, f"{said}; come back in {_BACK} s")
             elif connection.transport.is_draining:
                 closing.because(CloseCode.SERVICE_RESTART, "the server is shutting down")
                 # Before the store is told: what the client asks meanwhile nobody reads.
@@ -164,7 +168,8 @@ class WebSocketBinding:
                 async with asyncio.timeout(policy.init_timeout if first else None):
                     message = await receive()
             except TimeoutError:
-                closing.because(CloseCode.POLICY_VIOLATION, "nothing was said")
+                said = reached("nothing was said", ("init_timeout", f"{policy.init_timeout:g} s"))
+                closing.because(CloseCode.POLICY_VIOLATION, said)
                 return
             first = False
             if connection.transport.outbox.closed:
@@ -187,7 +192,8 @@ class WebSocketBinding:
                 return
             # Characters are at most four bytes: only a long one is worth counting exactly.
             if len(text) * 4 > policy.max_message and len(text.encode()) > policy.max_message:
-                closing.because(CloseCode.TOO_BIG, "message too big")
+                said = reached("message too big", ("max_message", f"{policy.max_message} bytes"))
+                closing.because(CloseCode.TOO_BIG, said)
                 return
             await connection.take(text.encode())
 
@@ -233,6 +239,15 @@ class Closing:
             async with asyncio.timeout(1):
                 await send(message)
         self.said()
+
+
+def reached(what: str, limit: tuple[str, str] | None) -> str:
+    """Return the reason of a close, which RFC 6455 (5.5) lets have 123 bytes.
+
+    Args:
+        limit: Its name and its size.
+    """
+    return f"{what}: {limit[0]} is {limit[1]}" if limit is not None else what
 
 
 def _text(status: int, text: str) -> Denied:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import (
@@ -32,7 +33,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions import metrics
-from mcp_sessions.authentication.credential import CannotVerify, NotAllowed, Verifier
+from mcp_sessions.authentication.credential import (
+    CannotVerify,
+    Credential,
+    NotAllowed,
+    Verifier,
+)
 from mcp_sessions.authentication.pace import DELAYS, Pace
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -49,7 +55,8 @@ _RETRY: Final = 5.0
 _IN_QUERY: Final = "access_token"
 """RFC 6750, 2.3: the parameter for a token, which MCP forbids."""
 
-_BARE: Final = {"type": "http"}
+MADE: Final = 1_000
+"""Access tokens of the SDK that are kept, at most. Each holds its token."""
 
 Denied = Callable[[str, str | None, Principal], None]
 """Takes the reason of a refusal, the client's address, and the owner of a credential that is good
@@ -173,21 +180,35 @@ class SdkVerifier:
     def __init__(self, verifiers: Sequence[Verifier], then: TokenVerifier | None = None) -> None:
         self._verifiers = tuple(verifiers)
         self._then = then
+        self._made: OrderedDict[int, tuple[Credential, AccessToken]] = OrderedDict()
+        """What was made of a credential, by the identity of the object: a verifier returns the same
+        one as long as the credential is good.
+        """
 
     async def verify_token(self, token: str) -> AccessToken | None:
         for verifier in self._verifiers:
             found = await verifier.verify(token)
             if found is not None:
-                ends = found.expires_at
-                return AccessToken(
-                    token=token,
-                    client_id=found.client_id,
-                    scopes=list(found.scopes),
-                    expires_at=math.ceil(ends) if ends is not None else None,
-                    subject=found.subject,
-                    claims={"iss": found.issuer},
-                )
+                made = self._made.get(id(found))
+                if made is not None and made[0] is found and made[1].token == token:
+                    return made[1]
+                return self._make(found, token)
         return None if self._then is None else await self._then.verify_token(token)
+
+    def _make(self, found: Credential, token: str) -> AccessToken:
+        ends = found.expires_at
+        made = AccessToken(
+            token=token,
+            client_id=found.client_id,
+            scopes=list(found.scopes),
+            expires_at=math.ceil(ends) if ends is not None else None,
+            subject=found.subject,
+            claims={"iss": found.issuer},
+        )
+        self._made[id(found)] = found, made
+        if len(self._made) > MADE:
+            self._made.popitem(last=False)
+        return made
 
 
 class _TokenInQuery(AuthenticationError):
@@ -202,6 +223,13 @@ class _Unknown(AuthenticationError):
 
 class _Forbidden(AuthenticationError):
     """The owner of the credential may not use the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bare:
+    """A request with one header."""
+
+    headers: Mapping[str, str]
 
 
 class _Backend(BearerAuthBackend):
@@ -219,8 +247,9 @@ class _Backend(BearerAuthBackend):
         if given is None or len(given[1]) > LONGEST:
             return None
         try:
-            # The SDK reads each header that it gets.
-            return await super().authenticate(HTTPConnection({**_BARE, "headers": [given]}))
+            # The SDK reads nothing else of a request, and each header that it gets.
+            bare = _Bare({"authorization": given[1].decode("latin-1")})
+            return await super().authenticate(cast("HTTPConnection", bare))
         except CannotVerify as unknown:
             raise _Unknown(unknown.retry_after) from unknown
         except NotAllowed as refused:

@@ -2,13 +2,14 @@
 
 import asyncio
 import base64
+import cProfile
 import json
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fastmcp import FastMCP
@@ -21,6 +22,7 @@ from mcp.server.auth.settings import (
 )
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.exceptions import InvalidStatus
 
 from mcp_sessions import SessionLayer, SessionPolicy, metrics
@@ -29,8 +31,10 @@ from mcp_sessions.authentication.credential import CannotVerify, Credential
 from mcp_sessions.authentication.key_file import change, minted
 from mcp_sessions.cli.logs import extra_of
 from mcp_sessions.errors import ConfigurationError
+from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.sdk.authentication import (
     LONGEST,
+    MADE,
     Authentication,
     SdkVerifier,
     TokenVerifier,
@@ -401,3 +405,72 @@ def test_a_server_with_authentication_gets_no_second_one() -> None:
     for server in (own, fast):
         with pytest.raises(ConfigurationError, match="authentication of its own"):
             SessionLayer(server, auth=settings, token_verifier=verifier())
+
+
+class Constant:
+    """Returns the same credential for as long as it is good, as our verifiers do."""
+
+    def __init__(self) -> None:
+        self.credential: Credential | None = self.made()
+
+    def made(self) -> Credential:
+        """A credential like the one before."""
+        return Credential("app", "https://issuer", "alice", ("use",), None)
+
+    async def verify(self, token: str) -> Credential | None:
+        """What every token stands for."""
+        del token
+        return self.credential
+
+
+async def test_what_the_sdk_needs_of_a_token_is_made_once() -> None:
+    ours = Constant()
+    verifier = SdkVerifier([ours])
+    first = await verifier.verify_token("one")
+    assert first is not None and await verifier.verify_token("one") is first
+    other = await verifier.verify_token("two")
+    assert other is not None and other.token == "two"
+    ours.credential = ours.made()
+    again = await verifier.verify_token("two")
+    assert again == other and again is not other, "it was verified again"
+    ours.credential = None
+    assert await verifier.verify_token("two") is None
+
+
+async def test_what_is_kept_of_tokens_has_a_bound() -> None:
+    ours = Constant()
+    verifier = SdkVerifier([ours])
+    first = await verifier.verify_token("first")
+    before = ours.credential
+    for number in range(MADE):
+        ours.credential = ours.made()
+        await verifier.verify_token(str(number))
+    ours.credential = before
+    again = await verifier.verify_token("first")
+    assert again == first and again is not first
+
+
+async def test_a_token_that_was_seen_before_takes_few_function_calls() -> None:
+    """O: at most 15 % of a call. Time depends on the machine, and calls do not."""
+    backend = Authentication(SdkVerifier([Constant()]))
+    counted: list[int] = []
+
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        """Do nothing."""
+
+    def denied(reason: str, address: str | None, principal: Principal) -> None:
+        raise AssertionError(reason)
+
+    app = backend.around(endpoint, denied)
+    headers = [(b"host", b"here"), (b"authorization", b"Bearer " + b"x" * 900)]
+
+    async def one(app: ASGIApp) -> None:
+        scope = {"type": "http", "headers": headers, "query_string": b""}
+        await app(scope, cast("Receive", None), cast("Send", None))
+
+    for each in (app, app, endpoint):
+        with cProfile.Profile() as profile:
+            await one(each)
+        counted.append(sum(entry.callcount for entry in profile.getstats()))
+    _, known, without = counted
+    assert known - without <= 44, counted
