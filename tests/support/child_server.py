@@ -4,16 +4,21 @@
 its calls in a file named in ``CALLS``, so that a test sees what ran twice.
 """
 
+# It is started some hundred times: what is imported here costs more than what it does.
+from __future__ import annotations
+
 import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
-from typing import Any
 
-Json = dict[str, Any]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+Json = dict[str, "Any"]
 
 count: int = 0
 """What this process remembers: how often it was asked."""
@@ -159,12 +164,16 @@ def tool(request: Json) -> Json | None:
             return None
         case "leave":
             # Something of its own, in its group, that holds its pipes.
+            import subprocess
+
             other = subprocess.Popen(
                 [sys.executable, "-c", "import signal, time\nsignal.signal(15, 1)\ntime.sleep(600)"]
             )
             return text(other.pid)
         case "leave apart":
             # In a group of its own, where nobody looks for it.
+            import subprocess
+
             program = [sys.executable, "-c", "import time\ntime.sleep(600)"]
             return text(subprocess.Popen(program, start_new_session=True).pid)
         case "large":

@@ -4,19 +4,23 @@
 and what it tells by itself goes to those who listen.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 # Where this repository is: a command is told no path.
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
 
 from tests.support import child_server as base
 
-Json = dict[str, Any]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+Json = base.Json
 hear, note, say, text = base.hear, base.note, base.say, base.text
 
 PREFIX = "io.modelcontextprotocol"
