@@ -7,7 +7,7 @@ A connection has a :class:`Transport`, and a request has a :class:`RequestChanne
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
@@ -19,6 +19,35 @@ ReadEvents = Callable[[str], Awaitable[tuple[Sequence[LoggedEvent], Refusal | No
 
 class RequestChannel(Protocol):
     """The way back to whoever sent one request."""
+
+    @property
+    def kind(self) -> str:
+        """The transport of a message without a connection."""
+        ...
+
+    @property
+    def encode(self) -> Callable[[Any], bytes]:
+        """Write a message as this peer's entry does."""
+        ...
+
+    @property
+    def cancels(self) -> bool:
+        """Whether a broken response stream cancels a request without a key: the modern era over
+        HTTP.
+        """
+        ...
+
+    @property
+    def is_let_in(self) -> bool:
+        """Whether its transport refuses what comes once the process stops: this came before."""
+        ...
+
+    @property
+    def is_answerable(self) -> bool:
+        """Whether a client without a connection can be asked all the same, through another
+        process.
+        """
+        ...
 
     @property
     def is_open(self) -> bool:

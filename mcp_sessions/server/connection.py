@@ -43,8 +43,14 @@ def _nobody() -> None:
 
 class WatchedChannel:
     """Implements the callbacks of every :class:`RequestChannel`: on close, on reopening, and after
-    the answer.
+    the answer. Has the facts about a way back as most of them are.
     """
+
+    kind: str = "http"
+    encode = staticmethod(encode)
+    cancels: bool = False
+    is_let_in: bool = False
+    is_answerable: bool = False
 
     _next: Callable[[], None] | None = None
     """Follows the answer."""
@@ -238,6 +244,31 @@ class NotChanged(Enum):
     HERE = "here"
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class HttpFacts:
+    """The HTTP request that a message came with, and its connection's session."""
+
+    request: Any = None
+    """The handlers' ``ctx.request_context.request``: a Starlette ``Request``."""
+
+    session_header: str | None = None
+    """The POST's ``Mcp-Session-Id``."""
+
+    resumes_stream: bool = False
+    """The POST carried ``Last-Event-ID``."""
+
+    record: SessionRecord | None = None
+    """Its connection's session, as this very message was admitted to it. Of what a connection keeps
+    in the store nothing older may be believed."""
+
+    joint: JointAdmission | None = None
+    """How it was admitted to its connection, and to the current session with that."""
+
+
+NOT_HTTP = HttpFacts()
+"""Of a message that came on a pipe or a WebSocket, or through another process."""
+
+
 @dataclass(slots=True)
 class Inbound:
     principal: Principal
@@ -246,70 +277,34 @@ class Inbound:
     """None: a lone POST."""
 
     channel: RequestChannel
-    context: Any = None
-    """The handlers' ``ctx.request_context.request``: a Starlette ``Request``."""
-
-    has_stream: bool = True
-    """False: nothing can be pushed here after the response."""
-
-    resumes_stream: bool = False
-    """The POST carried ``Last-Event-ID``."""
-
-    session_header: str | None = None
-    """The POST's ``Mcp-Session-Id``."""
-
-    modern: bool = False
-    """In the modern era every request names its session, and results carry ``resultType``."""
-
-    cancels: bool = False
-    """A broken response stream cancels a request without a key: the modern era over HTTP."""
-
+    http: HttpFacts = NOT_HTTP
     route: Any = None
     """Modern era: what the upstream's rules made of the request's envelope."""
 
-    encode: Callable[[Any], bytes] = encode
-    """Writes a message as this peer's entry does."""
-
-    joint: JointAdmission | None = None
-    """How it was let into its connection, and into the current session with that."""
-
-    record: SessionRecord | None = None
-    """Over HTTP: its connection's session, as this very message was admitted to it. Of what
-    a connection keeps in the store nothing older may be believed."""
-
-    is_let_in: bool = False
-    """Its transport refuses what comes once the process stops: this came before."""
-
-    kind: str = "http"
-    """The transport of a message without a connection."""
-
-    is_answerable: bool = False
-    """Without a connection: its sender can be asked all the same, through another process."""
-
-    changed_current: CurrentSession | NotChanged | None = NotChanged.HERE
+    changed_current: CurrentSession | NotChanged | None = field(init=False, default=NotChanged.HERE)
     """The connection's current session after this message."""
 
-    conversation: ConversationKey | None = None
+    conversation: ConversationKey | None = field(init=False, default=None)
     """Its session is that of the conversation with this key."""
 
-    audit: AuditEntry | None = None
+    audit: AuditEntry | None = field(init=False, default=None)
     """None: what becomes of it is not written down."""
 
     @property
     def asked(self) -> Peer | None:
         """The peer that can answer questions of this message's handler; None: there is none."""
-        return self.peer if self.connection is not None or self.is_answerable else None
+        return self.peer if self.connection is not None or self.channel.is_answerable else None
 
     @property
     def is_alone(self) -> bool:
         """Whether its sender is another client with each message, as far as the server knows."""
-        return self.connection is None or self.modern
+        return self.connection is None or self.peer.modern
 
     @property
     def scope(self) -> Mapping[str, Any] | None:
         """The ASGI scope of the HTTP request, or WebSocket, that it came by; None: a pipe."""
-        if self.context is not None:
-            return self.context.scope
+        if self.http.request is not None:
+            return self.http.request.scope
         return self.connection.scope if self.connection is not None else None
 
     @property
@@ -328,14 +323,14 @@ class Inbound:
 
     @property
     def transport(self) -> str:
-        return self.connection.kind if self.connection is not None else self.kind
+        return self.connection.kind if self.connection is not None else self.channel.kind
 
     async def current(self) -> CurrentSession | None:
         """The connection's current session (ASC2)."""
         if not isinstance(self.changed_current, NotChanged):
             return self.changed_current
-        if self.record is not None:
-            return self.record.current
+        if self.http.record is not None:
+            return self.http.record.current
         return await self.connection.current() if self.connection is not None else None
 
     async def set_current(self, current: CurrentSession | None) -> None:
@@ -376,23 +371,23 @@ class Inbound:
     def result(self, request_id: RequestId, result: Mapping[str, Any]) -> bytes:
         if self.audit is not None:
             self.audit.is_result(result)
-        return self.encode({"jsonrpc": "2.0", "id": request_id, "result": result})
+        return self.channel.encode({"jsonrpc": "2.0", "id": request_id, "result": result})
 
     def of_its_era(self, result: dict[str, Any]) -> dict[str, Any]:
         """A result that may have been made for a request of the other era: each result of
         the modern era says what type it is.
         """
-        if not self.modern or "resultType" in result:
+        if not self.peer.modern or "resultType" in result:
             return result
         return {**result, "resultType": "complete"}
 
     def error(self, request_id: RequestId, error: Mapping[str, Any]) -> bytes:
         if self.audit is not None:
             self.audit.is_error(error)
-        return self.encode({"jsonrpc": "2.0", "id": request_id, "error": error})
+        return self.channel.encode({"jsonrpc": "2.0", "id": request_id, "error": error})
 
     def notification(self, method: str, params: Mapping[str, Any] | None) -> bytes:
         message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
         if params is not None:
             message["params"] = params
-        return self.encode(message)
+        return self.channel.encode(message)

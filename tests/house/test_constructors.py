@@ -31,10 +31,6 @@ POLICIES = {
 """Settings that are given by name. Each has a default, but for a few first ones."""
 
 KNOWN_WIDE = {
-    # Plain values: what came with a message, and messages between replicas.
-    "mcp_sessions.server.connection.Inbound",
-    # What is to become smaller parts.
-    "mcp_sessions.server.upstream.external.place.Place",
     "mcp_sessions.stores.records.SessionRecord",
 }
 """Classes with more than `MOST` arguments."""

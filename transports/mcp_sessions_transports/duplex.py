@@ -67,14 +67,15 @@ logger = logging.getLogger(__name__)
 class DuplexChannel(WatchedChannel):
     close_stream: Callable[[], Awaitable[None]] | None = None
 
-    def __init__(self, transport: DuplexTransport, *, lasts: bool = False) -> None:
+    def __init__(self, transport: DuplexTransport, kind: str, *, lasts: bool = False) -> None:
         """The way back for one message.
 
         Args:
+            kind: The connection's.
             lasts: The answer comes when the connection ends, and not before.
         """
         self._transport = transport
-        self.lasts = lasts
+        self.kind, self.lasts = kind, lasts
 
     @property
     def is_open(self) -> bool:
@@ -322,7 +323,7 @@ class DuplexConnection:
         message = parsed if isinstance(parsed, Answer) else read(parsed)
         request = None if isinstance(message, Answer) or message.is_notification else message
         lasts = request is not None and request.method == LISTEN
-        channel = DuplexChannel(self.transport, lasts=lasts)
+        channel = DuplexChannel(self.transport, self.client.kind, lasts=lasts)
         size = len(body)
         if request is not None:
             # Only what is owed an answer has a way back that can break.
@@ -406,7 +407,7 @@ class DuplexConnection:
 
         # A client that initializes has no connection yet.
         client = self.client
-        alone = Inbound(client.principal, client.peer, None, channel, kind=client.kind)
+        alone = Inbound(client.principal, client.peer, None, channel)
         router = self._served.router
         answer, connection = await router.initialize(request, alone, register, is_there=True)
         await alone.channel.answer(answer)
@@ -434,9 +435,7 @@ class DuplexConnection:
             # Who asks which versions there are may go on with a handshake (WSS10), above all if
             # that was refused.
             self.client.identify(peer)
-        inbound = Inbound(
-            self.client.principal, peer, self.client, channel, modern=True, route=route
-        )
+        inbound = Inbound(self.client.principal, peer, self.client, channel, route=route)
         if self.transport.has_listen(request.id):
             refused = InvalidRequest(
                 InvalidReason.DUPLICATE_ID, "a request with this id is still open"

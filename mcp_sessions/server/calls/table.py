@@ -281,7 +281,7 @@ class Calls(Generic[R]):
         than its door. A connection that is open both ways is asked here.
         """
         is_leaving = inbound.connection is not None and inbound.connection.transport.is_leaving
-        return is_leaving or (inbound.is_let_in and not self.is_over)
+        return is_leaving or (inbound.channel.is_let_in and not self.is_over)
 
     # --- from its arrival to its answer ------------------------------------------------------
 

@@ -220,7 +220,7 @@ class Router:
 
         async def notify() -> None:
             await peer.notify(running, method, notification.forwarded)
-            if inbound.connection is None or inbound.modern:
+            if inbound.connection is None or inbound.peer.modern:
                 await peer.close()
 
         return notify()
@@ -284,7 +284,7 @@ class Router:
             if connection is None or not isinstance(request_id, (str, int)):
                 return
             meant = self._runner.calls.meant(connection.id, request_id)
-            if inbound.record is not None:
+            if inbound.http.record is not None:
                 # Over HTTP such a request may have come to any replica.
                 await self._environment.bus.tell(
                     CancelRequest(connection_id=connection.id, id=request_id)

@@ -84,7 +84,7 @@ class SessionMethods(Stage):
                 result = await self._delete(request, inbound)
             case _:
                 raise AssertionError(f"{request.method} is no session method")
-        if inbound.modern:
+        if inbound.peer.modern:
             result["resultType"] = "complete"
         return Outcome(result, None)
 
@@ -118,7 +118,7 @@ class SessionMethods(Stage):
         head = await self._store.head(record.session_id)
         if head is None:
             raise SessionNotFound(record.session_id)
-        if inbound.modern and inbound.connection is None:
+        if inbound.peer.modern and inbound.connection is None:
             await self._store.change(record.session_id, SetWaitsFrom(head.event_id()))
         return head.event_id()
 
@@ -138,12 +138,12 @@ class SessionMethods(Stage):
             # A weaker credential does not read what a stronger one may hear (SEC3).
             logger.warning("session %s: resume with fewer scopes refused", digest(session_id))
             raise SessionNotFound(session_id)
-        if inbound.resumes_stream or inbound.session_header == session_id:
+        if inbound.http.resumes_stream or inbound.http.session_header == session_id:
             raise InvalidRequest(
                 InvalidReason.MODE_CONFLICT,
                 "session/resume goes with neither Last-Event-ID nor its own Mcp-Session-Id",
             )
-        connection = inbound.connection if inbound.has_stream else None
+        connection = inbound.connection
         release = connection.transport.hold() if connection is not None else None
         if release is not None:
             # "The result is written before the first replayed event."
@@ -160,7 +160,7 @@ class SessionMethods(Stage):
         if connection is not None:
             await _make_current(inbound, session_id, attached)
         refusal = attached.refusal
-        if inbound.modern and connection is None:
+        if inbound.peer.modern and connection is None:
             # The replay waits for the session's next listen stream.
             waits_from = attached.head if refusal is not None else position
             change = SetWaitsFrom(cast(SessionEventId, waits_from))
@@ -223,6 +223,6 @@ class SessionMethods(Stage):
 
 async def _make_current(inbound: Inbound, session_id: SessionId, attached: Attached) -> None:
     """Rule 2 begins to hold; in the modern era every request names its session."""
-    if inbound.connection is not None and not inbound.modern:
+    if inbound.connection is not None and not inbound.peer.modern:
         current = CurrentSession(session_id, attached.fencing_epoch)
         await inbound.set_current(current)

@@ -42,7 +42,8 @@ BeginAnew = Callable[[Call, SessionId, str], Awaitable[None]]
 class RemoteChannel(WatchedChannel):
     close_stream: Callable[[], Awaitable[None]] | None = None
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: Asker, kind: str = "http", *, is_answerable: bool = False) -> None:
+        self.kind, self.is_answerable = kind, is_answerable
         self.is_open = True
         self.answered = asyncio.Event()
         self._asker = asker
@@ -285,7 +286,8 @@ class Joining:
             return self._runner.calls.by_key(session_id, key)
 
     async def serve(self, asker: Asker, message: JoinRun) -> Outcome:
-        session_id, key, channel = message.session_id, message.key, RemoteChannel(asker)
+        session_id, key = message.session_id, message.key
+        channel = RemoteChannel(asker, message.transport, is_answerable=message.is_answerable)
         async with self._begins((session_id, key)):
             running = self._runner.calls.by_key(session_id, key)
             if running is not None and not running.done:
@@ -309,15 +311,7 @@ class Joining:
         asker.watch(channel.hear)
         # Who sent it is who owns the session: there the store let it in.
         principal = running.waiters[0].inbound.principal
-        inbound = Inbound(
-            principal,
-            message.peer,
-            None,
-            channel,
-            modern=message.peer.modern,
-            kind=message.transport,
-            is_answerable=message.is_answerable,
-        )
+        inbound = Inbound(principal, message.peer, None, channel)
         request = Message(asker.name, running.request.method, None, None, token=message.token)
         waiter = Call(request, inbound, load_of(message.session_id, principal))
         self._runner.calls.count(waiter)
@@ -356,7 +350,7 @@ def _asking(join: _Join) -> JoinRun:
         key=join.key,
         run=join.run,
         token=request.token,
-        peer=Peer(peer.protocol_version, asks, modern=inbound.modern),
-        transport=inbound.connection.kind if inbound.connection is not None else inbound.kind,
+        peer=Peer(peer.protocol_version, asks, modern=peer.modern),
+        transport=inbound.transport,
         is_answerable=inbound.asked is not None,
     )

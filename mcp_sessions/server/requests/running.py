@@ -82,7 +82,7 @@ class RunningRequest:
         self.response = call.inbound.channel
         self.get_stream = connection.transport if connection is not None else None
         self.started_at = shared.outcomes.clock()
-        self.context: Any = call.inbound.context
+        self.context: Any = call.inbound.http.request
         self._has_begun = False
         self.store_failure: StoreUnavailable | None = None
         self._asked: list[PendingQuestion] = []
@@ -127,7 +127,7 @@ class RunningRequest:
             self._closed(waiter)
 
     def _closed(self, waiter: Call) -> None:
-        if waiter.inbound.cancels and self.key is None and not self.done:
+        if waiter.inbound.channel.cancels and self.key is None and not self.done:
             # The modern era over HTTP: closing the response stream cancels the request.
             cancelled = error_body(REQUEST_CANCELLED, "Request cancelled")
             self._shared.background.run(BESIDE, self.abort(cancelled))
@@ -169,7 +169,7 @@ class RunningRequest:
                 return
             # A handler is not told the credential by which its client names the session.
             method, params = request.method, request.forwarded
-            rounds = self._shared.questions.rounds if self._call.inbound.modern else None
+            rounds = self._shared.questions.rounds if self._call.inbound.peer.modern else None
             name = None
             if rounds is not None and params is not None and "requestState" in params:
                 name, params = waiting_call(params), put_back(params)
@@ -342,7 +342,7 @@ class RunningRequest:
     @property
     def can_send_request(self) -> bool:
         inbound = self.waiters[-1].inbound
-        if inbound.modern:
+        if inbound.peer.modern:
             if self._held is not None:
                 return self._held.call.can_send_request
             can_wait = self._shared.questions.rounds is not None and not self.done
@@ -400,7 +400,7 @@ class RunningRequest:
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         inbound = self.waiters[-1].inbound
-        if inbound.modern:
+        if inbound.peer.modern:
             return await self._ask_in_rounds(asked, inbound)
         check_may_ask(inbound.asked, asked.method)
         question = self._shared.questions.new(inbound.principal, None, asked)

@@ -42,8 +42,7 @@ class Elsewhere:
             channel=channel,
             connection=None,
             peer=Peer("2025-11-25"),
-            modern=False,
-            kind="http",
+            transport="http",
             asked=None,
         )
         inbound.error, inbound.answer = self._error, self._answered

@@ -172,6 +172,7 @@ class PostChannel(WatchedChannel):
     """The processes that serve its stream from the store."""
 
     close_stream: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
+    is_let_in = True
     _is_read: bool = field(init=False, default=True)
     _json: bytes | None = field(init=False, default=None)
     _away: StoreUnavailable | None = field(init=False, default=None)

@@ -32,7 +32,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import ConnectionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.connection import DEFAULT_VERSION, Inbound
+from mcp_sessions.server.connection import DEFAULT_VERSION, HttpFacts, Inbound
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.joint_admission import JointAdmission
@@ -55,6 +55,8 @@ from mcp_sessions_transports.http.io import (
 from mcp_sessions_transports.served import Served
 
 logger = logging.getLogger(__name__)
+
+_DEFAULT_VERSION = DEFAULT_VERSION.encode()
 
 
 class HandshakeHttp:
@@ -164,7 +166,7 @@ class HandshakeHttp:
                 if not is_platforms:
                     await _send_refused(send, message, refused)
                     return None
-        version = call.headers.get(b"mcp-protocol-version", DEFAULT_VERSION.encode())
+        version = call.headers.get(b"mcp-protocol-version", _DEFAULT_VERSION)
         peer = connection.peer if connection is not None else Peer(version.decode("latin-1"))
         # SEC11. As this very message was admitted: by whom its connection was made.
         needed = record.principal.scopes if record is not None else principal.scopes
@@ -180,19 +182,9 @@ class HandshakeHttp:
             # Most need no others, and the empty set is one.
             principal.scopes - needed or NO_SCOPES,
         )
-        inbound = Inbound(
-            principal,
-            peer,
-            connection,
-            channel,
-            context=HttpRequest(scope, post.again),
-            has_stream=connection is not None,
-            resumes_stream=b"last-event-id" in call.headers,
-            session_header=session_header,
-            joint=joint,
-            record=record,
-            is_let_in=True,
-        )
+        request, resumes_stream = HttpRequest(scope, post.again), b"last-event-id" in call.headers
+        http = HttpFacts(request, session_header, resumes_stream, record, joint)
+        inbound = Inbound(principal, peer, connection, channel, http)
         if isinstance(message, Answer):
             if not await self._served.router.answer(message, inbound) and connection is None:
                 await _send_missing(send)
@@ -252,9 +244,8 @@ class HandshakeHttp:
     ) -> None:
         served = self._served
         # A client that initializes has no connection yet, whatever header came along.
-        alone = Inbound(
-            inbound.principal, inbound.peer, None, inbound.channel, context=inbound.context
-        )
+        http = HttpFacts(inbound.http.request)
+        alone = Inbound(inbound.principal, inbound.peer, None, inbound.channel, http)
 
         async def register(peer: Peer) -> StoredConnection:
             record = await served.lifecycle.create(Mode.TRANSPORT, inbound.principal, peer)

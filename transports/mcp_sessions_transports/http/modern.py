@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import cast
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Send
@@ -24,7 +23,7 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.errors import LimitReached, WireError
 from mcp_sessions.security import mint_connection_id
-from mcp_sessions.server.connection import ClientConnection, Inbound
+from mcp_sessions.server.connection import ClientConnection, HttpFacts, Inbound
 from mcp_sessions.server.dispatch.modern_limits import check_modern
 from mcp_sessions.server.upstream.modern_rules import Refused, Route
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -85,7 +84,7 @@ class ModernHttp:
         if isinstance(checked, Refused):
             await _send_refused(send, checked)
         elif isinstance(checked, Notification):
-            inbound = self._inbound(call, Peer("", None, modern=True), http_request)
+            inbound, _ = self._inbound(call, Peer("", None, modern=True), http_request)
             await self._served.router.cancel_keyed(read(checked), inbound)
             await send_text(send, 202)
         else:
@@ -113,10 +112,9 @@ class ModernHttp:
         http_request: HttpRequest,
         route: Route,
     ) -> None:
-        inbound = self._inbound(call, peer, http_request, route)
-        channel = cast(ModernChannel, inbound.channel)
+        inbound, channel = self._inbound(call, peer, http_request, route)
         if request.method == LISTEN and self._served.remembers and request.names_session:
-            await self._listen(request, inbound, call)
+            await self._listen(request, inbound, channel, call)
             return
         try:
             await self._served.router.request(request, inbound)
@@ -126,7 +124,9 @@ class ModernHttp:
         call.arrived()
         await channel.respond(call)
 
-    async def _listen(self, request: Message, inbound: Inbound, call: HttpCall) -> None:
+    async def _listen(
+        self, request: Message, inbound: Inbound, channel: ModernChannel, call: HttpCall
+    ) -> None:
         served, retry_after = self._served, None
         try:
             with served.router.audited(request, inbound):
@@ -146,7 +146,6 @@ class ModernHttp:
                 stream.cut()
                 await served.attachments.remove(connection)
             return
-        channel = cast(ModernChannel, inbound.channel)
         message = inbound.error(request.id, error)
         await inbound.answer(message, code=error["code"], retry_after=retry_after)
         await channel.respond(call)
@@ -162,7 +161,7 @@ class ModernHttp:
             served.policy,
             served.bus.is_shared,
             lambda members: served.listening.result(members, record),
-            inbound.encode,
+            inbound.channel.encode,
         )
         connection_id = mint_connection_id("listen", served.bus.process)
         connection = ClientConnection(
@@ -180,25 +179,13 @@ class ModernHttp:
 
     def _inbound(
         self, call: HttpCall, peer: Peer, http_request: HttpRequest, route: Route | None = None
-    ) -> Inbound:
+    ) -> tuple[Inbound, ModernChannel]:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        channel = ModernChannel(self._served.policy, self._loop, self._served.rules.status_of)
-        return Inbound(
-            call.principal,
-            peer,
-            None,
-            channel,
-            context=http_request,
-            has_stream=False,
-            resumes_stream=b"last-event-id" in call.headers,
-            session_header=call.session_header,
-            modern=True,
-            cancels=True,
-            route=route,
-            is_let_in=True,
-            encode=self._served.rules.dumps,
-        )
+        policy, rules = self._served.policy, self._served.rules
+        channel = ModernChannel(policy, self._loop, rules.status_of, rules.dumps)
+        http = HttpFacts(http_request, call.session_header, b"last-event-id" in call.headers)
+        return Inbound(call.principal, peer, None, channel, http, route), channel
 
 
 def _mismatches(request: Message, header: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.types import Receive
 
@@ -43,11 +44,15 @@ class ModernChannel(WatchedChannel):
 
     Args:
         status_of: The HTTP status of an answer with that error code.
+        encode: Writes a message as the SDK's own entry does.
     """
+
+    cancels = is_let_in = True
 
     _policy: SessionPolicy
     _loop: asyncio.AbstractEventLoop
     _status_of: Callable[[int], int]
+    encode: Callable[[Any], bytes]
     is_open: bool = field(init=False, default=True)
     close_stream: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
     _answer: tuple[int, bytes] | None = field(init=False, default=None)

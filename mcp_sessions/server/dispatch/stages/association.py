@@ -72,10 +72,11 @@ class Association(Stage):
                 )
         else:
             current, connection = None, inbound.connection
-            if connection is not None and not inbound.modern:
-                if inbound.record is not None and inbound.changed_current is NotChanged.HERE:
+            if connection is not None and not inbound.peer.modern:
+                admitted_to = inbound.http.record
+                if admitted_to is not None and inbound.changed_current is NotChanged.HERE:
                     # As Inbound.current has it: most requests come this way.
-                    current = inbound.record.current
+                    current = admitted_to.current
                 else:
                     current = await inbound.current()
             if current is not None and named is NotNamed.NULL:
@@ -88,7 +89,8 @@ class Association(Stage):
             if current is None:
                 call.admitted = call.record = call.key = None
                 return None
-            admitted = inbound.joint.taken(current) if inbound.joint is not None else None
+            joint = inbound.http.joint
+            admitted = joint.taken(current) if joint is not None else None
             if admitted is None:
                 admitted = await self.admit(
                     current.session_id,
@@ -150,7 +152,7 @@ class Association(Stage):
         named = request.named()
         if not isinstance(named, NotNamed):
             return named
-        if inbound.connection is None or inbound.modern or named is NotNamed.NULL:
+        if inbound.connection is None or inbound.peer.modern or named is NotNamed.NULL:
             return None
         current = await inbound.current()
         return current.session_id if current is not None else None

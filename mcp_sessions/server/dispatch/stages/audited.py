@@ -55,7 +55,7 @@ class Audited(Stage):
                 transport=inbound.transport,
                 client=inbound.address,
                 version=inbound.peer.protocol_version,
-                modern=inbound.modern,
+                modern=inbound.peer.modern,
                 found=found,
             )
         )

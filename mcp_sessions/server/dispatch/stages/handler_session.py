@@ -59,7 +59,7 @@ class HandlerSession(Stage):
 
     async def before(self, call: Call) -> Outcome | None:
         inbound, record = call.inbound, call.record
-        connection = None if inbound.modern else inbound.connection
+        connection = None if inbound.peer.modern else inbound.connection
         pipe = None
         if record is not None:
             if call.named:
@@ -71,7 +71,7 @@ class HandlerSession(Stage):
         elif connection is None or call.request.session is NotNamed.NULL:
             return None
         else:
-            kind, record = self._by_wire, inbound.record
+            kind, record = self._by_wire, inbound.http.record
             if record is None:
                 # A pipe or a WebSocket cannot outlive this process, so neither does what is
                 # remembered of it, and no store is asked.

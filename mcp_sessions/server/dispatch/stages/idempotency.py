@@ -57,7 +57,8 @@ class Idempotency:
         """
         inbound, session_id = call.inbound, None
         # If it is let in with its connection, the lock is held.
-        is_let_in = inbound.joint is not None and inbound.joint.is_let_in
+        joint = inbound.http.joint
+        is_let_in = joint is not None and joint.is_let_in
         if not is_let_in:
             session_id = await self.association.session_of(call.request, inbound)
         if call.known_in is not None and session_id != call.known_in:

@@ -97,7 +97,7 @@ class UpstreamPeers(Stage):
             return stopping()
         request, inbound, record = call.request, call.inbound, call.record
         method, peer = request.method, self.of(inbound, record)
-        if inbound.modern:
+        if inbound.peer.modern:
             if method == DISCOVER:
                 peer = Discovery(peer, self._advertise)
         elif method in SUBSCRIPTION_METHODS and self._store.remembers:
@@ -116,18 +116,18 @@ class UpstreamPeers(Stage):
         admitted = call.admitted
         if admitted is not None and admitted.run is not None and call.key is not None:
             self._runner.runs.settle(admitted.run)
-        running.start(peer, close_peer=inbound.connection is None or inbound.modern)
+        running.start(peer, close_peer=inbound.connection is None or inbound.peer.modern)
         return None
 
     def of(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:
         connection = inbound.connection
-        if connection is None or inbound.modern:
+        if connection is None or inbound.peer.modern:
             outbound = None
             if record is not None:
                 outbound = self._of_session(record)
             session_id = record.session_id if record is not None else None
             past = self._past(record)
-            if inbound.modern:
+            if inbound.peer.modern:
                 return self.upstream.modern_peer(inbound.route, outbound, session_id, **past)
             way = outbound or LateOutbound()
             return self.upstream.peer(inbound.peer, way, session_id, is_alone=True, **past)
@@ -148,7 +148,7 @@ class UpstreamPeers(Stage):
             session_id = connection.transport_session
             # On a pipe a client may speak before its handshake. The server decides how to answer.
             ready = inbound.peer.initialize_params is not None
-            past = self._past(inbound.record)
+            past = self._past(inbound.http.record)
             peer = self.upstream.peer(inbound.peer, outbound, session_id, ready=ready, **past)
             if not ready:
                 return peer

@@ -42,7 +42,7 @@ class ChangingChildren(Children):
         self._failures = Failures(self.ours)
         self._is_of_the_era_before = False
         for place in self.places(lambda _: True):
-            if not place.is_one_client:
+            if not place.clients.is_one_client:
                 self._background.run("the change of a child", self._change(place))
 
     async def _change(self, place: Place) -> None:

@@ -47,7 +47,7 @@ from mcp_sessions.server.upstream.external.beginning import (
 )
 from mcp_sessions.server.upstream.external.child import Child, Refused
 from mcp_sessions.server.upstream.external.failures import Failures
-from mcp_sessions.server.upstream.external.place import LISTS, UPDATED, Place
+from mcp_sessions.server.upstream.external.place import LISTS, ONE_CLIENT, UPDATED, Place, Services
 from mcp_sessions.server.upstream.external.room import LOOKS, WAITS, Starts, can_share, spare
 from mcp_sessions.server.upstream.external.server_messages import Telling
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -66,6 +66,9 @@ _CLOSING = 10.0
 _LEAVING = "the layer stops"
 _OVER = "its session or connection ended"
 _HUNG = "it started too slowly while other clients waited for room"
+
+
+Announce = Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
 
 
 @dataclass(eq=False)
@@ -111,6 +114,14 @@ class Children:
     def run(self) -> None:
         self.starter.run(lambda: self.server.max_children - self._count())
         self._rounds.loop("the rounds over idle children", self._round)
+
+    def services(self, announce: Announce) -> Services:
+        """Return what the places of the server have in common.
+
+        Args:
+            announce: See :attr:`Services.announce`.
+        """
+        return Services(self.start, announce, self.telling, self.server.title)
 
     def place(self, key: Hashable, make: Callable[[], Place]) -> Place:
         place = self._places.get(key)
@@ -277,8 +288,7 @@ class Children:
                 if self._is_leaving or self._limit(principal, more=1) is not None:
                     failed = None
                     return
-                of = (place.announce, self.telling, object(), client)
-                own = Place(self.start, *of, True, False, False, False, self.server.title)
+                own = Place(place.services, object(), client, ONE_CLIENT)
                 try:
                     await self._start_in_an_era(own, principal)
                     metrics.child_begun("started")

@@ -24,7 +24,7 @@ from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Le
 from mcp_sessions.server.upstream.external.failures import description_of
 from mcp_sessions.server.upstream.external.heard import Listen
 from mcp_sessions.server.upstream.external.modern_requests import VERSION
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.place import Clients, Place, Services
 from mcp_sessions.server.upstream.external.sharing import Sessionless, Sharing
 from mcp_sessions.server.upstream.external.takeover import hand_over, spare, take_over
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, Wanted
@@ -64,6 +64,10 @@ class Wrapped:
 
     max_subscriptions: int
     """Resources of one listen, at most."""
+
+    @property
+    def services(self) -> Services:
+        return self.children.services(self.shell.publish)
 
 
 @dataclass(eq=False)
@@ -280,7 +284,7 @@ class ExternalPeer:
             if await elsewhere.notify(SessionId(key), method, params):
                 return
         place = self.place(call)
-        if place.living is not None and place.is_one_client:
+        if place.living is not None and place.clients.is_one_client:
             await place.notify(place.living, method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:
@@ -403,22 +407,15 @@ class ExternalPeer:
         if isinstance(key, Sessionless) and key.is_modern:
             client = {**client, "protocolVersion": VERSION}
         return Place(
-            self._wrapped.children.start,
-            self._wrapped.shell.publish,
-            self._wrapped.children.telling,
+            self._wrapped.services,
             key,
             client,
-            is_one_client,
-            isinstance(key, Sessionless),
-            False,
+            Clients(is_one_client, isinstance(key, Sessionless)),
             was_served and is_one_client,
-            self._wrapped.children.server.title,
             subscribers={uri: {key} for uri in wanted.subscriptions} if is_one_client else {},
             level=wanted.log_level if is_one_client else None,
         )
 
 
 def shared_place(wrapped: Wrapped) -> Place:
-    children = wrapped.children
-    of = (children.start, wrapped.shell.publish, children.telling, None, OURS)
-    return Place(*of, False, False, True, False, children.server.title)
+    return Place(wrapped.services, None, OURS, Clients(is_shared=True))

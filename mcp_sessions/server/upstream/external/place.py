@@ -52,77 +52,95 @@ _CHANGED = frozenset({UPDATED, *(f"notifications/{name}/list_changed" for name i
 _READS = frozenset({"ping", *(f"{name}/list" for name in (*LISTS, "resources/templates"))})
 
 
-@dataclass(eq=False)
-class Place:
-    """The child of one session, one connection, one principal or all, if there is one now."""
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The clients that may ask at a place."""
+
+    is_one_client: bool = False
+    """Whether only one client asks there. It gets every message of the child."""
+
+    is_sessionless: bool = False
+    """Whether they are clients outside of sessions. They listen for changes of the lists on a
+    bus.
+    """
+
+    is_shared: bool = False
+    """Whether any client may ask there. Changes are published as the server's own."""
+
+
+ONE_CLIENT = Clients(is_one_client=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the places of one server have in common."""
 
     start: Callable[[Place, Principal], Awaitable[Child]]
-    """Starts a child for it. Raises ``UpstreamError`` if it cannot be started."""
+    """Starts a child for a place. Raises ``UpstreamError`` if it cannot be started."""
 
     announce: Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
     """Takes a change of a server that all clients share."""
 
     telling: Telling
+    title: str
+    """Name of the server in the log."""
 
+
+@dataclass(eq=False)
+class Place:
+    """The child of one session, one connection, one principal or all, if there is one now."""
+
+    services: Services
     key: Hashable
     """Id of a session, or another key of its owner."""
 
     client: Mapping[str, Any]
     """The params of ``initialize``."""
 
-    is_one_client: bool
-    """Whether only one client asks here. It gets every message of the child."""
-
-    is_sessionless: bool
-    """Whether it serves clients outside of sessions. They listen for changes of the lists on a
-    bus.
-    """
-
-    is_shared: bool
-    """Whether any client may ask here. Changes are published as the server's own."""
-
-    was_served: bool
+    clients: Clients
+    was_served: bool = False
     """Whether there was a child before. Data that its clients read from it may be outdated."""
-
-    title: str
-    """Name of the server in the log."""
 
     is_spare: bool = False
     """Whether it is one of several for the same clients, so that none would miss it."""
 
-    outbounds: dict[Hashable, Outbound] = field(default_factory=dict[Hashable, Outbound])
-    """Ways to the clients, by session or by peer."""
-
-    calls: dict[Call, Sender | None] = field(default_factory=dict[Call, "Sender | None"])
-    """Running calls, and the modern-era client of each."""
-
-    unsure: Unsure = field(default_factory=Unsure)
-    """Questions about one of several calls of one client."""
-
     subscribers: dict[str, set[Hashable]] = field(default_factory=dict[str, set[Hashable]])
     """Clients that subscribed, by URI."""
-
-    turns: WeakValueDictionary[str, asyncio.Lock] = field(
-        default_factory=WeakValueDictionary[str, asyncio.Lock]
-    )
-    """Locks by URI, for one subscription after the other."""
 
     level: str | None = None
     """Level of the last ``logging/setLevel``."""
 
-    holder: str | None = None
+    outbounds: dict[Hashable, Outbound] = field(
+        init=False, default_factory=dict[Hashable, Outbound]
+    )
+    """Ways to the clients, by session or by peer."""
+
+    calls: dict[Call, Sender | None] = field(
+        init=False, default_factory=dict[Call, "Sender | None"]
+    )
+    """Running calls, and the modern-era client of each."""
+
+    unsure: Unsure = field(init=False, default_factory=Unsure)
+    """Questions about one of several calls of one client."""
+
+    turns: WeakValueDictionary[str, asyncio.Lock] = field(
+        init=False, default_factory=WeakValueDictionary[str, asyncio.Lock]
+    )
+    """Locks by URI, for one subscription after the other."""
+
+    holder: str | None = field(init=False, default=None)
     """Name by which this process claimed it, if others could. None: it is not claimed yet."""
 
-    child: Child | None = None
-    starting: asyncio.Task[Child | UpstreamError] | None = None
-    used_at: float = 0.0
-    is_over: bool = False
+    child: Child | None = field(init=False, default=None)
+    starting: asyncio.Task[Child | UpstreamError] | None = field(init=False, default=None)
+    used_at: float = field(init=False, default=0.0)
+    is_over: bool = field(init=False, default=False)
     """Whether it has ended. Requests that are still here start no child."""
 
-    asked_by: set[bytes] = field(default_factory=set[bytes])
+    asked_by: set[bytes] = field(init=False, default_factory=set[bytes])
     """Descriptions of clients that ask here outside of sessions, two at most."""
 
-    keeps_nothing: bool = True
+    keeps_nothing: bool = field(init=False, default=True)
     """Whether its children got only requests that leave no state behind."""
 
     @property
@@ -138,25 +156,14 @@ class Place:
         # A child that may work on a request that was given up is replaced for the next client.
         is_left = self.living is not None and self.living.unanswered.has_given_up
         is_as_new = self.is_unused or (is_idle and (self.is_spare or is_left))
-        return self.is_sessionless and is_as_new and not self.outbounds
+        return self.clients.is_sessionless and is_as_new and not self.outbounds
 
     def another(self, key: Hashable) -> Place:
-        return Place(
-            self.start,
-            self.announce,
-            self.telling,
-            key,
-            self.client,
-            self.is_one_client,
-            self.is_sessionless,
-            self.is_shared,
-            False,
-            self.title,
-            is_spare=True,
-        )
+        return Place(self.services, key, self.client, self.clients, is_spare=True)
 
     def label(self) -> str:
-        return f"{self.title} of {digest(self.key) if isinstance(self.key, str) else 'a client'}"
+        title = self.services.title
+        return f"{title} of {digest(self.key) if isinstance(self.key, str) else 'a client'}"
 
     @property
     def living(self) -> Child | None:
@@ -196,12 +203,12 @@ class Place:
                 if check is not None:
                     await check()
                 result = await child.request(call, method, params, sender)
-            if self.telling.is_telling(call):
-                await self.telling.told(call)
+            if self.services.telling.is_telling(call):
+                await self.services.telling.told(call)
         finally:
             self.calls.pop(call, None)
             self.unsure.is_over(call)
-            self.telling.forget(call)
+            self.services.telling.forget(call)
             self.used_at = asyncio.get_running_loop().time()
         if method == SET_LEVEL:
             self.level = level_of(params)
@@ -230,7 +237,7 @@ class Place:
 
     async def _started(self, principal: Principal) -> Child | UpstreamError:
         try:
-            return await self.start(self, principal)
+            return await self.services.start(self, principal)
         except UpstreamError as failed:
             return failed
 
@@ -271,7 +278,7 @@ class Place:
                 subscribed.add(name)
 
     def is_asked_by(self, client: Mapping[str, Any]) -> None:
-        if self.is_sessionless and self.keeps_nothing and len(self.asked_by) < 2:
+        if self.clients.is_sessionless and self.keeps_nothing and len(self.asked_by) < 2:
             self.asked_by.add(description_of(client.get("clientInfo")))
 
     def is_heard_by(self, who: Outbound, uris: Collection[str]) -> None:
@@ -353,20 +360,20 @@ class Place:
             if not is_log or _is_wanted(params, self._least(self.calls[call])):
                 await self._tell(call, call.notify, method, params)
                 return
-        is_told = self.is_one_client and not self.calls
+        is_told = self.clients.is_one_client and not self.calls
         if is_told and (not is_log or _is_wanted(params, self._least(None))):
             for who, outbound in list(self.outbounds.items()):
                 await self._tell((self.key, who), outbound.notify, method, params)
 
     def _hearers(self, method: str, cause: Cause) -> Iterable[Call]:
         """Return the calls that may get a message that is no change, the best first."""
-        if self.is_one_client:
+        if self.clients.is_one_client:
             # If the child names no call, the newest one counts.
             if cause.said is None:
                 return reversed(self.calls)
             return (cause.said,) if cause.said in self.calls else ()
         # Clients that share a child with other users get no message that is only likely theirs.
-        call = cause.said if self.is_shared else cause.known
+        call = cause.said if self.clients.is_shared else cause.known
         if call not in self.calls:
             logger.debug("%s: %s is left out: whose it is is not known", self.label(), method)
             return ()
@@ -385,10 +392,10 @@ class Place:
     def _concerned(
         self, method: str, params: Mapping[str, Any] | None
     ) -> list[tuple[Hashable, Way]]:
-        if self.is_shared or (self.is_sessionless and method != UPDATED):
-            return [(None, self.announce)]
+        if self.clients.is_shared or (self.clients.is_sessionless and method != UPDATED):
+            return [(None, self.services.announce)]
         told = list(self.outbounds.items())
-        if method == UPDATED and not self.is_one_client:
+        if method == UPDATED and not self.clients.is_one_client:
             uri = (params or {}).get("uri")
             subscribed = self._subscribed(uri) if isinstance(uri, str) else ()
             told = [(who, outbound) for who, outbound in told if who in subscribed]
@@ -408,10 +415,10 @@ class Place:
         self, who: Hashable, way: Way, method: str, params: Mapping[str, Any] | None
     ) -> None:
         is_change = method in _CHANGED
-        if self.is_one_client:
-            await self.telling.now(who, way, method, params, is_change=is_change)
+        if self.clients.is_one_client:
+            await self.services.telling.now(who, way, method, params, is_change=is_change)
         else:
-            self.telling.later(who, way, method, params, is_change=is_change)
+            self.services.telling.later(who, way, method, params, is_change=is_change)
 
     async def asked(
         self,
@@ -420,7 +427,7 @@ class Place:
         on_progress: OnProgress | None,
         cause: Cause = UNKNOWN,
     ) -> dict[str, Any]:
-        if not self.is_one_client:
+        if not self.clients.is_one_client:
             return await self._asked_there(method, params, cause.known)
         about = cause.known
         failed: PeerError | None = None

@@ -87,7 +87,7 @@ def spare(places: Iterable[Place], living: Mapping[Child, Principal]) -> set[Pla
     found: set[Place] = set()
     for place in places:
         whose = living.get(place.child) if place.child is not None else None
-        if whose is not None and place.is_sessionless:
+        if whose is not None and place.clients.is_sessionless:
             other = last.get(whose, place)
             last[whose], older = sorted((other, place), key=lambda it: -it.used_at)
             if older is not last[whose] and not older.outbounds and older.starting is None:
@@ -98,7 +98,7 @@ def spare(places: Iterable[Place], living: Mapping[Child, Principal]) -> set[Pla
 def can_share(
     place: Place, principal: Principal, places: Iterable[Place], living: Mapping[Child, Principal]
 ) -> bool:
-    return place.is_sessionless and any(
-        other.is_sessionless and other.child is not None and living.get(other.child) == principal
-        for other in places
+    beside = (other for other in places if other.clients.is_sessionless)
+    return place.clients.is_sessionless and any(
+        other.child is not None and living.get(other.child) == principal for other in beside
     )

@@ -17,7 +17,7 @@ from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.server.upstream.external.beginning import NOT_STARTED_TEXT, begin, made
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.place import ONE_CLIENT, Place
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -25,15 +25,14 @@ logger = logging.getLogger(__name__)
 
 class _Nobodys(Place):
     def label(self) -> str:
-        return f"{self.title}, first start"
+        return f"{self.services.title}, first start"
 
 
 def place_of_nobody(children: Children) -> Place:
     async def announce(_: str, __: Mapping[str, Any] | None) -> None:
         """Do nothing: no client gets its changes."""
 
-    of = (children.start, announce, children.telling, object(), children.ours)
-    return _Nobodys(*of, True, False, False, False, children.server.title)
+    return _Nobodys(children.services(announce), object(), children.ours, ONE_CLIENT)
 
 
 async def tried(children: Children, place: Place) -> Mapping[str, Any]:
@@ -41,7 +40,7 @@ async def tried(children: Children, place: Place) -> Mapping[str, Any]:
     is_kept = False
     try:
         await begin(children.server, child, place, children.ours, children.versions)
-        is_kept = place.is_shared and children.keep(place, child)
+        is_kept = place.clients.is_shared and children.keep(place, child)
         return child.result
     finally:
         if not is_kept:

@@ -171,7 +171,7 @@ class Story:
             puppet.say({"id": name, **said(QUESTION, request, str(self.questions))})
             await settled()
             owners = {owner_of(each) for each in puppet.unanswered.values()}
-            is_one = owners <= {owner_of(request)} or puppet.place.is_one_client
+            is_one = owners <= {owner_of(request)} or puppet.place.clients.is_one_client
             assert is_one or self.who_was_asked(str(self.questions)) == []
         await settled()
 

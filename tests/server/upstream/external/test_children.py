@@ -12,7 +12,7 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.external import either_era
 from mcp_sessions.server.upstream.external.child import Refused
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.place import ONE_CLIENT, Place
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.server.upstream.stdio.stdio_child import StdioChild
 from tests.server.upstream.external.test_failures import never, nobody_is_away
@@ -234,7 +234,7 @@ async def test_who_waits_for_room_takes_no_more_than_may_be_of_one_principal() -
     def place(key: str) -> Place:
         client = {"protocolVersion": "2025-11-25"}
         told: Any = None
-        made = Place(of.start, told, of.telling, key, client, True, False, False, False, "it")
+        made = Place(of.services(told), key, client, ONE_CLIENT)
         return of.place(key, lambda: made)
 
     for key, whose in (("bob", bob), ("eve", eve)):

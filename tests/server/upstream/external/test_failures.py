@@ -13,7 +13,7 @@ from mcp_sessions import StdioServer
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.failures import Failures
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.place import ONE_CLIENT, Place
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.children import child_world
 
@@ -141,8 +141,7 @@ class World:
         """Whether a client that describes itself so is served."""
         client = {**named(name), "protocolVersion": "2025-11-25"}
         told: Any = None
-        of = (self.children.start, told, self.children.telling, object(), client)
-        place = Place(*of, True, False, False, False, "it")
+        place = Place(self.children.services(told), object(), client, ONE_CLIENT)
         try:
             await place.started(principal)
         except UpstreamError:

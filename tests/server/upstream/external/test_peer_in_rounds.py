@@ -19,7 +19,7 @@ from mcp_sessions import Conversations, HTTPServer, SessionLayer, StdioServer
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.child import Sender
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.place import Clients, Place, Services
 from mcp_sessions.server.upstream.external.server_messages import Telling
 from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest
 from tests.house.source import ROOT
@@ -266,7 +266,7 @@ async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_
     async def none(*_: Any) -> Any:
         raise AssertionError("nothing is started, and nothing announced")
 
-    place = Place(none, none, Telling(), None, {}, False, False, False, False, "the server")
+    place = Place(Services(none, none, Telling(), "the server"), None, {}, Clients())
     calls = [CallInRounds(cast(Call, SimpleNamespace(request_id=n)), ELICITS) for n in range(2)]
     sender = Sender({}, None, is_asked=True)
     place.calls.update(dict.fromkeys(cast("list[Call]", calls), sender))

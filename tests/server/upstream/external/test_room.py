@@ -14,7 +14,7 @@ from mcp_sessions.errors import LIMIT_REACHED
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.cause import Unanswered
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.place import Clients, Place
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.virtual_time import VIRTUAL, Backend
 
@@ -95,9 +95,8 @@ class World:
     def _place(self, name: str, key: object, *, is_sessionless: bool) -> Place:
         client = {"clientInfo": {"name": name}, "protocolVersion": VERSION}
         told: Any = None
-        of = (self.children.start, told, self.children.telling, key, client)
-        kinds = (True, is_sessionless, False, False)
-        return self.children.place(key, lambda: Place(*of, *kinds, "it"))
+        services, clients = self.children.services(told), Clients(True, is_sessionless)
+        return self.children.place(key, lambda: Place(services, key, client, clients))
 
     async def starts(
         self, name: str, principal: Principal = ANN, *, is_sessionless: bool = False
