@@ -35,7 +35,7 @@ PAUSE = 0.002
 """Seconds between two calls of the quiet client."""
 
 CALLS = 150
-"""Of one turn."""
+"""Calls of one turn."""
 
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

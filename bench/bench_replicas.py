@@ -44,7 +44,7 @@ class Used:
 
     redis: float
     memory: float
-    """Of Redis."""
+    """Memory of Redis."""
 
     network: float
     """Between the workers and Redis, both ways."""
@@ -65,7 +65,7 @@ def used_by(workers: Workers) -> Used:
 async def cost(
     workers: Workers, work: Awaitable[None], count: int, second: Used | None = None
 ) -> Used:
-    """Of each of so many that are done.
+    """Return the cost of one of so many that are done.
 
     Args:
         second: What a second takes in which nothing happens.

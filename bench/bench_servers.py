@@ -110,7 +110,7 @@ def guarded_layer(keys: str) -> SessionLayer:
 
 
 Result = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-"""Of a request."""
+"""Makes the result of a request."""
 
 
 async def nothing(message: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ async def nothing(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def kernel() -> Result:
-    """What the SDK does with a modern request that its transport has let through."""
+    """The SDK's part of a modern request that its transport has let through."""
     from mcp.server._streamable_http_modern import (
         _SingleExchangeDispatchContext as Exchange,  # pyright: ignore[reportPrivateUsage]
     )
@@ -165,7 +165,7 @@ def piped(command: list[str]) -> Result:
 
 
 async def floor(scope: Any, receive: Any, send: Any, result: Result = nothing) -> None:
-    """What any HTTP server in Python costs: read JSON, write JSON."""
+    """The cost of any HTTP server in Python: read JSON, write JSON."""
     import orjson
 
     if scope["type"] != "http":
@@ -184,7 +184,7 @@ async def floor(scope: Any, receive: Any, send: Any, result: Result = nothing) -
 
 
 def comments(interval: float) -> Any:
-    """What any server in Python costs that keeps a stream alive."""
+    """The cost of any server in Python that keeps a stream alive."""
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -200,7 +200,7 @@ def comments(interval: float) -> Any:
 
 
 async def echo(socket: WebSocket) -> None:
-    """What any WebSocket server in Python costs: take a text, send it back."""
+    """The cost of any WebSocket server in Python: take a text, send it back."""
     await socket.accept("mcp")
     try:
         while True:

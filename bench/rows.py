@@ -29,7 +29,7 @@ class Row:
     """Beside something else of the same run: what a second machine finds as well."""
 
     beside: str = ""
-    """What the ratio says: "times cheaper than the SDK", "echoes"."""
+    """The meaning of the ratio: "times cheaper than the SDK", "echoes"."""
 
     most: float | None = None
     """The aim: ``measured`` is no more than this."""
@@ -38,7 +38,7 @@ class Row:
     """The aim: ``ratio`` is no less than this."""
 
     includes: str = ""
-    """What the figure includes, where the bench does not say so of all of its rows."""
+    """The parts of the figure, where the bench does not say so of all of its rows."""
 
     absent: str = ""
     """Why there is no figure."""

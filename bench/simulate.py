@@ -171,7 +171,7 @@ class Fleet:
             self.simulation.at(self._random.expovariate(rate), come)
 
     def _tick(self, seconds: float) -> None:
-        """What was told to all is done by all, also what is told after the last came."""
+        """Work that all were told is done by all, also after the last came."""
 
         def tick(now: float) -> None:
             published, self._published = self._published, 0

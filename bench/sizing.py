@@ -47,16 +47,16 @@ class Costs:
     """At every other shard, of each message and each event."""
 
     told: float = measured(33, "fanout", "redis, 8,000 sessions: CPU of each")
-    """Of each session that one change is told to, of many."""
+    """For each session that one change is told to, of many."""
 
     idle: float = measured(25, "idle", "redis: server")
-    """Of an open stream in a second."""
+    """For an open stream in a second."""
 
     idle_redis: float = measured(8.4, "idle", "redis: Redis")
 
     @staticmethod
     def of(results: Mapping[str, Any]) -> Costs:
-        """What one run of the benches found, ``docs/figures.json``; what it has not, as it was."""
+        """Read one run of the benches, ``docs/figures.json``; other figures stay as they are."""
         found = {
             (bench["name"], row["name"]): row["measured"]
             for bench in results["benches"]
@@ -77,7 +77,7 @@ class Costs:
 class Load:
     sessions: int = 1_000_000
     streams: int = 100_000
-    """Of these sessions, those with a stream that is open."""
+    """Sessions with an open stream, among these."""
 
     calls: float = 20_000
     events: float = 100_000

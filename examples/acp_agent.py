@@ -114,7 +114,7 @@ def understood(asked: str) -> tuple[str | None, dict[str, str]]:
 
 
 async def asked_before(conversation: Conversation) -> str:
-    """What the user last asked for that was not ``again``; empty if there is nothing."""
+    """Return the last request of the user that was not ``again``; empty if there is none."""
     before = ""
     async for update in conversation.history():
         if isinstance(update, UserMessageChunk) and isinstance(update.content, TextContentBlock):

@@ -63,7 +63,7 @@ class Program:
         return content.text if isinstance(content, types.TextContent) else ""
 
     async def ask(self, outcome: str) -> dict[str, Any]:
-        """What to do next. Asking is harmless, so it may be repeated."""
+        """Ask for the next instruction. Asking is harmless, so it may be repeated."""
         for attempt in range(TRIES):
             said = {"outcome": outcome, "heard": self.noted.heard[:], "asked": self.noted.asked}
             try:

@@ -187,7 +187,7 @@ class NotesStore:
 
 
 class WordIndex:
-    """Which word occurs in which notes, and how often in all."""
+    """The notes in which each word occurs, and how often in all."""
 
     def __init__(self) -> None:
         self._names: dict[str, set[str]] = {}

@@ -46,7 +46,7 @@ class PlainClient:
         self.connection_id = ""
         """The ``Mcp-Session-Id`` that ``initialize`` gave this connection."""
         self.received: list[Message] = []
-        """What came on the GET stream, oldest first."""
+        """The messages on the GET stream, oldest first."""
         self.stream_error = ""
         """How the GET stream ended; empty while it is open."""
         self._changed = asyncio.Condition()

@@ -106,7 +106,7 @@ def environment_of(
 @dataclass(frozen=True, slots=True)
 class Outside:
     relay: RequestRelay
-    """What is asked of other replicas, and what they ask."""
+    """Sends requests to other replicas, and serves theirs."""
 
     external: ExternalUpstream | None
     elsewhere: ChildrenElsewhere | None

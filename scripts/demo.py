@@ -50,7 +50,7 @@ WHILE_AWAY = (
     + [("append_note", "drafts")] * 5
     + [("write_note", "guests"), ("delete_note", "old-plans")]
 )
-"""What somebody else does while the client is away: (tool, note)."""
+"""Changes by somebody else while the client is away: (tool, note)."""
 
 
 # --- The story ------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ async def come_back(story: Story, console: Console, client: PlainClient) -> None
 async def look_around(
     story: Story, console: Console, client: PlainClient, other: PlainClient, *, directory: Path
 ) -> None:
-    """What the session still knows; then it is ended."""
+    """Show the data of the session, then end it."""
     for name in (name for method, name in map(said, story.replayed) if method == UPDATED):
         read = await client.request("resources/read", {"uri": f"note://{name}"})
         story.client_reads[name] = read["contents"][0]["text"]
@@ -260,7 +260,7 @@ def main() -> int:
 
 
 def drawn(console: Console) -> str:
-    """What a console recorded, as an SVG that loads nothing from anywhere."""
+    """Return the record of a console as an SVG that loads nothing from anywhere."""
     svg = console.export_svg(title="./scripts/demo", unique_id="demo")
     return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""What the demo's client saw, and what must be true of it: the checks that ``demo.py`` makes."""
+"""The demo's record, and the checks that ``demo.py`` makes of it."""
 
 import sys
 from collections.abc import Callable
@@ -19,7 +19,7 @@ SESSION_NOT_FOUND = -32043
 SUBSCRIBED = ("groceries", "ideas", "journal", "recipes")
 OPENED = ("groceries", "journal")
 Key = tuple[str, str]
-"""What a notification says: (method, note); the note is empty when the list changed."""
+"""The facts of a notification: (method, note); the note is empty when the list changed."""
 
 INDEX = "word-index"
 """The note that the second act's call writes, once per run."""
@@ -36,7 +36,7 @@ class Move:
     steps_before: int = 0
     """How many had come when the session was told to move."""
     moved_to: str = ""
-    """Where the session then was."""
+    """The address of the session after the move."""
     was_recovered: bool = False
     """Whether the client says that it missed nothing."""
     was_answered_before: bool = False
@@ -46,9 +46,9 @@ class Move:
     lines_after: tuple[int, int] = (0, 0)
     """The same when the answer had come."""
     answer: str = ""
-    """What the call returned."""
+    """The call's answer."""
     written: list[Key] = field(default_factory=list[Key])
-    """What another client was told that the server wrote, its index among it."""
+    """The changes by the server that another client heard of, its index among them."""
     changes: list[str] = field(default_factory=list[str])
     """The notes that somebody changed before, during and after the move."""
     heard: list[str] = field(default_factory=list[str])
@@ -59,7 +59,7 @@ class Move:
 
 @dataclass
 class Story:
-    """What the client saw. What is empty did not come to pass."""
+    """The record of the client. What is empty did not come to pass."""
 
     first_connection: str = ""
     second_connection: str = ""
@@ -71,11 +71,11 @@ class Story:
     changes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """(tool, note), in the order in which they were made while the client was away."""
     resumed: Message = field(default_factory=dict[str, Any])
-    """What ``session/resume`` answered."""
+    """The answer of ``session/resume``."""
     replayed: list[Message] = field(default_factory=list[Message])
-    """What came on the new stream before anything more was changed."""
+    """The messages on the new stream before anything more was changed."""
     live: list[Message] = field(default_factory=list[Message])
-    """What came after that, when ``live_change`` was changed."""
+    """The messages after that, when ``live_change`` was changed."""
     live_change: str = ""
     recent: list[str] = field(default_factory=list[str])
     """The notes that the session says were opened last, asked on the second connection."""
@@ -86,7 +86,7 @@ class Story:
     client_lists: list[str] = field(default_factory=list[str])
     """The notes that the client was listed because the replay said that the list changed."""
     resumed_again: Message = field(default_factory=dict[str, Any])
-    """What a second ``session/resume``, from the newest event, answered."""
+    """The answer of a second ``session/resume``, from the newest event."""
     after_the_end: int = 0
     """The error code of ``session/resume`` after ``session/end``."""
     move: Move = field(default_factory=Move)
@@ -96,7 +96,7 @@ class Story:
 
 
 def said(message: Message) -> Key:
-    """What a notification says, without when and to whom."""
+    """Return the method and the note of a notification."""
     uri = message.get("params", {}).get("uri", "")
     return message.get("method", ""), uri.removeprefix("note://")
 
@@ -117,7 +117,7 @@ def missed(story: Story) -> list[Key]:
 
 
 def to_replay(story: Story) -> list[Key]:
-    """What must be left of ``missed``: each thing once, where it was said last."""
+    """Return the rest of ``missed``: each thing once, where it was said last."""
     return list(dict.fromkeys(reversed(missed(story))))[::-1]
 
 
@@ -133,7 +133,7 @@ def it_was_caught_up(story: Story) -> bool:
 
 
 def nothing_is_lost(story: Story) -> bool:
-    """What was missed and what was replayed say the same."""
+    """Everything that was missed was replayed."""
     wanted = set(missed(story))
     return wanted != set() and wanted <= {said(message) for message in story.replayed}
 
@@ -180,7 +180,7 @@ def subscriptions_live_on(story: Story) -> bool:
 
 
 def data_lives_on(story: Story) -> bool:
-    """What the tools kept in the session on the first connection is there on the second."""
+    """The tools' data from the first connection is there on the second."""
     return story.recent == list(reversed(OPENED))
 
 
@@ -234,12 +234,12 @@ def it_ran_once(story: Story) -> bool:
 
 
 def subscriptions_moved_along(story: Story) -> bool:
-    """What changed before, during and after the move: each heard of once, in order."""
+    """Changes before, during and after the move are heard once each, in order."""
     return story.move.heard == story.move.changes and len(story.move.changes) == 3
 
 
 def data_moved_along(story: Story) -> bool:
-    """What was kept in the session over HTTP is there over WebSocket."""
+    """The session's data from HTTP is there over WebSocket."""
     return story.move.recent == story.move.changes[:1] != []
 
 

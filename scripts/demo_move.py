@@ -21,7 +21,7 @@ from mcp_sessions import resumable
 REST = 0.25
 """Seconds that the second act's call rests after each note."""
 BEFORE, MEANWHILE, AFTER = "groceries", "ideas", "journal"
-"""What somebody changes in the second act before, during and after the move."""
+"""The notes that somebody changes before, during and after the move."""
 
 
 async def move(

@@ -176,7 +176,7 @@ def _draw_boxes(canvas: Canvas, lines: list[str]) -> None:
 def _ends(
     start: tuple[float, float], end: tuple[float, float]
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Where an arrow leaves one box and meets the other; there and back are two lines."""
+    """Return both ends of an arrow between two boxes; there and back are two lines."""
     across, down = end[0] - start[0], end[1] - start[1]
     if across:
         side = BOX_WIDTH / 2 if across > 0 else -BOX_WIDTH / 2

@@ -1,4 +1,4 @@
-"""What is published: checked, built, checked again, with checksums and a bill of materials.
+"""Build a release: check it, build it, check it again, with checksums and a bill of materials.
 
     ./scripts/release                  # for a release: writes dist/
     ./scripts/release --check          # on any day: builds in a temporary folder
@@ -25,7 +25,7 @@ from scripts.release_files import Wrong, check_files, run, tool, tracked
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKS = ("Homepage", "Documentation", "Repository", "Issues", "Changelog")
-"""What ``[project.urls]`` names in a release."""
+"""The names that ``[project.urls]`` needs in a release."""
 
 USES = """
 from mcp.server import MCPServer
@@ -34,7 +34,7 @@ from mcp_sessions import SessionLayer, SQLiteStore, resumable
 SessionLayer(MCPServer("notes"), store=SQLiteStore("sessions.sqlite")).asgi_app()
 resumable("https://host/mcp", "wss://host/mcp")
 """
-"""What runs with no extra installed."""
+"""A program that runs with no extra installed."""
 
 
 def version_of(root: Path) -> str:
@@ -46,7 +46,7 @@ def version_of(root: Path) -> str:
 
 
 def check_changelog(root: Path, version: str) -> list[str]:
-    """What ``CHANGELOG.md`` lacks for a release.
+    """Return the faults of ``CHANGELOG.md`` for a release.
 
     Raises:
         Wrong: Its first section is about another version, or is empty.

@@ -15,7 +15,7 @@ SETTINGS = {
     "indent_size": {"2", "4"},
     "max_line_length": {"100"},
 }
-"""What ``.editorconfig`` may say, and what is checked here. A misspelt name is not in it."""
+"""The settings of ``.editorconfig`` that are checked here. A misspelt name is not in it."""
 
 
 class Wrong(Exception):

@@ -29,7 +29,7 @@ KEYWORD = re.compile(
 )
 PARTY = re.compile(r"^\*(Server|Client|Both):\* ")
 STRENGTH = ("MUST", "SHOULD", "MAY")
-"""Of the keywords of a clause, the strongest is its level."""
+"""The level of a clause is the strongest of its keywords."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ METHODS = ["GET", "POST", "DELETE", "PUT", "PATCH", "OPTIONS", "HEAD"]
 
 
 class RoundRobin:
-    """Which replica is next, and the way there."""
+    """Sends each request to the next replica."""
 
     def __init__(self, replicas: Sequence[str]) -> None:
         """Take what it works with.

@@ -51,8 +51,6 @@ class AcpAgent(Protocol):
 
 
 class AgentSide:
-    """One agent, for all its clients."""
-
     def __init__(self, agent: AcpAgent, outlet: Outlet) -> None:
         self._agent = cast(Agent, agent)
         self._outlet = outlet

@@ -30,8 +30,6 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Goes with a call of the agent, and with every task that the call starts."""
-
     link: Link
     conversation: OpenConversation | None = None
     turn: Turn | None = None

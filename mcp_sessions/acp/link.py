@@ -112,7 +112,6 @@ class Link:
         self.push(encode(message) + b"\n")
 
     async def run(self) -> None:
-        """Serve until the client sends no more, or takes no more."""
         writer = self._write_task = asyncio.create_task(self.outgoing.write(), name="acp writer")
         watched("writing to an ACP client", writer)
         reader = asyncio.create_task(self._read(), name="acp reader")

@@ -39,8 +39,6 @@ MAX_HELD = 1_000
 
 
 class AcpService:
-    """Serves every client of one agent; is a `Service` and an `Outlet`."""
-
     def __init__(
         self, agent: AcpAgent, store: SessionStore, options: Options, *, clock: Callable[[], float]
     ) -> None:

@@ -62,7 +62,7 @@ Post = Callable[[str, Mapping[str, str], str], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class IntrospectionEndpoint:
-    """Where to ask, and as which client.
+    """The address to ask, and the client as which to ask.
 
     Args:
         url: The endpoint.

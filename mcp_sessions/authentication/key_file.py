@@ -168,7 +168,6 @@ def change(path: str, edit: Callable[[list[ApiKey]], list[ApiKey]]) -> None:
 
 @contextlib.contextmanager
 def _alone(place: str, path: str) -> Generator[None]:
-    """Keep other commands from changing the file until the block ends."""
     if fcntl is None:
         yield
         return

@@ -38,8 +38,6 @@ _LOG_EVERY: Final = 60.0
 
 
 class Pace:
-    """The pace of all refusals of one server."""
-
     def __init__(self) -> None:
         self._next_at = self._said_at = -math.inf
         self._waited = 0

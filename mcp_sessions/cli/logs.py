@@ -58,7 +58,6 @@ def is_json() -> bool:
 
 
 def say(message: str, level: int = logging.INFO, **members: object) -> None:
-    """Write a line of this command to stderr as JSON, at any log level."""
     record = logging.LogRecord("mcp_sessions.cli", level, "", 0, message, (), None)
     vars(record).update(members)
     print(JsonFormatter().format(record), file=sys.stderr, flush=True)

@@ -108,13 +108,11 @@ def provider_of(
 
 
 def verifier_of(provider: Any) -> Any:
-    """Return what asks the provider's service about tokens."""
     proxied = getattr(provider, "_token_validator", None)
     return proxied if proxied is not None else getattr(provider, "token_verifier", None)
 
 
 def _taking(made: Any, client: Any) -> dict[str, Any]:
-    """Return the argument by which a provider takes a client."""
     parameters = inspect.signature(made).parameters
     if client is None:
         return {}

@@ -41,8 +41,6 @@ class Callbacks:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Application:
-    """One client's application."""
-
     _callbacks: Callbacks
     _peer: Peer
     _runtime: Runtime

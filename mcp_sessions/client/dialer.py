@@ -219,8 +219,6 @@ Sink = Callable[[Link, Event], Awaitable[None]]
 
 
 class Dialer(Protocol):
-    """Makes links to one server, at one address."""
-
     target: str
     """Names the server for the jar: never with credentials in it."""
 

@@ -47,7 +47,7 @@ class Peer:
         """The link for the application's sessions, if it is separate (`Pushing`)."""
 
         self.open_calls = OpenCalls()
-        """Of the session: the calls whose results ask the user."""
+        """The session's calls whose results ask the user."""
 
         self.follower = Follower()
         self.lives = Lives()
@@ -160,7 +160,6 @@ class Peer:
         self.must_resume_before_listening = False
 
     def resumed(self, result: Json) -> bool:
-        """Read a ``session/resume`` result; whether nothing was missed."""
         self.must_resume_before_listening = False
         recovered = result.get("catchup") is True
         # After `no_stream` what was missed still waits for the position (RES12).

@@ -86,7 +86,6 @@ class Pushing:
 
 
 def goes_there(message: Json) -> bool:
-    """Whether a request takes a session."""
     return message["method"] in _PUSHED_TO
 
 

@@ -192,7 +192,6 @@ class Requests:
         return self._open.get(app_id) if isinstance(app_id, (str, int)) else None
 
     def done(self, pending: Pending) -> bool:
-        """It has its answer; False: it had one already."""
         if self._open.get(pending.app_id) is not pending:
             return False
         del self._open[pending.app_id]

@@ -134,7 +134,6 @@ class ResumingClient:
         self._state.apply(Change.END)
 
     async def _keep_house(self) -> None:
-        """Answer what waits too long; write the jar."""
         policy = self._runtime.policy
         while True:
             await self._runtime.sleep(policy.jar_interval)

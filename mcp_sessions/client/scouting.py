@@ -54,8 +54,6 @@ _KEPT = 60.0
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """One address, as all clients of this event loop see it."""
-
     is_away: bool = False
     """The last attempt got no answer from the server."""
 

@@ -224,7 +224,6 @@ class OpenConnections:
             each.give_up()
 
     def _close_delayed(self) -> None:
-        """Close the connection that has waited longest for a refusal."""
         first = next(iter(self._delayed))
         del self._delayed[first]
         self._leaving.add(first)

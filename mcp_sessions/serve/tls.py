@@ -51,7 +51,7 @@ class Certificate:
         self._keyfile = keyfile or certfile
         self._clock = clock
         self.context = _context()
-        """What connections are made with."""
+        """The context of new connections."""
 
         self.facts = self._checked()
         self._load(self.context)

@@ -18,8 +18,6 @@ ReadEvents = Callable[[str], Awaitable[tuple[Sequence[LoggedEvent], Refusal | No
 
 
 class RequestChannel(Protocol):
-    """The way back to whoever sent one request."""
-
     @property
     def kind(self) -> str:
         """The transport of a message without a connection."""

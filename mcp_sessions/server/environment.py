@@ -1,4 +1,4 @@
-"""What every part of a server is given: it travels together."""
+"""The values that every part of a server gets."""
 
 from __future__ import annotations
 

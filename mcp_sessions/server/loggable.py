@@ -31,8 +31,6 @@ _LISTS = {"tools/list": ("tools/call", "tools"), "prompts/list": ("prompts/get",
 
 
 class KnownNames:
-    """The names that one server has, as far as this process has seen them."""
-
     def __init__(self) -> None:
         self._names: set[tuple[str, str]] = set()
 

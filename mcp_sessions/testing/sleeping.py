@@ -104,7 +104,7 @@ async def a_principals_oldest_bound_sessions_make_room(make: MakeStore) -> None:
 
 
 async def what_sleeps_makes_room_first(make: MakeStore) -> None:
-    """Whoever's it is and whatever it holds; to make room for one principal only his own."""
+    """Sleepers of any owner go first, whatever they hold; for one principal only his own."""
     async with opened(make, forget_after=500.0) as store:
 
         async def evicted(at: float, *held: SessionId) -> list[SessionId]:

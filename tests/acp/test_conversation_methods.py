@@ -156,7 +156,6 @@ class Remembers(ToldAgent):
     """Loads sessions by itself, and repeats what it knows of them, as ACP says."""
 
     async def load_session(self, session_id: str, **arguments: Any) -> Any:
-        """See ``acp.Agent``."""
         self.calls.append(("load_session", {"session_id": session_id, **arguments}))
         if session_id == "own-9":
             raise acp.RequestError.resource_not_found(session_id)

@@ -355,7 +355,6 @@ class Cancellable(ToldAgent):
     scene: Begun
 
     async def cancel(self, session_id: str, **arguments: Any) -> None:
-        """See ``acp.Agent``."""
         self.calls.append(("cancel", {"session_id": session_id}))
         self.scene.was_cancelled = True
         self.scene.go_on.set()

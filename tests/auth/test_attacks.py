@@ -32,20 +32,16 @@ def anyio_backend() -> str:
 
 @dataclass
 class Guarded:
-    """A server that wants tokens of an issuer."""
-
     place: Place
     port: int
 
     async def status(self, method: str, token: str) -> int | None:
-        """What a request with that token is answered."""
         fields = [*ACCEPTED, ("Authorization", f"Bearer {token}")]
         carrier = SocketCarrier("127.0.0.1", self.port)
         reply = await carrier.send(method, "/mcp", fields, PING if method == "POST" else b"").done()
         return reply.status
 
     async def handshake(self, token: str, *, in_header: bool) -> int:
-        """What a WebSocket with that token is answered."""
         fields = {"Authorization": f"Bearer {token}"} if in_header else {}
         encoded = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
         offered = () if in_header else (f"mcp.bearer.{encoded}",)

@@ -260,7 +260,6 @@ def requests() -> list[tuple[str, str, list[tuple[str, str]], bytes]]:
 
 
 def said(reply: Reply) -> tuple[Any, ...]:
-    """Status, headers and body."""
     # The SDK gives even a refused GET a session id.
     unsteady = {"date", "content-length", "mcp-session-id"}
     headers = sorted((n, v) for n, v in reply.headers if n not in (*unsteady, "allow"))

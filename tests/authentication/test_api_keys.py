@@ -25,21 +25,17 @@ class Keys:
         self.verifier = ApiKeys(str(path), self.clock)
 
     def add(self, name: str, *scopes: str, lasts: float | None = None) -> str:
-        """Add a key, and return it."""
         key, entry = minted(name, scopes, self.clock.now, lasts)
         change(str(self.path), lambda keys: [*keys, entry])
         return key
 
     def revoke(self, name: str) -> None:
-        """Revoke the keys of that name."""
-
         def left(keys: list[ApiKey]) -> list[ApiKey]:
             return [key for key in keys if key.name != name]
 
         change(str(self.path), left)
 
     async def accepts(self, key: str) -> bool:
-        """Whether the key is good."""
         return await self.verifier.verify(key) is not None
 
 

@@ -34,7 +34,6 @@ class Site:
         self.goes_on = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             return
         path: str = scope["path"]

@@ -64,7 +64,6 @@ class Server:
         }
 
     async def post(self, url: str, form: Mapping[str, str], authorization: str) -> Any:
-        """Answer a question."""
         assert url == ENDPOINT
         self.asked.append(form["token"])
         self.forms.append(form)
@@ -80,7 +79,6 @@ class Server:
         return self.tokens.get(form["token"], {"active": False})
 
     async def accepts(self, token: str = "good") -> bool:
-        """Whether the token is good."""
         return await self.verifier.verify(token) is not None
 
     async def says(self, **claims: Any) -> bool:

@@ -25,7 +25,6 @@ def login() -> Login:
 
 
 async def has(login: Login, kid: str | None = "one", algorithm: str = "RS256") -> bool:
-    """Whether there is such a key."""
     return await login.issuer.key(kid, algorithm) is not None
 
 

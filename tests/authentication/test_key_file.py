@@ -19,7 +19,6 @@ NOW = 1_800_000_000.0
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """Where the file will be."""
     return str(tmp_path / "keys.json")
 
 

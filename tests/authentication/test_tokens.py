@@ -31,15 +31,12 @@ def anyio_backend() -> Backend:
 
 
 class Place:
-    """An issuer, and a verifier of its tokens."""
-
     def __init__(self, *keys: Any) -> None:
         self.clock = Clock()
         self.login = Login(self.clock, *keys)
         self.verifier = Tokens(self.login.issuer, AUDIENCE, self.clock)
 
     async def accepts(self, token: str) -> bool:
-        """Whether the token is good."""
         return await self.verifier.verify(token) is not None
 
 
@@ -49,7 +46,6 @@ def place() -> Place:
 
 
 def segment(value: Any) -> str:
-    """A part of a token."""
     text = value if isinstance(value, bytes) else json.dumps(value).encode()
     return base64.urlsafe_b64encode(text).decode().rstrip("=")
 

@@ -24,8 +24,6 @@ FILE = "keys.json"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory."""
-
     def nothing(**_: object) -> None:
         """The command configures the logs of its process; this process is pytest's."""
 
@@ -42,7 +40,6 @@ def keys(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -
 
 
 def add(capsys: pytest.CaptureFixture[str], name: str, *arguments: str) -> str:
-    """A new key."""
     return keys(capsys, "add", name, "--file", FILE, *arguments)[0].removesuffix("\n")
 
 
@@ -126,7 +123,6 @@ def test_the_variable_of_serve_names_the_file(
 
 
 def status_of(port: int, key: str | None, path: str = "/mcp") -> int:
-    """The status of an ``initialize``."""
     fields = {
         "Content-Type": "application/json",
         "Accept": "application/json, text/event-stream",
@@ -141,7 +137,6 @@ def status_of(port: int, key: str | None, path: str = "/mcp") -> int:
 
 
 def ports(said: str) -> Iterator[int]:
-    """The port of each address that it serves at."""
     return map(int, re.findall(r"http://0\.0\.0\.0:(\d+)/", said))
 
 

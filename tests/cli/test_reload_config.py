@@ -37,7 +37,6 @@ class Client:
         self._headers["Mcp-Session-Id"] = answered.headers["mcp-session-id"]
 
     def call(self, tool: str) -> Any:
-        """The text of a tool's result."""
         params = {"name": tool}
         asked = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}
         answered = post(self._url, asked, self._headers)
@@ -52,8 +51,6 @@ class Client:
 
 
 class Server:
-    """A server that runs, its file, and its log."""
-
     def __init__(self, file: Path, process: "subprocess.Popen[str]") -> None:
         self.file = file
         self.process = process
@@ -69,7 +66,6 @@ class Server:
         raise AssertionError(f"it ended, and did not say {pattern}")
 
     def write(self, servers: dict[str, Any] | str) -> None:
-        """Write the file."""
         text = servers if isinstance(servers, str) else json.dumps({"mcpServers": servers})
         self.file.write_text(text)
 
@@ -80,7 +76,6 @@ class Server:
         return self.until("reloaded")
 
     def url(self, name: str) -> str:
-        """The address of a server of the file."""
         return f"{self.root}/{name}/mcp"
 
     def status(self, name: str) -> int:
@@ -110,7 +105,6 @@ def as_before(server: Server) -> Iterator[Server]:
 
 
 def changed(mark: str, **more: Any) -> dict[str, Any]:
-    """The entry of a changed server."""
     return {**COMMAND, "env": {"MARK": mark}, **more}
 
 

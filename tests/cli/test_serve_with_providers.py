@@ -113,7 +113,6 @@ def signing_in() -> Generator[SignIn]:
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Answer a page, or the form of a token."""
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             parts = urlsplit(self.path)
             said = provider.answer(parts.path, parse_qs(parts.query))

@@ -42,7 +42,6 @@ class Place:
     def ask(
         self, method: str, path: str, token: str | None = None, body: Any = None
     ) -> tuple[int, dict[str, str], Any]:
-        """Status, headers and body of an answer."""
         fields = {
             "Content-Type": "application/json",
             "Accept": "application/json, text/event-stream",
@@ -67,7 +66,6 @@ class Place:
             return int(connection.recv(64).split()[1])
 
     def initialize(self, token: str | None, path: str = "/mcp") -> int:
-        """The status of an ``initialize``."""
         return self.ask("POST", path, token, INITIALIZE)[0]
 
 
@@ -126,7 +124,6 @@ def served(here: Path, issuer: str, audience: str, *arguments: str) -> Generator
 
 
 def token(issuer: str, audience: str, **claims: Any) -> str:
-    """A token of the issuer."""
     return Login(Clock(time.time())).token("P-256", iss=issuer, aud=audience, **claims)
 
 

@@ -27,7 +27,6 @@ def is_layer(value: object) -> bool:
 
 
 def load(target: str | Path) -> str:
-    """The name of the server that ``target`` names."""
     server = load_target(str(target), kinds=(is_layer, is_server))
     return vars(server)["name"]
 
@@ -54,7 +53,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
 
 
 def write(path: Path, code: str) -> Path:
-    """A file that can use ``Server``."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(SERVER + dedent(code))
     return path

@@ -41,7 +41,6 @@ class Lines(logging.Handler):
         self._lines.append(record.getMessage())
 
     def taken(self) -> list[str]:
-        """The lines since the last call."""
         lines, self._lines = self._lines, []
         return lines
 

@@ -24,7 +24,6 @@ HERE = "https://host/mcp"
 
 
 def saved(jar: FileJar, target: str, session: SavedSession | None, user: str = "") -> None:
-    """Save a session, and let go of its place."""
     slot = jar.open(target, user)
     assert slot is not None
     try:
@@ -34,7 +33,6 @@ def saved(jar: FileJar, target: str, session: SavedSession | None, user: str = "
 
 
 def loaded(jar: FileJar, target: str, user: str = "") -> SavedSession | None:
-    """What a run would find."""
     slot = jar.open(target, user)
     assert slot is not None
     found = slot.load()

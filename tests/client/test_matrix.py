@@ -32,7 +32,6 @@ class Watcher:
 
     @property
     def seen(self) -> list[str]:
-        """The resources that changed, as it heard it."""
         return self.it.heard.updates if self.mode == "legacy" else self.listened
 
     async def watch(self, *, task_status: TaskStatus[None]) -> None:
@@ -48,7 +47,6 @@ class Watcher:
                 self.it.heard.board.announce()
 
     async def has(self, count: int) -> None:
-        """Wait for that many."""
         await self.it.heard.has(lambda: len(self.seen) >= count, f"{count} of {self.seen}")
 
 

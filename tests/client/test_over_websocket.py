@@ -49,7 +49,6 @@ class Scripted:
                 await socket.send(json.dumps(answer))
 
     def as_it_should(self, message: Json) -> Json | None:
-        """What a good server answers."""
         match message.get("method"):
             case "initialize":
                 return {

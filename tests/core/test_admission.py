@@ -16,8 +16,6 @@ ALICE, BOB = Principal("client", "issuer", "alice"), Principal("client", "issuer
 
 @dataclass(slots=True)
 class Known:
-    """A session as it is asked about."""
-
     principal: Principal = ALICE
     mode: Mode = Mode.PROTOCOL
     expires_at: float = 10.0

@@ -20,7 +20,6 @@ ONE, TWO = SessionId("one"), SessionId("two")
 
 
 def log_of(events: int, *, window: Window = UNBOUNDED, epoch: LogEpoch = EPOCH) -> EventLog:
-    """A log with numbered events, one per second."""
     log = EventLog(epoch, window)
     for number in range(1, events + 1):
         log.append(Draft(b"event"), now=float(number))

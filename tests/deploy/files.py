@@ -33,7 +33,6 @@ def image_environment() -> dict[str, str]:
 
 
 def manifests() -> list[dict[str, Any]]:
-    """The objects of ``kubernetes.yaml``."""
     return list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
 
 

@@ -69,7 +69,6 @@ class Terminal:
             time.sleep(0.05)
 
     def ends(self) -> int:
-        """Its status, once it has ended."""
         return self.process.wait(WITHIN)
 
     def interrupt(self) -> None:

@@ -45,8 +45,6 @@ def pipes_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class End(ABC):
-    """One connection of a client, of whatever kind."""
-
     def __init__(self, world: DuplexWorld) -> None:
         self.world = world
         self.session_id = ""
@@ -79,16 +77,13 @@ class End(ABC):
 
     @property
     def events(self) -> list[Json]:
-        """The session events so far."""
         return [m for m in self.heard if "sessionEventId" in (m.get("params") or {})]
 
     async def has_events(self, count: int) -> list[Json]:
-        """The session events, once there are so many."""
         await self.until(lambda: len(self.events) >= count)
         return self.events
 
     async def question(self) -> Json:
-        """The server's request, once it is here."""
         await self.until(lambda: self._asked())
         return self._asked()[0]
 

@@ -62,7 +62,6 @@ class SlowAttach(MemoryStore):
         self.is_away = False
 
     async def attach(self, *arguments: Any, **options: Any) -> Attached | None:
-        """See :class:`SessionStore`."""
         if self.is_away:
             raise StoreUnavailable("away")
         attached = await super().attach(*arguments, **options)

@@ -96,7 +96,6 @@ SESSION_ID = "session-1"
 
 
 def event(number: int, method: str, note: str = "") -> Message:
-    """A session event as it comes on the wire."""
     params: dict[str, Any] = {
         "sessionEventId": f"7-{number:03}",
         "_meta": {SESSION_META: {"sessionId": SESSION_ID}},

@@ -74,7 +74,6 @@ class Served:
         return [*serve, *arguments]
 
     async def start(self, *options: str) -> None:
-        """Start it and wait until it serves."""
         process = self._process = await asyncio.create_subprocess_exec(
             *self.command("--port", str(self.port), *options),
             stdin=DEVNULL,
@@ -131,7 +130,6 @@ class Served:
 
     @property
     def runs(self) -> list[str]:
-        """What tools did, in order."""
         runs = self.place / "runs"
         return runs.read_text().splitlines() if runs.exists() else []
 

@@ -22,7 +22,6 @@ TURN = 60.0
 
 
 def turn(fuzzer: Fuzzer, seed: int, until: float) -> Report:
-    """One turn, in an event loop of its own."""
     return asyncio.run(run(fuzzer, seed, lambda _: time.monotonic() < until))
 
 

@@ -113,7 +113,6 @@ class Hostile:
         return self._text(message, odds)
 
     def odd(self) -> bytes:
-        """The text of one value that nobody expects."""
         return self.random.choice(ODD)
 
     def _text(self, value: Any, odds: float) -> bytes:

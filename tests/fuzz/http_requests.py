@@ -53,12 +53,6 @@ NAMES = (
 
 
 class HttpDoor:
-    """A served layer.
-
-    Args:
-        target: It.
-    """
-
     def __init__(self, target: Served) -> None:
         self._target = target
         self._hostile_session = b""

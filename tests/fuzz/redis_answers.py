@@ -144,7 +144,6 @@ class Proxy:
         return pieces
 
     async def aclose(self) -> None:
-        """End every connection."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -172,7 +172,6 @@ class UrlDoor:
 
 
 def drawn(hostile: Hostile) -> list[bytes]:
-    """The pieces of a response to a call."""
     match hostile.random.randrange(6):
         case 0:
             whole = response(answers.answer(hostile))

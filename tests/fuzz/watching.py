@@ -25,8 +25,6 @@ MIB = 1_048_576
 
 
 class Watch(logging.Handler):
-    """Keeps what it sees until it is taken."""
-
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._seen: list[str] = []
@@ -45,7 +43,6 @@ class Watch(logging.Handler):
         self._seen.append(f"unraisable: {failed.err_msg} {failed.object!r}: {failed.exc_value!r}")
 
     def taken(self) -> list[str]:
-        """What was seen since this was called last."""
         seen, self._seen = self._seen, []
         return seen
 

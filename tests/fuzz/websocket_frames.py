@@ -33,12 +33,6 @@ FLOOD_FRAMES = 20_000
 
 
 class WebSocketDoor:
-    """A served layer.
-
-    Args:
-        target: It.
-    """
-
     def __init__(self, target: Served) -> None:
         self._target = target
         right: Json = {"text": "good"}

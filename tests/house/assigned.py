@@ -51,7 +51,6 @@ class Declared:
                     self.returns.setdefault(node.name, []).append(returns)
 
     def named_in(self, annotation: str) -> set[str]:
-        """The classes of ours that an annotation names."""
         return set(re.findall(r"\w+", annotation)) & self.classes.keys()
 
     def and_bases(self, names: set[str]) -> set[str]:

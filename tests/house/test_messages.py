@@ -116,7 +116,6 @@ def page_of(kind: str) -> str:
 
 
 def statuses(tree: ast.Module) -> Iterator[str]:
-    """The HTTP statuses that a file answers with."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(args=args, keywords=keywords) as call:
@@ -139,7 +138,6 @@ def statuses(tree: ast.Module) -> Iterator[str]:
 
 
 def codes(tree: ast.Module) -> Iterator[str]:
-    """The JSON-RPC codes that a file writes out."""
     for node in ast.walk(tree):
         match node:
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))) if (

@@ -14,8 +14,6 @@ _handles = itertools.count(1)
 
 
 class Driven(StockClient):
-    """A client in a `Driver`'s process."""
-
     def __init__(self, kind: ClientKind, driver: Driver) -> None:
         super().__init__()
         self.kind = kind

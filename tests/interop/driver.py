@@ -72,7 +72,6 @@ class Driver:
 
     @property
     def stderr(self) -> str:
-        """The newest lines the process wrote to stderr."""
         return "".join(self._errors)
 
     @property
@@ -80,7 +79,6 @@ class Driver:
         return self._process.poll() is None
 
     def events(self, client: str) -> tuple[Line, ...]:
-        """What ``client`` saw so far, oldest first."""
         return tuple(self._events.get(client, ()))
 
     def collect(self, key: str, event: str, into: list[Any]) -> None:
@@ -95,7 +93,6 @@ class Driver:
 
     @property
     def board(self) -> Board:
-        """Announces each line the process wrote."""
         return self._board
 
     async def run(self, op: str, *, within: float = 20.0, **arguments: object) -> Any:

@@ -55,7 +55,6 @@ class TypeScript2(Driven):
         return tuple(line["how"] for line in self._events("closed"))
 
     async def discover(self) -> Message:
-        """``server/discover``, as the client read it."""
         return await self._run("discover")
 
     async def call_whole(

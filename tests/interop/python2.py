@@ -305,7 +305,6 @@ async def cancellable(
 
 
 def failed(error: MCPError) -> Failed:
-    """The SDK's error as ours."""
     return Failed(error.error.code, error.error.message, error.error.data)
 
 

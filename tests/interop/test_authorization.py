@@ -55,8 +55,6 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Place:
-    """A server behind an authorization server."""
-
     login: AuthorizationServer
     port: int
 
@@ -65,7 +63,6 @@ class Place:
         return f"http://127.0.0.1:{self.port}/mcp"
 
     def carrier(self, token: str) -> BearerCarrier:
-        """Requests with that token."""
         return BearerCarrier(SocketCarrier("127.0.0.1", self.port), token)
 
 
@@ -87,8 +84,6 @@ async def place(here: Path) -> AsyncGenerator[Place]:
 
 @dataclass
 class Storage:
-    """What the Python client keeps."""
-
     tokens: list[OAuthToken] = field(default_factory=list[OAuthToken])
     client: OAuthClientInformationFull | None = None
 

@@ -62,8 +62,6 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Pages:
-    """Serves the page, and takes what it read."""
-
     def __init__(self, script: str) -> None:
         self._script = script
         self._results: queue.Queue[Result] = queue.Queue()

@@ -53,7 +53,6 @@ async def _roots(context: Any) -> types.ListRootsResult:
 
 
 def client(transport: Any, **options: Any) -> Client:
-    """A stock client that can be asked everything."""
     return Client(
         transport,
         elicitation_callback=_elicit,
@@ -64,7 +63,6 @@ def client(transport: Any, **options: Any) -> Client:
 
 
 async def seen(client: Client) -> dict[str, Any]:
-    """What a client gets of the server."""
     got: dict[str, Any] = {
         "tools": (await client.list_tools()).tools,
         "prompts": (await client.list_prompts()).prompts,

@@ -392,7 +392,6 @@ async def test_a_listen_that_names_a_session_catches_up(
 
 
 async def acknowledged(client: TypeScript2, times: int) -> list[Message]:
-    """The acknowledgements, once there are so many."""
     await client.until(
         lambda: len(client.notifications(ACKNOWLEDGED)) >= times, what="an acknowledgement"
     )

@@ -571,7 +571,6 @@ class _SlowToFinish(MemoryStore):
     async def finish_request(
         self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
     ) -> bool:
-        """See :meth:`SessionStore.finish_request`."""
         await self.storing.arrive()
         return await super().finish_request(session_id, key, outcome, now=now)
 

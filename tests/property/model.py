@@ -55,7 +55,6 @@ class LogModel:
             del self.kept[0]
 
     def drop(self, origin: str) -> None:
-        """Take one session's events away."""
         self.kept = [event for event in self.kept if event.origin != origin]
 
     def replay(self, number: int, now: float) -> list[int] | Refusal:
@@ -143,7 +142,6 @@ class KeysModel:
         return True
 
     def expire(self, now: float) -> None:
-        """Forget what finished long ago."""
         self.known = [
             entry
             for entry in self.known

@@ -41,7 +41,6 @@ class Recorder:
     sent: list[str] = field(default_factory=list[str])
 
     def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
-        """See ``Carrier``."""
         self.sent.append(f"{headers} {body.decode()}")
         reply = self.carrier.send(method, path, headers, body)
         self.replies.append(reply)
@@ -64,26 +63,22 @@ class User:
     socket_sessions: list[str] = field(default_factory=list[str])
 
     def secret(self) -> str:
-        """A word that only this user says."""
         word = f"{self.name}-says-{next(self.numbers)}"
         self.secrets.append(word)
         return word
 
     @property
     def sessions(self) -> list[str]:
-        """The ids of all of them."""
         own = [*self.modern_sessions, *self.older_sessions, *self.socket_sessions]
         return [*own, *([self.older.session_id] if self.older.session_id else [])]
 
     @property
     def heard(self) -> str:
-        """All that came to this user."""
         bodies = [f"{reply.headers} {bytes(reply.body).decode()}" for reply in self.record.replies]
         return "\n".join([*bodies, json.dumps(self.socket.messages)])
 
     @property
     def said(self) -> str:
-        """All that this user sent over HTTP."""
         return "\n".join(self.record.sent)
 
 
@@ -98,7 +93,6 @@ class Place:
 
     @asynccontextmanager
     async def user(self) -> AsyncGenerator[User]:
-        """A user whom nobody met yet."""
         name = f"user{next(self.count)}x"
         token = self.verifier.add(f"token-of-{name}", name)
         record = Recorder(BearerCarrier(SocketCarrier("127.0.0.1", self.port), token))
@@ -130,7 +124,6 @@ async def start_older(user: User) -> None:
 
 
 async def start_socket(user: User) -> None:
-    """A session on the WebSocket."""
     user.socket_sessions.append(str((await user.socket.start())["sessionId"]))
 
 
@@ -219,7 +212,6 @@ STEPS = st.tuples(st.sampled_from([0, 1]), st.sampled_from([*WORK, *TRIES, "canc
 
 
 async def step(users: tuple[User, User], who: int, what: str) -> None:
-    """One user does one thing."""
     user, other = users[who], users[1 - who]
     if what in WORK:
         await WORK[what](user)
@@ -271,7 +263,6 @@ async def expect_users_apart(place: Place, steps: list[tuple[int, str]]) -> None
 
 @pytest.fixture(scope="module", params=PERS)
 def place(request: pytest.FixtureRequest) -> Generator[Place]:
-    """A server over sockets, in a loop of its own."""
     loop = asyncio.new_event_loop()
     stack, verifier = AsyncExitStack(), Verifier()
 

@@ -69,7 +69,6 @@ class Replica:
         return f"{scheme}://127.0.0.1:{self.port}/mcp"
 
     def start(self) -> None:
-        """Start, and wait until it listens."""
         with self._log.open("ab") as log:
             process = self._process = subprocess.Popen(
                 self._command,
@@ -110,7 +109,6 @@ class Worker:
         return self.mode == MODERN
 
     async def on_message(self, message: Any) -> None:
-        """For ``message_handler``."""
         if isinstance(message, types.ResourceUpdatedNotification) and not self.is_modern:
             self.hear(str(message.params.uri))
 

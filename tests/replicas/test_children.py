@@ -57,7 +57,6 @@ async def killed(c: Cluster, pid: str) -> None:
 
 
 def calls(path: Path) -> list[str]:
-    """What the child server noted."""
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 

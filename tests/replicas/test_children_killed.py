@@ -61,7 +61,6 @@ async def two_replicas(
 
 
 def calls(path: Path) -> list[str]:
-    """What the child server noted."""
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 

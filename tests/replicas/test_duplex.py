@@ -55,18 +55,15 @@ class Sockets:
         return peer
 
     async def piped(self, number: int, **options: Any) -> DuplexPeer:
-        """A pipe to that replica, after its handshake."""
         peer = await self._stack.enter_async_context(pipe(self.c[number].layer, **options))
         await peer.initialize()
         return peer
 
     async def publish(self, number: int, session: str, n: int) -> None:
-        """Store an event on that replica."""
         publisher = self.c[number].inside.publisher
         await publisher.publish(cast(SessionId, session), "notifications/x", {"n": n})
 
     async def round(self, number: int) -> None:
-        """Let that replica look at what it watches."""
         bus = self.c[number].inside.bus
         assert isinstance(bus, SharedBus)
         for _ in range(4):

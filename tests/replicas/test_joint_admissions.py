@@ -30,7 +30,6 @@ async def used(c: Cluster) -> RawClient:
 
 
 def ran(c: Cluster) -> int:
-    """How often a handler began."""
     return sum(len(w.box.calls) for w in c.worlds)
 
 

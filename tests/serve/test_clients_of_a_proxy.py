@@ -34,7 +34,6 @@ def stopped(process: Any) -> str:
 
 
 def initialize(address: str, client: str) -> Any:
-    """The answer to a client behind the proxy."""
     headers = {**ACCEPT, "X-Forwarded-For": client}
     return httpx.post(
         f"http://{address}", json=INITIALIZE, headers=headers, timeout=20, trust_env=False

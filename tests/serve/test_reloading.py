@@ -38,7 +38,6 @@ class Reloads:
         return "all"
 
     async def until(self, count: int) -> None:
-        """Wait for that many."""
         async with asyncio.timeout(WITHIN), self.seen:
             await self.seen.wait_for(lambda: self.begun >= count)
 

@@ -28,8 +28,6 @@ DAY = datetime.timedelta(days=1)
 
 
 class Files:
-    """Certificates of one authority, in a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.authority = trustme.CA()
@@ -60,7 +58,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(scope="module")
 def served(files: Files) -> Iterator[str]:
-    """The address of a server with a certificate."""
     (files.folder / "app.py").write_text(APP)
     certificate, key = files.issue("served")
     pair = ("--ssl-certfile", certificate, "--ssl-keyfile", key)
@@ -104,7 +101,6 @@ def test_a_client_that_does_not_complete_its_handshake_is_cut(files: Files) -> N
 
 
 def unusable(certfile: str, keyfile: str | None = None) -> str:
-    """What is said of files that cannot be used."""
     with pytest.raises(ConfigurationError) as refused:
         Certificate(certfile, keyfile, time.time)
     said = str(refused.value)

@@ -31,7 +31,6 @@ async def draining(w: World, *, grace: float = 10) -> "asyncio.Task[None]":
 
 
 async def waiting(w: World, client: RawClient, **meta: object) -> tuple[Reply, str | int]:
-    """A call that waits at its gate."""
     sent = client.call("wait", gate="g", meta=meta or None)
     await w.box.gate("g").started.wait()
     await sent.reply.started()

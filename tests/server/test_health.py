@@ -35,7 +35,6 @@ class Faulty(MemoryStore):
 
 
 def asking(layer: SessionLayer) -> httpx2.AsyncClient:
-    """A client of an application that mounts them."""
     application = Starlette(routes=[*layer.health_routes("/"), *layer.routes()])
     transport = httpx2.ASGITransport(app=application)
     return httpx2.AsyncClient(transport=transport, base_url="http://10.0.0.7")

@@ -197,13 +197,11 @@ def test_what_is_no_server_is_refused(server: object) -> None:
 
 
 async def hello(request: Request) -> PlainTextResponse:
-    """The application's own page."""
     return PlainTextResponse("hello")
 
 
 @asynccontextmanager
 async def lifespan_of(app: Any) -> AsyncGenerator[None]:
-    """Runs an application's lifespan."""
     async with app.router.lifespan_context(app):
         yield
 

@@ -18,7 +18,6 @@ CYCLES = 10_000
 
 
 def sizes(w: World) -> dict[str, int]:
-    """How many of each thing the layer holds."""
     store: Any = w.layer.store
     connections: Any = w.inside.connections
     attachments: Any = w.inside.attachments

@@ -50,7 +50,6 @@ class Client:
     async def send(
         self, method: str, params: dict[str, Any] | None = None, session: Any = None
     ) -> dict[str, Any]:
-        """One request; the decoded answer."""
         meta: dict[str, Any] = dict(ENVELOPE) if self._modern else {}
         if session is not None:
             meta[SESSION] = session
@@ -71,7 +70,6 @@ class Client:
 
 
 def server() -> MCPServer[Any]:
-    """A server whose tools use their session."""
     counting: MCPServer[Any] = MCPServer("counting", log_level="ERROR")
 
     @counting.tool()
@@ -94,7 +92,6 @@ def server() -> MCPServer[Any]:
 async def served(
     *, modern: bool = True, clock: Clock | None = None, security: SessionSecurity | None = None
 ) -> AsyncGenerator[Client]:
-    """A client of a layer without a store."""
     layer = ClockedLayer(
         server(),
         store=None,

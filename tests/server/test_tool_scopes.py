@@ -79,12 +79,10 @@ async def opened(stack: AsyncExitStack, port: int, token: str, way: Way) -> Resu
 
 
 async def tools(result: Result) -> list[str]:
-    """The names of the tools that a client sees."""
     return [each["name"] for each in (await result("tools/list", {}))["tools"]]
 
 
 def call(name: str) -> Json:
-    """The params of a call."""
     return {"name": name, "arguments": {"text": "hello"}}
 
 

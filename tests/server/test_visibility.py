@@ -92,7 +92,6 @@ def server_of(kind: str) -> object:
 async def answer(
     carrier: Carrier, era: Era, method: str, params: Json, meta: Json | None = None
 ) -> Json:
-    """To a request on a connection of its own."""
     if era == "modern":
         return await ModernClient(carrier).send(method, params, meta=meta).answer()
     client = RawClient(carrier)

@@ -93,7 +93,6 @@ def test_the_coverage_names_every_clause_and_no_other() -> None:
 
 @cache
 def functions_of(path: Path) -> frozenset[str]:
-    """The names of the test functions in a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return frozenset(

@@ -29,7 +29,6 @@ POLICY = SessionPolicy(
 
 
 def peer(size: int) -> Peer:
-    """A client that says so many bytes of itself."""
     return Peer("2025-11-25", {"a": "x" * (size - len('{"a":""}'))}, modern=False)
 
 

@@ -169,7 +169,6 @@ class Answer(BaseModel):
 
 
 def make_app(kind: Kind, *, name: str | None = None) -> App:
-    """A fresh server of the given class."""
     match kind:
         case "mcpserver":
             return make_mcpserver(name or "notes")
@@ -260,8 +259,6 @@ def make_mcpserver(name: str = "notes") -> App:
 
 
 def make_fastmcp(name: str = "notes") -> App:
-    """The server as a FastMCP 4 server."""
-
     @asynccontextmanager
     async def lifespan(_: "fastmcp.FastMCP[Any]") -> AsyncGenerator[dict[str, Any]]:
         async with app.lifespan() as state:

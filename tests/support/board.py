@@ -81,7 +81,6 @@ class Stage:
         self._board.announce()
 
     def count(self, name: str) -> int:
-        """How often ``name`` was marked."""
         return self._marks.count(name)
 
     async def reached(self, name: str, *, times: int = 1, within: float = 30.0) -> None:

@@ -65,7 +65,6 @@ def ask(method: str, params: Json) -> Json:
 
 
 def text(value: object) -> Json:
-    """A tool's result."""
     return {"content": [{"type": "text", "text": str(value)}], "ofAnotherKind": {"kept": True}}
 
 

@@ -31,8 +31,6 @@ ALL_CAPABILITIES: Json = {
 
 
 class Refused(Exception):
-    """The layer answered with an error."""
-
     def __init__(self, error: Json) -> None:
         super().__init__(error)
         self.code: int = error["code"]
@@ -59,7 +57,6 @@ class RawClient:
         """Answers to no request of ours."""
 
     async def run(self) -> None:
-        """Read until the layer closes."""
         while line := await self._reader.readline():
             message = json.loads(line)
             self.received.append(message)
@@ -126,13 +123,11 @@ class RawClient:
         return result_of(await self.answer_to(method, params))
 
     async def refusal(self, method: str, params: Any = None) -> Refused:
-        """The error that a request is answered with."""
         answer = await self.answer_to(method, params)
         assert "error" in answer, answer
         return Refused(answer["error"])
 
     async def initialize(self, capabilities: Json | None = None) -> Any:
-        """Shake hands; all capabilities by default."""
         declared = ALL_CAPABILITIES if capabilities is None else capabilities
         return await self.ask("initialize", {"protocolVersion": 1, "clientCapabilities": declared})
 
@@ -145,7 +140,6 @@ class RawClient:
         return await self.ask("session/load", params)
 
     async def prompt(self, session_id: str, *texts: str) -> Any:
-        """Send a prompt; the agent's answer."""
         return await self.ask("session/prompt", prompt(session_id, *texts))
 
     def updates(self, session_id: str | None = None) -> list[Json]:
@@ -221,7 +215,6 @@ class ToldAgent:
         self.client = conn
 
     async def say(self, session_id: str, text: str) -> None:
-        """Send a chunk of a message."""
         await self.client.session_update(session_id, acp.update_agent_message_text(text))
 
     async def initialize(self, protocol_version: int, **arguments: Any) -> Any:

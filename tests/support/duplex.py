@@ -110,7 +110,6 @@ class DuplexPeer(ABC):
         await self.post(message)
 
     async def respond(self, request: Json, result: Json) -> None:
-        """Answer a request of the server's."""
         await self.post({"jsonrpc": "2.0", "id": request["id"], "result": result})
 
     # --- what came -----------------------------------------------------------------------
@@ -129,12 +128,10 @@ class DuplexPeer(ABC):
 
     @property
     def events(self) -> list[Json]:
-        """The session events so far."""
         return [m for m in self.notifications if "sessionEventId" in (m.get("params") or {})]
 
     @property
     def asked(self) -> list[Json]:
-        """The server's requests so far."""
         return [m for m in self.messages if "method" in m and "id" in m]
 
     async def has_events(self, count: int) -> list[Json]:
@@ -200,7 +197,6 @@ class DuplexPeer(ABC):
         return result
 
     async def call(self, tool: str, *, meta: Json | None = None, **arguments: Any) -> str | int:
-        """Call a tool; the request's id."""
         return await self.send("tools/call", call_params(tool, arguments), meta=meta)
 
     async def text(self, tool: str, *, meta: Json | None = None, **arguments: Any) -> str:
@@ -438,7 +434,6 @@ class DuplexWorld:
         return await self.stack.enter_async_context(pipe(self.layer, **options))
 
     async def connected(self, kind: str = "websocket", **options: Any) -> DuplexPeer:
-        """A client after its handshake."""
         opened = self.websocket if kind == "websocket" else self.pipe
         peer = await opened(**options)
         await peer.initialize()

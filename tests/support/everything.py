@@ -58,7 +58,6 @@ class Everything:
 
 
 def make_everything(kind: EverythingKind) -> Everything:
-    """A fresh server of that class."""
     match kind:
         case "mcpserver":
             return everything_mcpserver()
@@ -73,7 +72,6 @@ async def _ask_size(ctx: Context[Any, Any]) -> Elicit[Choice]:
 
 
 def everything_mcpserver() -> Everything:
-    """The server as an ``MCPServer``."""
     bus = InMemorySubscriptionBus()
     server = MCPServer[Any](
         "rich",
@@ -262,7 +260,6 @@ _Ctx = ServerRequestContext[Any, Any]
 
 
 def everything_lowlevel() -> Everything:
-    """The server as a lowlevel ``Server``."""
     bus = InMemorySubscriptionBus()
 
     async def on_call_tool(
@@ -349,7 +346,6 @@ def _text(text: str) -> types.CallToolResult:
 
 
 def everything_fastmcp() -> Everything:
-    """The server as a FastMCP 4 server."""
     server: fastmcp.FastMCP[Any] = fastmcp.FastMCP("rich", version="1.2", instructions=ODD)
 
     @server.tool

@@ -65,11 +65,9 @@ class Stage:
         return await self._enter(client)
 
     async def modern(self, name: str, at: int = 0) -> ModernHttp:
-        """A client of the modern era over HTTP."""
         return await self._enter(ModernHttp(name, self.worlds[at].carrier))
 
     async def websocket(self, name: str, at: int = 0) -> Duplex:
-        """A client on a WebSocket, connected."""
         app = self.worlds[at].layer_app
         return await self._enter(Duplex(name, lambda: MemorySocket(app)))
 
@@ -108,7 +106,6 @@ class Stage:
 
 @asynccontextmanager
 async def staged(stores: list[SessionStore]) -> AsyncGenerator[Stage]:
-    """As many processes as stores, running."""
     clock = Clock()
     async with AsyncExitStack() as stack:
         stage = Stage([])

@@ -50,7 +50,6 @@ class Place:
         return sock
 
     def upgrade(self, *fields: str) -> bytes:
-        """The handshake of a WebSocket."""
         return self.head(
             "GET /mcp",
             "Upgrade: websocket",
@@ -100,7 +99,6 @@ class Place:
         return int(found[1]) / 1024
 
     def descriptors(self) -> int:
-        """How many file descriptors it has."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def log(self) -> str:
@@ -111,7 +109,6 @@ class Place:
 
 
 def closed_by_peer(sock: socket.socket) -> bytes:
-    """All that comes until the server closes."""
     received = bytearray()
     try:
         while chunk := sock.recv(65_536):

@@ -76,7 +76,6 @@ class MemorySocket(DuplexPeer):
         self.board.announce()
 
     async def put(self, text: str) -> None:
-        """See :class:`DuplexPeer`."""
         self._incoming.put_nowait({"type": "websocket.receive", "text": text})
 
     async def leave(self) -> None:
@@ -150,7 +149,6 @@ class MemoryPipe(DuplexPeer):
             self.board.announce()
 
     async def put(self, text: str) -> None:
-        """See :class:`DuplexPeer`."""
         self.incoming.put_nowait(text.encode())
 
     async def leave(self) -> None:

@@ -72,7 +72,6 @@ class Login:
         self.issuer = Issuer(URL, clock, self.fetch)
 
     async def fetch(self, url: str) -> Json:
-        """The document at a URL."""
         self.asked.append(url)
         await asyncio.sleep(self.takes)
         if self.is_away:

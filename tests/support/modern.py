@@ -102,12 +102,10 @@ class Heard:
         return self.events
 
     async def done(self) -> Self:
-        """This reply, once it is over."""
         await self.reply.done()
         return self
 
     def leave(self) -> None:
-        """The client goes away."""
         self.reply.leave()
 
     def _answered(self) -> Json | None:
@@ -117,7 +115,6 @@ class Heard:
         return None
 
     async def answer(self) -> Json:
-        """The response, once it is here."""
         await self.until(
             lambda: self._answered() is not None or self.reply.ended, f"the answer to {self.id!r}"
         )

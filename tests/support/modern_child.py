@@ -51,7 +51,6 @@ def ask(params: Json) -> Json:
 
 
 def call(request: Json) -> Json | None:
-    """What a tool answers; None: nothing."""
     params: Json = request["params"]
     arguments: Json = params.get("arguments") or {}
     match params["name"]:

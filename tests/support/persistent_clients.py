@@ -266,7 +266,6 @@ class HandshakeHttp(PersistentClient):
         await self.tell("notifications/initialized")
 
     async def tell(self, method: str) -> None:
-        """Send a notification, until it is accepted."""
         message = {"jsonrpc": "2.0", "method": method}
         await self._accepted(lambda: self.raw.post(message), 202)
 
@@ -374,7 +373,6 @@ class HandshakeHttp(PersistentClient):
         return [m for stream in self.streams if stream.is_sse for m in stream.messages]
 
     async def delete(self) -> None:
-        """End the transport session."""
         await self._stop()
         deadline = _now() + PATIENCE
         while _now() < deadline:

@@ -35,8 +35,6 @@ _KEPT_BYTES = 4_194_304
 
 
 class Side(Enum):
-    """The two ends a connection joins."""
-
     CLIENT = "client"
     SERVER = "server"
 
@@ -267,7 +265,6 @@ class TcpProxy:
 
     @property
     def host(self) -> str:
-        """The address clients connect to."""
         return "127.0.0.1"
 
     @property
@@ -285,7 +282,6 @@ class TcpProxy:
 
     @property
     def connections(self) -> tuple[ProxiedConnection, ...]:
-        """The open connections, oldest first."""
         return tuple(c for c in self._connections if c.is_open)
 
     def cut_all(self, *, reset: bool = True) -> int:

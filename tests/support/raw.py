@@ -51,8 +51,6 @@ class SseEvent:
 
 
 class Reply:
-    """One HTTP response, as far as it has come."""
-
     def __init__(self, described: str) -> None:
         self.status: int | None = None
         self.headers: list[tuple[str, str]] = []
@@ -90,7 +88,6 @@ class Reply:
         self._board.announce()
 
     def end(self) -> None:
-        """Nothing more comes."""
         self.ended = True
         self._board.announce()
 
@@ -101,12 +98,10 @@ class Reply:
 
     @property
     def is_sse(self) -> bool:
-        """Whether it is a stream of server-sent events."""
         return (self.header("content-type") or "").startswith("text/event-stream")
 
     @property
     def events(self) -> list[SseEvent]:
-        """The whole events so far."""
         end = self.body.rfind(b"\n\n")
         if end >= self._parsed:
             for block in self.body[self._parsed : end].decode().split("\n\n"):
@@ -163,11 +158,9 @@ class Reply:
         return self
 
     async def started(self) -> Self:
-        """This reply, once its headers are here."""
         return await self.until(lambda: self.status is not None or self.ended, "headers")
 
     async def done(self) -> Self:
-        """This reply, once it is over."""
         return await self.until(lambda: self.ended, "the end")
 
     async def has(self, count: int) -> list[Json]:
@@ -176,12 +169,10 @@ class Reply:
         return self.messages
 
     async def event(self, number: int) -> SseEvent:
-        """The event at that place, once it is there."""
         await self.until(lambda: len(self.events) > number, f"event {number}")
         return self.events[number]
 
     def answer_to(self, request_id: str | int) -> Json | None:
-        """The response to that request, if it is here."""
         if self.is_sse:
             _ = self.events
             return self._answers.get(request_id)
@@ -210,8 +201,6 @@ def _not_yet() -> None:
 
 
 class Carrier(Protocol):
-    """Sends one HTTP request."""
-
     def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Reply:
         """The reply, which fills itself as the response comes."""
         ...
@@ -412,7 +401,6 @@ class SocketCarrier:
             reply.feed(await reader.readexactly(int(length)))
 
     async def aclose(self) -> None:
-        """Break every connection."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -472,7 +460,6 @@ class RawClient:
         return self.http("GET", _merged(sent, headers))
 
     def delete(self, *, headers: Mapping[str, str | None] | None = None) -> Reply:
-        """End the transport-mode session."""
         return self.http("DELETE", _merged(self.headers(), headers))
 
     def http(self, method: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
@@ -517,7 +504,6 @@ class RawClient:
         *,
         headers: Mapping[str, str | None] | None = None,
     ) -> Json:
-        """The whole response to a request."""
         return await self.send(method, params, headers=headers).answer()
 
     async def result(
@@ -562,7 +548,6 @@ class RawClient:
         assert reply.status == 202, reply
 
     def call(self, tool: str, *, meta: Json | None = None, **arguments: Any) -> "Sent":
-        """Call a tool; do not wait for the answer."""
         return self.send("tools/call", call_params(tool, arguments, meta))
 
     async def text(self, tool: str, *, meta: Json | None = None, **arguments: Any) -> str:

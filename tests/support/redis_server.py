@@ -51,7 +51,6 @@ class RedisServer:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs."""
         assert self._process is not None
         return self._process.pid
 
@@ -154,7 +153,6 @@ def _port() -> int:
 
 @contextmanager
 def redis_server(*options: str) -> Generator[RedisServer]:
-    """A server for one test."""
     with tempfile.TemporaryDirectory(prefix="mcp-sessions-redis-") as directory:
         server = RedisServer(Path(directory), *options)
         server.start()
@@ -225,7 +223,6 @@ async def asked(store: RedisStore, *command: Value) -> Any:
 
 
 async def keys_of(store: RedisStore) -> list[str]:
-    """Every key of the store's namespace."""
     own: str = store._namespace  # pyright: ignore[reportPrivateUsage]
     return [key.decode() for key in await asked(store, "KEYS", "*") if own in key.decode()]
 
@@ -254,7 +251,6 @@ _NAMES = {each.sha: each.name for each in SCRIPTS}
 
 
 def name_of(command: Sequence[Value]) -> str:
-    """Of a script its name, else the command's."""
     return _NAMES.get(str(command[-1 if len(command) == 1 else 1]), str(command[0]))
 
 

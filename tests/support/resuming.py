@@ -54,12 +54,10 @@ class Heard:
     board: Board = field(default_factory=Board)
 
     async def on_message(self, message: Any) -> None:
-        """For ``message_handler``."""
         self.notifications.append(message)
         self.board.announce()
 
     def on_resume(self, outcome: ResumeOutcome) -> None:
-        """For ``on_resume``."""
         self.outcomes.append(outcome)
         self.board.announce()
 
@@ -81,7 +79,6 @@ class Heard:
 
     @property
     def methods(self) -> list[str]:
-        """The methods of the notifications, in order."""
         return [n.method for n in self.notifications if not isinstance(n, Exception)]
 
     async def has(self, look: Any, what: str) -> None:
@@ -149,7 +146,6 @@ async def connected(
     made: tuple[App, SessionLayer] | None = None,
     within: float = 40.0,
 ) -> AsyncGenerator[Connected]:
-    """A server, a proxy, and a client through it."""
     with serving(made) as (app, layer, server):
         async with TcpProxy(server.host, server.port) as proxy:
             heard = Heard()

@@ -37,8 +37,6 @@ OURS: Json = {
 
 @dataclass
 class Exchange:
-    """One HTTP request, and the way to answer it."""
-
     verb: str
     headers: dict[str, str]
     message: Json
@@ -168,7 +166,6 @@ class ScriptedServer:
         await self.board.until(lambda: bool(look()), what=lambda: f"{what}: {asked()}")
 
     def push(self, method: str, event_id: object = None, **params: Any) -> None:
-        """Send a notification on the GET stream."""
         assert self.stream is not None, "the client opened no stream"
         if event_id is not None:
             params["sessionEventId"] = event_id

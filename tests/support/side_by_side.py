@@ -22,8 +22,6 @@ _IGNORED = {"date", "server", "content-length"}
 
 @dataclass
 class Side:
-    """One of the two servers, running."""
-
     name: str
     rich: Everything
     carrier: AsgiCarrier

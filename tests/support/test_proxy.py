@@ -13,8 +13,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Peer:
-    """One end of a connection, as the test uses it."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer

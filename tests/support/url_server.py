@@ -343,5 +343,4 @@ def event(message: Json) -> bytes:
 
 
 def text(value: object) -> Json:
-    """A tool's result."""
     return {"content": [{"type": "text", "text": str(value)}], "ofAnotherKind": {"kept": True}}

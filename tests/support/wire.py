@@ -58,7 +58,6 @@ class Exchange:
 
     @property
     def session_id(self) -> str | None:
-        """The ``Mcp-Session-Id`` the client sent."""
         return self.headers.get("mcp-session-id")
 
     def __str__(self) -> str:

@@ -208,8 +208,6 @@ class Toolbox:
 
 @dataclass
 class World:
-    """A wrapped server that runs."""
-
     box: Toolbox
     layer: SessionLayer
     clock: Clock

@@ -118,7 +118,7 @@ class Call:
     _before: Call | None = field(init=False, default=None)
 
     lock: asyncio.Lock | None = field(init=False, default=None)
-    """That of its request key, held until it runs or is refused."""
+    """The lock of its request key, held until it runs or is refused."""
 
     key: RequestKey | None = field(init=False, default=None)
     """The request key that is recorded with its admission."""
@@ -127,7 +127,7 @@ class Call:
     """A run of its key that never began; see :class:`~mcp_sessions.core.request_keys.KeyUse`."""
 
     known_in: SessionId | None = field(init=False, default=None)
-    """That run belongs to this session."""
+    """The session of that run."""
 
     was_seen: bool = field(init=False, default=False)
     """Its key was, so that its handler does not run for it."""
@@ -155,7 +155,7 @@ class Call:
     """The record of that one."""
 
     instead: Mapping[str, str] = field(init=False, default_factory=dict[str, str])
-    """What stands for a hidden name in the request → the name."""
+    """The replacement of a hidden name in the request → the name."""
 
     stages: Sequence[Stage] = field(init=False, default=())
     """The stages that see its outcome, in the order of its path."""
@@ -220,8 +220,6 @@ def load_of(session_id: SessionId | None, principal: Principal) -> Hashable:
 
 
 class Run(Work, Protocol):
-    """One handler at work, with the calls that wait for its answer."""
-
     @property
     def sessions(self) -> Sequence[SessionId]:
         """The sessions, of any mode, that must not expire while it runs."""
@@ -268,7 +266,7 @@ class Calls(Generic[R]):
         one. A sender without any is not there."""
 
         self.running: Mapping[R, None] = self._running
-        """What runs, oldest first."""
+        """The running requests, oldest first."""
 
         self.held: Mapping[SessionId, Mapping[R, None]] = self._by_session
         """The sessions, of both modes, that a request is at work in."""
@@ -384,7 +382,6 @@ class Calls(Generic[R]):
             call.work = run
 
     def handled(self, run: R) -> None:
-        """Its handler is done: it holds no session any more."""
         self._running.pop(run, None)
         for session_id in run.sessions:
             at_work = self._by_session.get(session_id)

@@ -54,7 +54,7 @@ class Pending:
     served: dict[str, tuple[Callable[[], None], asyncio.Task[None]]] = field(
         init=False, default_factory=dict[str, "tuple[Callable[[], None], asyncio.Task[None]]"]
     )
-    """What is asked within it: how its sender leaves, and the task."""
+    """The questions within it: how the sender of each leaves, and the task."""
 
     def add(self, update: Update) -> None:
         size = len(encode(update.message)) + _OVERHEAD

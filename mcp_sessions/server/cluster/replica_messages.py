@@ -303,7 +303,7 @@ class Update:
     kind: ClassVar[str] = "update"
     ask: str
     message: Mapping[str, Any]
-    """Of JSON-RPC: a notification, or a request to its client."""
+    """A message of JSON-RPC: a notification, or a request to its client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,10 +64,10 @@ class Path:
             Acceptance(runner.calls, is_ours=True),
             stages.methods,
         )
-        """Of ``session/*`` and ``sessions/*``, which the layer answers itself."""
+        """For ``session/*`` and ``sessions/*``, which the layer answers itself."""
 
         self.of_listens: tuple[Stage, ...] = (stages.association,)
-        """Of a listen, whose stream its binding owns, and of a notification."""
+        """For a listen, which has a stream of its own, and for a notification."""
 
         self._make()
 
@@ -77,10 +77,10 @@ class Path:
 
     def _make(self) -> None:
         self.keyless = tuple(self._listed(None))
-        """Of a request without a request key."""
+        """For a request without a request key."""
 
         self.keyed = tuple(self._listed(self._keys))
-        """Of a request with one."""
+        """For a request with one."""
 
     def _listed(self, keys: tuple[KeyLock, KnownKey] | None) -> Iterable[Stage]:
         stages = self._stages

@@ -114,7 +114,6 @@ class SessionMethods(Stage):
         return result
 
     async def _begin(self, record: SessionRecord, inbound: Inbound) -> SessionEventId:
-        """The head of a new session: a valid position before its first event."""
         head = await self._store.head(record.session_id)
         if head is None:
             raise SessionNotFound(record.session_id)

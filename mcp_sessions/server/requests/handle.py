@@ -39,7 +39,7 @@ Source = Literal["session", "conversation", "connection"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HandleKind:
-    """What the handles of one source share.
+    """The common values of the handles of one source.
 
     Args:
         visibility: What is hidden outside of a session.

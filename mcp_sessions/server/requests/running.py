@@ -90,7 +90,7 @@ class RunningRequest:
         """The requests that took over its open questions when it ended."""
 
         self._held: HeldCall | None = None
-        """Of a client of the 2026 era: the rounds in which its handler asks. None: it did not."""
+        """For a client of the 2026 era: the rounds in which its handler asks. None: it did not."""
 
         self._reports: Reports | None = None
         self.told: Progress | None = None  # None: its client heard nothing of it.

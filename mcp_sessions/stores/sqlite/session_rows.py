@@ -171,7 +171,6 @@ def end(tx: Transaction, session_id: SessionId) -> SessionRecord | None:
 
 
 def request_end(tx: Transaction, session_id: SessionId) -> None:
-    """Ask the process that serves from the file to end a session."""
     tx.execute("INSERT OR IGNORE INTO end_requests (session_id) VALUES (?)", (session_id,))
 
 

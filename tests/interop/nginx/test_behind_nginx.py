@@ -67,7 +67,6 @@ def post(client: httpx.Client, url: str, message: dict[str, Any], session: str |
 
 
 def connect(client: httpx.Client, url: str) -> str:
-    """Initialize; the transport session's id."""
     info = {"name": "behind nginx", "version": "1"}
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
     answered = post(client, url, {"id": 0, "method": "initialize", "params": params}, None)

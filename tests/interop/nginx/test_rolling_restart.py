@@ -54,8 +54,6 @@ WITHIN = 60.0
 
 
 class Replica:
-    """One of the three, on a port of its own."""
-
     def __init__(self, environment: dict[str, str]) -> None:
         self.port = free_port()
         self._environment = environment

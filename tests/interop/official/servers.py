@@ -73,5 +73,4 @@ def everything_server(
 
 
 def tail(log: Path) -> str:
-    """The end of what the server said."""
     return log.read_text("utf-8", "replace")[-3000:]

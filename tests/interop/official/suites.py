@@ -111,11 +111,9 @@ class Outcome:
     """The last entry that is no verdict, by scenario and check."""
 
     def count(self, status: str) -> int:
-        """How many checks have this status."""
         return sum(verdict.status == status for verdict in self.judged.values())
 
     def of(self, name: CheckName) -> Verdict:
-        """The verdict on a check, or why there is none."""
         judged = self.judged.get(name)
         if judged is not None:
             return judged

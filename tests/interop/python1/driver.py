@@ -60,7 +60,6 @@ class Driven:
         self.calls: dict[str, int] = {}
 
     async def opened(self) -> None:
-        """Return once the client is connected."""
         await asyncio.wait({self._task, self._ready}, return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
             self._task.result()
@@ -141,7 +140,6 @@ clients: dict[str, Driven] = {}
 
 
 async def connect(command: dict[str, Any], make: type[Driven]) -> Any:
-    """Open a client, or one of an existing session."""
     driven = make(command["client"], command)
     clients[driven.handle] = driven
     await driven.opened()

@@ -24,7 +24,6 @@ SELDOM = 0.001
 
 
 def came_from(address: str) -> dict[str, Any]:
-    """The scope of a request from an address."""
     return {"client": (address, 4711)}
 
 

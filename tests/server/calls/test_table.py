@@ -26,16 +26,13 @@ class Running:
         self.aborted: list[dict[str, Any]] = []
 
     def is_awaited_by(self, call: Call) -> bool:
-        """See `Work`."""
         return self.is_heard
 
     async def abort(self, error: dict[str, Any]) -> None:
-        """See `Work`."""
         self.aborted.append(error)
 
 
 def message(request_id: str | int = 1, meta: Any = None) -> Message:
-    """A request with that ``_meta``."""
     params = {"_meta": meta} if meta is not None else None
     return read(Request(request_id, "tools/call", params))
 

@@ -178,7 +178,6 @@ def is_read_or_refused(text: bytes) -> bool:
 
 
 def arms(source: str) -> set[str]:
-    """The classes that a ``match`` has an arm for."""
     return {
         node.cls.id
         for node in ast.walk(ast.parse(source))

@@ -47,7 +47,6 @@ class Shared:
         return started
 
     async def events_of(self, session_id: str, stream: Any = EVENTS) -> Sequence[LoggedEvent]:
-        """What a session's log holds."""
         head = await self.store.head(SessionId(session_id), stream=stream)
         assert head is not None
         first = Position(head.log_epoch, 0).event_id()

@@ -25,7 +25,6 @@ def path(*, remembers: bool = True, conversations: Conversations | None = None) 
 
 
 def names(stages: tuple[object, ...]) -> list[str]:
-    """Their classes, in their order."""
     return [type(stage).__name__ for stage in stages]
 
 

@@ -20,7 +20,6 @@ DECLARED: Json = {"extensions": {EXTENSION: {}}}
 
 
 async def connected(w: World) -> MemorySocket:
-    """A client on a WebSocket, after its handshake."""
     peer = MemorySocket(w.layer_app, capabilities=DECLARED)
     await peer.open()
     await peer.initialize()

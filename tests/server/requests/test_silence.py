@@ -27,7 +27,6 @@ def rise(told: list[float]) -> bool:
 
 
 async def waiting(w: World, client: RawClient, meta: Json | None = TOKEN) -> Any:
-    """A call whose handler waits at gate g."""
     sent = client.call("wait", gate="g", meta=meta)
     await w.box.gate("g").started.wait()
     return sent

@@ -18,19 +18,16 @@ class Flaky(MemoryStore):
     failure: StoreUnavailable = StoreUnavailable("away")
 
     async def admit(self, *args: Any, **kwargs: Any) -> Any:
-        """See :meth:`SessionStore.admit`."""
         if self.is_away:
             raise self.failure
         return await super().admit(*args, **kwargs)
 
     async def append(self, *args: Any, **kwargs: Any) -> Any:
-        """See :meth:`SessionStore.append`."""
         if self.is_away:
             raise self.failure
         return await super().append(*args, **kwargs)
 
     async def tell(self, *args: Any, **kwargs: Any) -> Any:
-        """See :meth:`SessionStore.tell`."""
         if self.is_away:
             raise self.failure
         return await super().tell(*args, **kwargs)

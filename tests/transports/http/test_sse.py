@@ -31,8 +31,6 @@ A, B = SessionId("a" * 43), SessionId("b" * 43)
 
 
 class Peer:
-    """The network and the client behind it."""
-
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.flows = asyncio.Event()
@@ -427,7 +425,6 @@ class Log:
 
 
 def texts(peer: Peer) -> list[Any]:
-    """The data of the events that were sent."""
     lines = peer.body.decode().split("\n")
     return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 

@@ -48,7 +48,7 @@ class Concealing(Stage):
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Concealed(Stage):
-    """What one call sees.
+    """Hides names in the outcome of one call.
 
     Args:
         params: As its client sent them.

@@ -73,8 +73,6 @@ _UNCANCELLED = frozenset({"initialize", "server/discover"})
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """A client of the modern era, as it describes itself with a request."""
-
     client: Mapping[str, Any]
     """Params that its ``initialize`` would have."""
 

@@ -145,7 +145,6 @@ class Place:
 
     @property
     def is_unused(self) -> bool:
-        """Whether its child runs nothing, and is like one that was just started."""
         is_quiet = self.starting is None and not self.calls and not self.subscribers
         return self.living is not None and self.keeps_nothing and is_quiet
 

@@ -9,8 +9,6 @@ from mcp_sessions.server.upstream.port import Call, OnProgress
 
 
 class Client(Protocol):
-    """Receiver of the messages that a child sends by itself."""
-
     def label(self) -> str: ...
 
     async def notified(

@@ -217,7 +217,6 @@ def _one_of(said: bytes) -> Message | Unreadable:
 
 
 def is_deep(line: bytes, value: object) -> bool:
-    """Whether a line has more levels than can be written again."""
     if len(line) < 2 * _LEVELS or line.count(b"[") + line.count(b"{") <= _LEVELS:
         return False
     try:

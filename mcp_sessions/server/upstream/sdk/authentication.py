@@ -65,7 +65,7 @@ and too weak.
 
 
 class Authentication:
-    """What a client needs to reach the endpoint.
+    """The credentials with which a client reaches the endpoint.
 
     Args:
         verifier: The SDK's ``TokenVerifier``, or one of ours.

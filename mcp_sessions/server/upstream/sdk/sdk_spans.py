@@ -84,8 +84,6 @@ def traced(server: Server[Any], connection: Connection) -> Server[Any]:
 
 
 class _Traced:
-    """A lowlevel server that adds the session to the span at each look-up."""
-
     def __init__(self, server: Server[Any], connection: Connection) -> None:
         self._server = server
         self._connection = connection

@@ -12,7 +12,6 @@ READ = 65_536
 
 
 def main() -> None:
-    """Relay until either end closes."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(sys.argv[1])
         chosen = selectors.DefaultSelector()

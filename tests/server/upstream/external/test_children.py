@@ -24,7 +24,6 @@ pytestmark = pytest.mark.anyio
 
 
 def starts(noted: Path) -> int:
-    """How often a process was started."""
     return noted.read_text().split("\n").count("started") if noted.exists() else 0
 
 

@@ -39,7 +39,6 @@ TWO: Json = {"action": "accept", "content": {"answer": "two"}}
 
 
 def asking(w: World, **capabilities: Any) -> ModernClient:
-    """A client that can be asked."""
     return ModernClient(w.carrier, capabilities=capabilities or ELICITS)
 
 

@@ -32,12 +32,10 @@ UPDATED = "notifications/resources/updated"
 
 
 def calls(path: Path) -> list[str]:
-    """What the child server noted."""
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
 def updates(messages: list[dict[str, Any]]) -> list[str]:
-    """The resources that were told to have changed."""
     return [m["params"]["uri"] for m in messages if m.get("method") == UPDATED]
 
 

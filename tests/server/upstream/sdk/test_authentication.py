@@ -89,7 +89,6 @@ async def serving(
 async def ask(
     carrier: Carrier, method: str = "POST", path: str = "/mcp", token: str | None = None
 ) -> Reply:
-    """The answer to one request."""
     fields = [*ACCEPTED, ("Host", "server.example")]
     if token is not None:
         fields.append(("Authorization", f"Bearer {token}"))
@@ -97,7 +96,6 @@ async def ask(
 
 
 def header(reply: Reply, name: str) -> str:
-    """A header of the answer."""
     return dict(reply.headers).get(name, "")
 
 
@@ -181,7 +179,6 @@ class Away:
         self.is_away = True
 
     async def verify(self, token: str) -> Credential | None:
-        """See ours."""
         if self.is_away:
             raise CannotVerify(7.2)
         return Credential("client", "https://issuer.example", "alice", ("use",), None)

@@ -51,7 +51,6 @@ class Provider:
         self.is_away = False
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Whose token it is."""
         self.asked.append(token)
         if self.is_away:
             raise RuntimeError("the provider is away")

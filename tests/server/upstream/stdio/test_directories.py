@@ -22,7 +22,6 @@ KEYS = SessionSecurity(["k" * 32])
 
 
 async def place(client: RawClient | ModernClient, **named: Any) -> Path:
-    """Where its process runs."""
     return Path(json.loads(await client.text("environ", **named))["cwd"])
 
 

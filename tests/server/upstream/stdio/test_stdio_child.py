@@ -37,7 +37,6 @@ def noted(path: Path) -> list[str]:
 
 
 async def refused(client: RawClient) -> Json:
-    """The error with which a handshake is answered."""
     params = {
         "protocolVersion": "2025-11-25",
         "capabilities": {},

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.anyio
 
 
 def servers() -> set[int]:
-    """Processes that run the child server."""
     return {pid for pid in children_of(os.getpid()) if CHILD in _command(pid) and is_alive(pid)}
 
 

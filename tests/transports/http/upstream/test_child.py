@@ -51,7 +51,6 @@ async def refused(server: UrlServer, **options: Any) -> dict[str, Any]:
 
 
 def updates(messages: list[dict[str, Any]]) -> list[str]:
-    """The resources that were told to have changed."""
     return [m["params"]["uri"] for m in messages if m.get("method") == UPDATED]
 
 

@@ -246,7 +246,7 @@ async def events_of(response: httpx2.Response, longest: int) -> AsyncGenerator[R
 
 
 def lack_of(failed: BaseException) -> str | None:
-    """What this machine has not enough of, so that a request was not sent; None: nothing."""
+    """The resource that this machine lacked, so that a request was not sent; None: nothing."""
     causes = list(causes_of(failed))
     try:
         # A resolver that can open no file says something else, such as that there is no such name.
