@@ -43,7 +43,7 @@ class Declared:
         self.classes: dict[str, list[Class]] = {}
         self.returns: dict[str, list[str]] = {}
         for module in modules.values():
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.ClassDef):
                     self.classes.setdefault(node.name, []).append(_class(node))
                 elif isinstance(node, Function):
@@ -230,8 +230,10 @@ def assigned_from_outside(modules: Mapping[str, Module]) -> Iterator[tuple[str, 
     ours = {name: module for name, module in modules.items() if not name.startswith(LEFT_OUT)}
     declared = Declared(ours)
     for module in ours.values():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"setattr", "delattr"}:
+        for node in module.nodes:
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if node.func.id in {"setattr", "delattr"}:
                 yield f"{module.file}:{node.lineno}", f"setattr({ast.unparse(node.args[0])})"
         for target, inside, around in _targets(module.tree, None, []):
             owner = target.value

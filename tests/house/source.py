@@ -19,6 +19,11 @@ def _parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def _walked(text: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(_parsed(text)))
+
+
 @dataclass(frozen=True)
 class Module:
     name: str
@@ -35,6 +40,11 @@ class Module:
     @cached_property
     def tree(self) -> ast.Module:
         return _parsed(self.path.read_text("utf-8"))
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of the tree, as `ast.walk` has them. The walk takes longer than to look at each."""
+        return _walked(self.path.read_text("utf-8"))
 
 
 def modules(root: Path = ROOT) -> dict[str, Module]:

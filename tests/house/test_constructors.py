@@ -64,14 +64,14 @@ def arguments(node: ast.ClassDef) -> tuple[int, int] | None:
 def constructors() -> Iterator[tuple[str, int, int]]:
     """Class, arguments, and arguments by position, of every class."""
     for module in modules().values():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef) and (found := arguments(node)) is not None:
                 yield f"{module.name}.{node.name}", *found
 
 
 def by_position(module: Module) -> Iterator[str]:
     """The constructors that a module calls with more than `MOST_BY_POSITION` by position."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         match node:
             case ast.Call(func=ast.Name(id=name), args=args) if name.lstrip("_")[:1].isupper():
                 if len(args) > MOST_BY_POSITION:
@@ -98,7 +98,7 @@ def test_the_composition_root_makes_one_room_at_a_time() -> None:
     long = [
         each.name
         for root in roots
-        for each in ast.walk(root.tree)
+        for each in root.nodes
         if isinstance(each, ast.FunctionDef)
         and (each.end_lineno or 0) - each.body[0].lineno >= MOST_LINES
     ]

@@ -7,6 +7,7 @@ longer needed fails.
 
 import ast
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def imports(module: Module, known: dict[str, Module]) -> set[str]:
     ``TYPE_CHECKING``, or inside a function.
     """
     found: set[str] = set()
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -130,9 +131,14 @@ def attribute(target: str) -> str:
     return target.rpartition(".")[2]
 
 
-def expect_none_assigned(root: Path, known: set[str] = KNOWN_ASSIGNED) -> None:
+@cache
+def assigned_here() -> list[tuple[str, str]]:
+    return list(assigned_from_outside(modules()))
+
+
+def expect_none_assigned(known: set[str] = KNOWN_ASSIGNED) -> None:
     """Fail with every assignment that finishes the object of another and is not known."""
-    found = list(assigned_from_outside(modules(root)))
+    found = assigned_here()
     left = [(where, target) for where, target in found if target not in FOREIGN]
     unknown = [f"{where}: {target}" for where, target in left if attribute(target) not in known]
     assert unknown == [], "hand it to the constructor, or let the object change itself"
@@ -143,7 +149,7 @@ def expect_none_assigned(root: Path, known: set[str] = KNOWN_ASSIGNED) -> None:
 
 def test_no_object_is_finished_by_another_one() -> None:
     """What an object needs stands in its constructor."""
-    expect_none_assigned(ROOT)
+    expect_none_assigned()
 
 
 SPOILT = """
@@ -186,7 +192,7 @@ def test_an_assignment_from_outside_is_seen_unless_it_is_to_a_record(
 
 def test_an_assignment_that_is_gone_is_taken_off_the_list() -> None:
     with pytest.raises(AssertionError, match="off the list"):
-        expect_none_assigned(ROOT, KNOWN_ASSIGNED | {"assigned_by_nobody"})
+        expect_none_assigned(KNOWN_ASSIGNED | {"assigned_by_nobody"})
 
 
 # --- how long -----------------------------------------------------------------------------
