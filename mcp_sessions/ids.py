@@ -63,6 +63,10 @@ class Position:
         return SessionEventId(f"{self.log_epoch}-{self.number:0{NUMBER_WIDTH}d}")
 
 
+IN_NO_LOG = Position(LogEpoch("9" * _EPOCH_WIDTH), 0)
+"""What stands for a text that is no position: every log knows that it never had this one."""
+
+
 def log_epoch(milliseconds: int, random_part: int) -> LogEpoch:
     """The epoch of a log created at ``milliseconds`` since 1970.
 
@@ -78,6 +82,14 @@ def parse_position(text: str) -> Position | None:
     if match is None:
         return None
     return Position(LogEpoch(match[1]), int(match[2]))
+
+
+def position_of(event_id: str) -> Position:
+    """The position of an event id that the store gave, or read after."""
+    position = parse_position(event_id)
+    if position is None:
+        raise AssertionError("the store read from this position")
+    return position
 
 
 def parse_session_id(value: object) -> SessionId | None:

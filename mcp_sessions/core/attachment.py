@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mcp_sessions.core.states import Change, State, after
+from mcp_sessions.core.states import TRANSITIONS, Change, State
 from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionEventId
 
 
@@ -23,6 +23,11 @@ class Attach(NamedTuple):
 
     waits_from: SessionEventId | None
     """The position where the session's next listen stream starts."""
+
+
+def state_of(*, is_attached: bool) -> State:
+    """The state of a session that is in a store: it lives."""
+    return State.ATTACHED if is_attached else State.DETACHED
 
 
 def attach(
@@ -46,7 +51,8 @@ def attach(
     Returns:
         None if the session is over (SES18), or is not free and has to be.
     """
-    follows = after(state, Change.DISPLACE if connection_id is None else Change.ATTACH)
+    change = Change.DISPLACE if connection_id is None else Change.ATTACH
+    follows = TRANSITIONS.get((state, change))
     if follows is None or (only_if_free and state is State.ATTACHED):
         return None
     epoch = FencingEpoch(fencing_epoch + 1)
@@ -64,5 +70,5 @@ def detaches(state: State, *, fencing_epoch: FencingEpoch, attached_with: Fencin
         fencing_epoch: The session's now, which is that of its newest attachment.
         attached_with: The epoch of the attachment that ends.
     """
-    follows = after(state, Change.DETACH)
+    follows = TRANSITIONS.get((state, Change.DETACH))
     return follows is not None and follows is not state and attached_with == fencing_epoch

@@ -216,11 +216,17 @@ class EventLog:
             now: See :meth:`since`.
             limit: See :meth:`since`.
         """
-        if event_id is None:
-            return (), Refusal.NO_POSITION
-        position = parse_position(event_id)
-        if position is None:
+        position = parse_position(event_id) if event_id is not None else None
+        if position is None and event_id is not None:
             return (), Refusal.UNKNOWN_POSITION
+        return self.replay(position, now=now, limit=limit)
+
+    def replay(
+        self, position: Position | None, *, now: float, limit: int | None = None
+    ) -> tuple[tuple[LoggedEvent, ...], Refusal | None]:
+        """As :meth:`since_id`, after a position that was read."""
+        if position is None:
+            return (), Refusal.NO_POSITION
         try:
             return self.since(position, now=now, limit=limit), None
         except ReplayRefused as refused:

@@ -7,17 +7,19 @@ no meaning. So reading refuses nothing, and :meth:`Message.named` and :meth:`Mes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mcp_sessions.core.messages import (
+    INSTANCE_META,
+    MAX_INSTANCE,
     REQUEST_KEY_META,
     SESSION_META,
     Notification,
     NotNamed,
     Request,
     RequestId,
-    instance_of,
     members_of,
     named_session,
     progress_token,
@@ -27,6 +29,7 @@ from mcp_sessions.core.messages import (
 from mcp_sessions.errors import InvalidParams
 from mcp_sessions.ids import RequestKey, SessionId
 
+_INSTANCE = re.compile(r"[\x21-\x7e]+", re.ASCII)
 _NO_META: Mapping[str, Any] = {}
 
 
@@ -52,6 +55,11 @@ class Message(NamedTuple):
 
     token: RequestId | None = None
     """Under which its sender hears of its progress."""
+
+    instance: str | None = None
+    """The client instance that asks to attach a session (TKO12). None: the client names none, or
+    names it in a form that the server does not repeat to others.
+    """
 
     is_misnamed: bool = False
     is_miskeyed: bool = False
@@ -86,10 +94,6 @@ class Message(NamedTuple):
     def state(self) -> Any:
         return members_of(self.meta.get(SESSION_META)).get("state")
 
-    @property
-    def instance(self) -> str | None:
-        return instance_of(self.params)
-
 
 def read(message: Request | Notification) -> Message:
     is_notification = isinstance(message, Notification)
@@ -99,7 +103,7 @@ def read(message: Request | Notification) -> Message:
     if not meta or not isinstance(meta, dict):
         return Message(request_id, method, params, params, is_notification=is_notification)
     session: SessionId | NotNamed = NotNamed.ABSENT
-    key = token = None
+    key = token = instance = None
     is_misnamed = is_miskeyed = False
     forwarded = params
     if SESSION_META in meta or REQUEST_KEY_META in meta:
@@ -114,6 +118,10 @@ def read(message: Request | Notification) -> Message:
             is_miskeyed = True
     if "progressToken" in meta:
         token = progress_token(params)
+    if INSTANCE_META in meta:
+        given = meta[INSTANCE_META]
+        if isinstance(given, str) and len(given) <= MAX_INSTANCE and _INSTANCE.fullmatch(given):
+            instance = given
     return Message(
         request_id,
         method,
@@ -123,6 +131,7 @@ def read(message: Request | Notification) -> Message:
         session,
         key,
         token,
+        instance,
         is_misnamed,
         is_miskeyed,
         is_notification,

@@ -8,7 +8,6 @@ id differs.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -50,7 +49,6 @@ MAX_INSTANCE = 64
 
 RequestId = str | int
 
-_INSTANCE = re.compile(r"[\x21-\x7e]+", re.ASCII)
 _DIGITS_ALIKE = bytes(0x31 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
 _LARGE_INTEGER = b"1" * 19
 
@@ -334,17 +332,6 @@ def request_key(params: Mapping[str, Any] | None) -> RequestKey | None:
             f"_meta[{REQUEST_KEY_META!r}] must be a string of 1 to {MAX_REQUEST_KEY} characters"
         )
     return RequestKey(value)
-
-
-def instance_of(params: Mapping[str, Any] | None) -> str | None:
-    """Return the client instance that asks to attach a session (TKO12).
-
-    None: the client names none, or names it in a form that the server does not repeat to others.
-    """
-    value = (meta_of(params) or {}).get(INSTANCE_META)
-    if not isinstance(value, str) or len(value) > MAX_INSTANCE:
-        return None
-    return value if _INSTANCE.fullmatch(value) else None
 
 
 PROGRESS = "notifications/progress"

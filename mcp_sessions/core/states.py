@@ -78,9 +78,5 @@ TRANSITIONS = MappingProxyType(
 attach never brings a session back (SES18)."""
 
 
-def state_of(*, is_attached: bool) -> State:
-    return State.ATTACHED if is_attached else State.DETACHED
-
-
 def after(state: State, change: Change) -> State | None:
     return TRANSITIONS.get((state, change))

@@ -363,6 +363,12 @@ class Inbound:
         finally:
             self.audit.write(is_heard=is_heard)
 
+    async def complete(self, request_id: RequestId, result: Mapping[str, Any]) -> None:
+        """Send the successful answer to a request."""
+        message = self.result(request_id, result)
+        answer = self.answer if self.audit is not None else self.channel.answer
+        await answer(message)
+
     def acknowledged(self) -> None:
         """Note that the request has begun, or is not answered by :meth:`answer`."""
         if self.audit is not None:

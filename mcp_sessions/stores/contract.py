@@ -379,7 +379,7 @@ class SessionStore(Ends, Protocol):
         connection_id: ConnectionId | None,
         *,
         now: float,
-        position: str | None = None,
+        position: Position | None = None,
         only_if_free: bool = False,
     ) -> Attached | None:
         """Make this the session's one connection; raise its fencing epoch.

@@ -17,6 +17,7 @@ from mcp_sessions.errors import LimitReached, Refusal
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
+    IN_NO_LOG,
     ConnectionId,
     FencingEpoch,
     Position,
@@ -117,7 +118,8 @@ class SessionOf:
     async def attach(
         self, connection_id: ConnectionId | None, position: str | None = None, *, now: float = NOW
     ) -> Attached:
-        attached = await self.store.attach(self.id, connection_id, now=now, position=position)
+        after = None if position is None else parse_position(position) or IN_NO_LOG
+        attached = await self.store.attach(self.id, connection_id, now=now, position=after)
         assert attached is not None
         return attached
 

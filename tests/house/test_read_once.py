@@ -16,7 +16,6 @@ READERS = {
     "names_session",
     "well_named",
     "request_key",
-    "instance_of",
     "progress_token",
     "without_session",
 }

@@ -33,6 +33,7 @@ from mcp_sessions.ids import (
     RequestKey,
     SessionEventId,
     SessionId,
+    position_of,
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
@@ -384,7 +385,7 @@ class StoreMachine(RuleBasedStateMachine):
                 session_id,
                 ConnectionId(connection) if connection is not None else None,
                 now=self.now,
-                position=position,
+                position=position_of(position) if position is not None else None,
                 only_if_free=only_if_free,
             )
         )

@@ -147,10 +147,11 @@ class AttachesInTwoSteps(MemoryStore):
         connection_id: ConnectionId | None,
         *,
         now: float,
-        position: str | None = None,
+        position: Position | None = None,
         only_if_free: bool = False,
     ) -> Attached | None:
-        replay, _ = await self.read(session_id, position, now=now)
+        after = position.event_id() if position is not None else None
+        replay, _ = await self.read(session_id, after, now=now)
         await checkpoint()
         attached = await super().attach(
             session_id, connection_id, now=now, position=position, only_if_free=only_if_free
@@ -167,7 +168,7 @@ class DisplacesThoughItIsNotFree(MemoryStore):
         connection_id: ConnectionId | None,
         *,
         now: float,
-        position: str | None = None,
+        position: Position | None = None,
         only_if_free: bool = False,
     ) -> Attached | None:
         return await super().attach(session_id, connection_id, now=now, position=position)
@@ -299,8 +300,9 @@ class ForgetsWhoeversConversations(MemoryStore):
 class ForgetsAConversationAsItSleeps(MemoryStore):
     """Idle is taken for dead."""
 
-    def _deadline(self, mode: Mode, now: float, ends_at: float) -> float:
-        return super()._deadline(Mode.CONVERSATION, now, ends_at)
+    async def open(self, policy: SessionPolicy) -> None:
+        await super().open(policy)
+        self._idle_times[Mode.BOUND] = self._idle_times[Mode.CONVERSATION]
 
 
 class PutsToSleepWhatWasUsed(MemoryStore):

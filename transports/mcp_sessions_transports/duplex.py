@@ -96,9 +96,11 @@ class DuplexChannel(WatchedChannel):
         self._transport.channels.pop(self, None)
         self._transport.outbox.push(message)
         self._on_closed = self._on_reopened = self._unwatched
-        self.over()
+        if self._next is not None:
+            self.over()
         # With the answer: a client that reads both knows that what it asks next was not asked.
-        self._transport.close_if_quiet()
+        if self._transport.is_leaving:
+            self._transport.close_if_quiet()
 
     def closed(self) -> None:
         self.over()
@@ -147,7 +149,7 @@ class DuplexTransport:
         feed = LogFeed(
             self.outbox,
             read,
-            after.event_id(),
+            after,
             frame=partial(self._frame, session_id),
             is_behind=False,
             is_checked=self._is_shared,
@@ -179,9 +181,12 @@ class DuplexTransport:
         if feed is not None:
             # It may be reading its log just now.
             feed.end()
+        if self._held:
+            self._held = [entry for entry in self._held if entry[1] != session_id]
         self.outbox.purge(session_id)
-        self._held = [entry for entry in self._held if entry[1] != session_id]
-        self.end_listen(session_id, wire_error(SessionNotFound(session_id)) if is_over else None)
+        if session_id in self._listens:
+            error = wire_error(SessionNotFound(session_id)) if is_over else None
+            self.end_listen(session_id, error)
 
     async def drain(self) -> None:
         await self.outbox.drain()

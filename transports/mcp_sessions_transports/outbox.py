@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from mcp_sessions import metrics
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.errors import Refusal, StoreUnavailable
-from mcp_sessions.ids import Position, SessionEventId, SessionId, parse_position
+from mcp_sessions.ids import Position, SessionEventId, SessionId, position_of
 from mcp_sessions.policy import SessionPolicy
 
 logger = logging.getLogger(__name__)
@@ -287,7 +287,7 @@ class LogFeed:
         self,
         outbox: Outbox,
         read: Read,
-        after: str,
+        after: Position,
         *,
         frame: Frame,
         is_behind: bool = True,
@@ -298,19 +298,21 @@ class LogFeed:
         self._outbox = outbox
         self._push_chunk = push or outbox.push
         self._cut = cut or outbox.cut
-        self.last = after
         self._read = read
         self._frame = frame
         self._behind = is_behind
         self._is_checked = is_checked
         self._grew = False
         self._reading = False
-        position = parse_position(after)
-        self._number = position.number if position is not None else -1
-        self._log_epoch = position.log_epoch if position is not None else ""
+        self._log_epoch, self._number = after.log_epoch, after.number
         self._final: SessionEventId | None = None
         self._is_over = False
         outbox.feeds[self] = None
+
+    @property
+    def last(self) -> SessionEventId:
+        """The id of the last event that was handed over, or the position where it began."""
+        return Position(self._log_epoch, self._number).event_id()
 
     def end(self) -> None:
         self._is_over = True
@@ -333,7 +335,8 @@ class LogFeed:
             self._cut()
         elif event.number <= self._number:
             # It was read from the log before its append returned here.
-            self._end_if_final()
+            if self._final is not None:
+                self._end_if_final(self._final)
         elif self._outbox.full or event.number > self._number + 1:
             # There is no room, or another append has not returned yet: the log knows best.
             self._behind = True
@@ -349,13 +352,12 @@ class LogFeed:
                 self._outbox.wake()
                 return
             self._push(event)
-        position = parse_position(head)
-        if position is not None:
+        if not events or events[-1].event_id != head:
             # What stood between the last event and the head was replaced.
-            self.last, self._number = head, position.number
+            self._number = position_of(head).number
 
     def check_position(self, head: Position | None) -> None:
-        if head is not None and head.event_id() == self.last:
+        if head == Position(self._log_epoch, self._number):
             return
         self._behind = self._grew = True
         self._outbox.wake()
@@ -364,14 +366,15 @@ class LogFeed:
         self._final = event_id
 
     def _push(self, event: LoggedEvent) -> None:
-        self.last, self._number = event.event_id, event.number
+        self._number = event.number
         chunk = self._frame(event)
         if chunk is not None:
             self._push_chunk(chunk, event.origin)
-        self._end_if_final()
+        if self._final is not None:
+            self._end_if_final(self._final)
 
-    def _end_if_final(self) -> None:
-        if self._final is not None and self.last >= self._final:
+    def _end_if_final(self, final: SessionEventId) -> None:
+        if self.last >= final:
             self._outbox.finish()
 
     async def drain(self) -> None:
@@ -414,7 +417,8 @@ class LogFeed:
                 self._behind = True
                 break
             self._push(event)
-        self._end_if_final()
+        if self._final is not None:
+            self._end_if_final(self._final)
         if self._behind:
             # Not for one who could not read at all: that would be asked again without end.
             self._outbox.wake()

@@ -18,9 +18,10 @@ from mcp_sessions.errors import Detached, Refusal, StoreUnavailable
 from mcp_sessions.ids import (
     EVENTS,
     FencingEpoch,
+    Position,
     SessionId,
     digest,
-    parse_position,
+    position_of,
     process_of,
 )
 from mcp_sessions.locks import Locks
@@ -68,7 +69,7 @@ class Attachments:
         session_id: SessionId,
         connection: ClientConnection | None,
         *,
-        position: str | None = None,
+        position: Position | None = None,
         only_if_free: bool = False,
         instance: str | None = None,
         had: Attachment | None = None,
@@ -94,7 +95,8 @@ class Attachments:
             newer = connection.kind if connection is not None else None
             if connection is not None:
                 # Before it is attached: what is stored from then on is heard here.
-                await self._watch(session_id, connection)
+                if self._bus.is_shared:
+                    await self._watch(session_id, connection)
             attached = None
             try:
                 attached = await self._store.attach(
@@ -126,10 +128,11 @@ class Attachments:
                 ):
                     lost = _lost(session_id, previous, Detached.TAKEN_OVER, newer, instance)
                     await self._displace_surely(lost)
-            if connection is not None:
+            if connection is not None and session_id in self._questions.by_session:
                 await self._ask_again(session_id, connection)
-            # Whoever has a question open for this session's client asks it again.
-            await self._bus.tell(SessionAttached(session_id=session_id))
+            if self._bus.is_shared:
+                # Whoever has a question open for this session's client asks it again.
+                await self._bus.tell(SessionAttached(session_id=session_id))
             return attached
 
     @asynccontextmanager
@@ -204,14 +207,12 @@ class Attachments:
         session_id: SessionId,
         connection: ClientConnection,
         attached: Attached,
-        position: str | None,
+        position: Position | None,
     ) -> None:
-        start = position if attached.refusal is None and position is not None else None
-        after = parse_position(start if start is not None else attached.head)
-        if after is None:
-            raise AssertionError("the store replayed from this position")
+        if position is None or attached.refusal is not None:
+            position = position_of(attached.head)
         read = partial(self._read, session_id, connection)
-        if not await connection.begin(session_id, attached, after, read):
+        if not await connection.begin(session_id, attached, position, read):
             # Over by now, or attached there anew by another process: then this changes
             # nothing.
             await self._store.detach(session_id, attached.fencing_epoch)
@@ -290,16 +291,18 @@ class Attachments:
 
     async def _displace(self, lost: Displaced) -> None:
         session_id, connection_id = lost.session_id, lost.connection_id
-        home = process_of(connection_id)
-        if home is not None and self._connections.local(connection_id) is None:
-            if self._bus.is_elsewhere(home):
-                await self._bus.tell(lost, to=home)
-            return
-        connection = await self._connections.find(connection_id)
+        connection = self._connections.local(connection_id)
         if connection is None:
-            return
+            home = process_of(connection_id)
+            if home is not None:
+                if self._bus.is_elsewhere(home):
+                    await self._bus.tell(lost, to=home)
+                return
+            connection = await self._connections.find(connection_id)
+            if connection is None:
+                return
         await self._displaced_here(lost, connection)
-        if home is None:
+        if self._bus.is_shared and not connection.is_one_wire:
             # Its stream may be open anywhere; what waits there unsent is taken back.
             await self._bus.tell(Withdrawn(session_id=session_id, connection_id=connection_id))
 
@@ -313,9 +316,11 @@ class Attachments:
         if not lost.newer == connection.kind == "listen":
             await connection.tell_detached(session_id, reason, instance=lost.instance)
         await connection.withdraw(session_id, epoch)
-        await self.unwatch(session_id, connection)
+        if self._bus.is_shared:
+            await self.unwatch(session_id, connection)
         metrics.detached(reason.value)
-        logger.debug("session %s left its connection: %s", digest(session_id), reason.value)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("session %s left its connection: %s", digest(session_id), reason.value)
 
     async def check_attached(
         self,
@@ -363,11 +368,11 @@ class Attachments:
         """Hear what other processes store for a session that is attached to a connection of
         this one. One that is in the store hears by its own stream.
         """
-        if process_of(connection.id) is not None:
+        if connection.is_one_wire:
             await self._bus.watch(session_id, EVENTS, connection)
 
     async def unwatch(self, session_id: SessionId, connection: ClientConnection) -> None:
-        if process_of(connection.id) is not None:
+        if connection.is_one_wire:
             await self._bus.unwatch(session_id, EVENTS, connection)
 
 

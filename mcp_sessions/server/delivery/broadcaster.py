@@ -342,9 +342,12 @@ class ChangeBroadcaster:
                 await self._attachments.displace_locked(session_id, Detached.EVICTED)
 
     async def tell_sessionless(self, method: str, params: Mapping[str, Any] | None) -> None:
+        audience = self._sessionless_audience(method, params)
+        if not audience:
+            return
         key = coalescing_key(method, params, self._policy.coalescing)
         draft = plain_draft(notification_message(method, params), key)
-        for connection in self._sessionless_audience(method, params):
+        for connection in audience:
             await connection.send(draft)
 
     def _sessionless_audience(

@@ -26,7 +26,7 @@ from mcp_sessions.ids import (
     FencingEpoch,
     Position,
     SessionId,
-    parse_position,
+    position_of,
 )
 from mcp_sessions.server.binding import ReadEvents, Transport
 from mcp_sessions.server.cluster.bus import ClusterBus
@@ -237,7 +237,7 @@ class StoredConnection(ClientConnection):
             self._read_again()
             raise
         if appended is not None:
-            self._offer((appended.event,))
+            self.transport.offer(self.session_id, appended.event)
 
     async def withdraw(
         self,
@@ -407,10 +407,3 @@ class StoredConnection(ClientConnection):
     async def tell_opened(self, *, to: str | None = None) -> None:
         at = self._opened[1]
         await self._bus.tell(GetStreamOpened(session_id=self.session_id, at=at), to=to)
-
-
-def position_of(event_id: str) -> Position:
-    position = parse_position(event_id)
-    if position is None:
-        raise AssertionError("the store read from this position")
-    return position

@@ -18,11 +18,18 @@ from mcp_sessions.errors import (
     SessionNotFound,
     Status,
 )
-from mcp_sessions.ids import GET_STREAM, Position, SessionId, parse_position, parse_session_id
+from mcp_sessions.ids import (
+    GET_STREAM,
+    Position,
+    SessionId,
+    parse_position,
+    parse_session_id,
+    position_of,
+)
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.stored_connection import StoredConnection, position_of
+from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.stores.records import Mode, SessionRecord

@@ -306,7 +306,7 @@ class Router:
 async def _answer(call: Call, outcome: Outcome, retry_after: float | None = None) -> None:
     inbound, request_id = call.inbound, call.request.id
     if outcome.result is not None:
-        await inbound.answer(inbound.result(request_id, outcome.result))
+        await inbound.complete(request_id, outcome.result)
         return
     error = outcome.error or {}
     message = inbound.error(request_id, error)

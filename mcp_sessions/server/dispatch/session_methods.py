@@ -28,7 +28,7 @@ from mcp_sessions.errors import (
     Refusal,
     SessionNotFound,
 )
-from mcp_sessions.ids import SessionEventId, SessionId, digest, parse_position
+from mcp_sessions.ids import IN_NO_LOG, SessionEventId, SessionId, digest, parse_position
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
@@ -124,14 +124,13 @@ class SessionMethods(Stage):
     async def _resume(self, request: Message, inbound: Inbound) -> dict[str, Any]:
         params = request.params
         session_id = session_id_member(params, "params.sessionId")
-        position = None
+        last = position = None
         if params is not None and "lastSessionEventId" in params:
-            position = params["lastSessionEventId"]
-            if not isinstance(position, str):
+            last = params["lastSessionEventId"]
+            if not isinstance(last, str):
                 raise InvalidParams("params.lastSessionEventId must be a string")
-            if parse_position(position) is None:
-                # Unknown, however long it is: no store is sent what is no id (SEC8).
-                position = "unknown"
+            # However long it is: no store is sent what is no id (SEC8).
+            position = parse_position(last) or IN_NO_LOG
         record = await self._owned(session_id, inbound)
         if not inbound.principal.scopes >= record.principal.scopes:
             # A weaker credential does not read what a stronger one may hear (SEC3).
@@ -161,7 +160,7 @@ class SessionMethods(Stage):
         refusal = attached.refusal
         if inbound.peer.modern and connection is None:
             # The replay waits for the session's next listen stream.
-            waits_from = attached.head if refusal is not None else position
+            waits_from = attached.head if refusal is not None else last
             change = SetWaitsFrom(cast(SessionEventId, waits_from))
             await self._store.change(session_id, change)
         elif connection is None:
@@ -175,11 +174,9 @@ class SessionMethods(Stage):
         }
         if refusal is not None:
             result["reason"] = refusal.value
-        logger.debug(
-            "session %s resumed: %s",
-            digest(session_id),
-            f"{len(attached.replay)} events" if refusal is None else refusal.value,
-        )
+        if logger.isEnabledFor(logging.DEBUG):
+            outcome = f"{len(attached.replay)} events" if refusal is None else refusal.value
+            logger.debug("session %s resumed: %s", digest(session_id), outcome)
         return result
 
     async def _end(self, params: dict[str, Any] | None, inbound: Inbound) -> dict[str, Any]:

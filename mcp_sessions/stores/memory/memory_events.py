@@ -8,7 +8,6 @@ from mcp_sessions.core import attachment, relaying
 from mcp_sessions.core.entitlement import is_entitled
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.relaying import Carry, Relay
-from mcp_sessions.core.states import state_of
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -23,12 +22,12 @@ from mcp_sessions.stores.memory.tables import Tables
 from mcp_sessions.stores.records import (
     Appended,
     Attached,
+    Attachment,
     Audience,
     Relayed,
     ServerChange,
     StreamHead,
     Told,
-    attachment_of,
 )
 
 
@@ -127,15 +126,17 @@ class Events(Tables):
             return
         if not relaying.may_drop(session.record.carried.get(origin), fencing_epoch):
             return
-        log = self._log(session_id, stream)
+        streams = session.streams if session.streams is not None else {}
+        log = session.events if stream == EVENTS else streams.get(stream)
         if log is not None:
             log.drop_origin(origin)
         relayed = self._relayed.get(session_id)
         if relayed is None or stream != GET_STREAM:
             return
         if relayed.pop(origin, None) is not None:
-            carried = session.record.carried
-            session.record.carried = {s: epoch for s, epoch in carried.items() if s != origin}
+            carried = dict(session.record.carried)
+            carried.pop(origin, None)
+            session.record.carried = carried
 
     async def carry(
         self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
@@ -169,16 +170,17 @@ class Events(Tables):
         carried = session.record.carried.get(origin)
         if carried is None:
             return Relayed()
+        position = event.position
         relays, last = relaying.relay(
             carried,
             after[origin],
-            event.position,
+            position,
             fencing_epoch=fencing_epoch,
             skips=skips,
         )
         if relays is not Relay.STORED:
             return Relayed(missing_after=last if relays is Relay.TOO_EARLY else None)
-        after[origin] = event.position
+        after[origin] = position
         key = event.key[1] if event.key is not None else None
         log = self._stream(session, GET_STREAM)
         return Relayed(log.append(Draft(event.payload, None, key, origin), now=now))
@@ -189,7 +191,7 @@ class Events(Tables):
         connection_id: ConnectionId | None,
         *,
         now: float,
-        position: str | None = None,
+        position: Position | None = None,
         only_if_free: bool = False,
     ) -> Attached | None:
         session = self._sessions.get(session_id)
@@ -198,7 +200,7 @@ class Events(Tables):
         record = session.record
         previous = record.attachment
         attached = attachment.attach(
-            state_of(is_attached=previous is not None),
+            attachment.state_of(is_attached=previous is not None),
             connection_id,
             fencing_epoch=record.fencing_epoch,
             waits_from=record.waits_from,
@@ -206,11 +208,14 @@ class Events(Tables):
         )
         if attached is None:
             return None
-        log = self._stream(session, EVENTS)
-        replay, refusal = log.since_id(position, now=now)
-        record.fencing_epoch, record.waits_from = attached.fencing_epoch, attached.waits_from
-        record.attachment = attachment_of(attached.connection_id, attached.fencing_epoch)
+        log = session.events if session.events is not None else self._stream(session, EVENTS)
+        replay, refusal = log.replay(position, now=now)
         head = log.head.event_id()
+        record.fencing_epoch, record.waits_from = attached.fencing_epoch, attached.waits_from
+        hearing = attached.connection_id
+        record.attachment = (
+            Attachment(hearing, attached.fencing_epoch) if hearing is not None else None
+        )
         return Attached(
             record.fencing_epoch,
             head,
@@ -227,7 +232,7 @@ class Events(Tables):
             return False
         record = session.record
         if not attachment.detaches(
-            state_of(is_attached=record.attachment is not None),
+            attachment.state_of(is_attached=record.attachment is not None),
             fencing_epoch=record.fencing_epoch,
             attached_with=fencing_epoch,
         ):

@@ -152,7 +152,7 @@ class Events(Lists):
             repr(now),
             mint_log_epoch(),
             *self._window,
-            *_place(after),
+            *_read_place(after),
             limit if limit is not None else "",
             PAGE_BYTES,
         )
@@ -251,7 +251,7 @@ class Events(Lists):
         connection_id: ConnectionId | None,
         *,
         now: float,
-        position: str | None = None,
+        position: Position | None = None,
         only_if_free: bool = False,
     ) -> Attached | None:
         now = await self._clock.at(now)
@@ -307,11 +307,15 @@ def _told_of(
     )
 
 
-def _place(event_id: str | None) -> tuple[Value, ...]:
-    """Why the position is none (empty: it is one), its epoch and its number."""
-    if event_id is None:
-        return Refusal.NO_POSITION.value, "", 0
-    position = parse_position(event_id)
-    if position is None:
+def _read_place(event_id: str | None) -> tuple[Value, ...]:
+    position = parse_position(event_id) if event_id is not None else None
+    if position is None and event_id is not None:
         return Refusal.UNKNOWN_POSITION.value, "", 0
+    return _place(position)
+
+
+def _place(position: Position | None) -> tuple[Value, ...]:
+    """Why the position is none (empty: it is one), its epoch and its number."""
+    if position is None:
+        return Refusal.NO_POSITION.value, "", 0
     return "", position.log_epoch, position.number

@@ -8,7 +8,6 @@ from __future__ import annotations
 from mcp_sessions.core import attachment, relaying
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.relaying import Carry, Relay
-from mcp_sessions.core.states import state_of
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -34,7 +33,7 @@ class Attachments(ServedFile):
         connection_id: ConnectionId | None,
         *,
         now: float,
-        position: str | None = None,
+        position: Position | None = None,
         only_if_free: bool = False,
     ) -> Attached | None:
 
@@ -43,7 +42,7 @@ class Attachments(ServedFile):
                 "SELECT scopes, waits_from FROM sessions WHERE sid = ?", (session.sid,)
             ).fetchone()
             attached = attachment.attach(
-                state_of(is_attached=session.attachment is not None),
+                attachment.state_of(is_attached=session.attachment is not None),
                 connection_id,
                 fencing_epoch=session.fencing_epoch,
                 waits_from=SessionEventId(text_of(stored)) if stored is not None else None,
@@ -53,7 +52,7 @@ class Attachments(ServedFile):
                 return None
             log = log_rows.opened(tx, session.sid, EVENTS)
             window = session_rows.window_of_stream(session, EVENTS, self._window)
-            replay, refusal = log_rows.since_id(tx, log, position, window, now=now)
+            replay, refusal = log_rows.replay(tx, log, position, window, now=now)
             hearing, fencing_epoch = attached.connection_id, attached.fencing_epoch
             tx.execute(
                 "UPDATE sessions SET fencing_epoch = ?, connection_id = ?, waits_from = ?"
@@ -86,7 +85,7 @@ class Attachments(ServedFile):
 
         def work(tx: Transaction, session: Brief) -> bool:
             if not attachment.detaches(
-                state_of(is_attached=session.attachment is not None),
+                attachment.state_of(is_attached=session.attachment is not None),
                 fencing_epoch=session.fencing_epoch,
                 attached_with=fencing_epoch,
             ):

@@ -163,11 +163,23 @@ def since_id(
     now: float,
     limit: int | None = None,
 ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-    if event_id is None:
-        return (), Refusal.NO_POSITION
-    position = parse_position(event_id)
-    if position is None:
+    position = parse_position(event_id) if event_id is not None else None
+    if position is None and event_id is not None:
         return (), Refusal.UNKNOWN_POSITION
+    return replay(tx, log, position, window, now=now, limit=limit)
+
+
+def replay(
+    tx: Transaction,
+    log: LogRow,
+    position: Position | None,
+    window: Window,
+    *,
+    now: float,
+    limit: int | None = None,
+) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+    if position is None:
+        return (), Refusal.NO_POSITION
     if _evict(tx, log, window, now):
         log.write(tx)
     refusal = refusal_of(

@@ -391,7 +391,7 @@ async def test_a_redis_that_started_again_has_new_logs() -> None:
                 Refusal.LOG_REPLACED,
             )
             assert attached is not None
-            again = await store.attach(session_id, THERE, now=NOW, position=ids[1])
+            again = await store.attach(session_id, THERE, now=NOW, position=parse(ids[1]))
             assert again is not None and again.refusal is Refusal.LOG_REPLACED
             first = await append(store, session_id)
             assert parse(first).number == 1 and first > ids[-1]

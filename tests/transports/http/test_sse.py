@@ -10,7 +10,7 @@ from starlette.types import Message
 
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, LoggedEvent, Window
 from mcp_sessions.errors import Refusal, StoreUnavailable
-from mcp_sessions.ids import LogEpoch, SessionId
+from mcp_sessions.ids import LogEpoch, Position, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.turns import Turns
 from mcp_sessions_transports.http.sse import (
@@ -420,8 +420,8 @@ class Log:
         return self.log.append(Draft(json.dumps(text).encode(), None, None, origin), now=0)
 
     @property
-    def start(self) -> str:
-        return "1" * 19 + "-" + "0" * 12
+    def start(self) -> Position:
+        return Position(LogEpoch("1" * 19), 0)
 
 
 def texts(peer: Peer) -> list[Any]:
@@ -544,7 +544,7 @@ async def test_a_store_that_is_away_ends_the_stream() -> None:
     feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
     await done(serving(stream, peer))
     assert peer.is_complete
-    assert feed.last == log.start
+    assert feed.last == log.start.event_id()
 
 
 @pytest.mark.parametrize("when", ["before", "while read", "after"])

@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, plain_draft
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName
+from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName, position_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.connection import ClientConnection, WatchedChannel
 from mcp_sessions.server.delivery.streams import StreamLog, Streams
@@ -434,7 +434,7 @@ class PostChannel(WatchedChannel):
         def frame(event: LoggedEvent) -> bytes:
             return sse_event(event.payload, self._sse_id(event.event_id))
 
-        feed = LogFeed(stream, log.read, after, frame=frame, is_behind=is_behind)
+        feed = LogFeed(stream, log.read, position_of(after), frame=frame, is_behind=is_behind)
         if self._final is not None:
             feed.end_at(self._final)
         self._stream, self._feed = stream, feed

@@ -16,7 +16,7 @@ from mcp_sessions.core.listen_messages import Filter, acknowledgement, completio
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import RequestId, wire_error
 from mcp_sessions.errors import SessionNotFound
-from mcp_sessions.ids import Position, SessionId
+from mcp_sessions.ids import Position, SessionId, position_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.binding import ReadEvents
 from mcp_sessions.stores.records import Attached
@@ -64,7 +64,7 @@ class ListenStream:
     ) -> None:
         start = attached.waits_from if attached.waits_from is not None else attached.head
         self._feed = LogFeed(
-            self._stream, read, start, frame=self._frame, is_checked=self._is_shared
+            self._stream, read, position_of(start), frame=self._frame, is_checked=self._is_shared
         )
         self._stream.wake()
 

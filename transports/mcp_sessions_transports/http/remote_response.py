@@ -16,7 +16,7 @@ from mcp_sessions.background import Background
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import RequestId, decode, error_message, wire_error
 from mcp_sessions.errors import OutcomeUnknown, StoreUnavailable
-from mcp_sessions.ids import Position, SessionId, process_of
+from mcp_sessions.ids import Position, SessionId, position_of, process_of
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import StreamRead
@@ -70,7 +70,8 @@ class RemoteResponse:
             StoreUnavailable: Nothing was sent.
         """
         stream, log = self.stream, self.log
-        self._feed = LogFeed(stream, log.read, position, frame=self._frame, is_checked=True)
+        after = position_of(position)
+        self._feed = LogFeed(stream, log.read, after, frame=self._frame, is_checked=True)
         if self._primes:
             stream.push(priming_event(self._sse_id(position)))
         background = Background()

@@ -165,7 +165,7 @@ class GetStream:
         self._after = after
         self.stream = SseStream(policy, turns=turns)
         self._feed = LogFeed(
-            self.stream, self._read, after.event_id(), frame=self._frame, is_checked=is_checked
+            self.stream, self._read, after, frame=self._frame, is_checked=is_checked
         )
 
     @property

@@ -145,7 +145,7 @@ class Idempotency:
         result = kept["result"]
         if call.named:
             result = self._sealed.stamp(result, admitted.record)
-        await inbound.answer(inbound.result(request_id, inbound.of_its_era(result)))
+        await inbound.complete(request_id, inbound.of_its_era(result))
 
     async def _admit_again(self, call: Call, session_id: SessionId, key: RequestKey) -> Admitted:
         admitted = await self.association.admit(session_id, call.inbound, call.request, key)
