@@ -269,6 +269,21 @@ async def test_a_bad_token_is_not_kept(place: Place, decoded: list[str]) -> None
     assert len(decoded) == 3
 
 
+async def test_a_forged_token_is_read_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of them is as expensive as each of them. Only the header is read twice."""
+    read: list[int] = []
+    load: Any = vars(jwt.PyJWS)["_load"]
+
+    def counting(self: jwt.PyJWS, text: str | bytes) -> Any:
+        read.append(len(text))
+        return load(self, text)
+
+    monkeypatch.setattr(jwt.PyJWS, "_load", counting)
+    token = f"{place.login.token().rpartition('.')[0]}.{'x' * 342}"
+    assert not await place.accepts(token)
+    assert read and read.count(len(token)) == 1 and sum(read) < 1.5 * len(token)
+
+
 async def test_what_is_kept_has_a_bound(
     place: Place, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

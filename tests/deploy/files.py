@@ -60,3 +60,11 @@ def served_servers() -> Iterator[tuple[str, str]]:
     yield "servers.json", (DEPLOY / "servers.json").read_text()
     [config] = [each for each in manifests() if each["kind"] == "ConfigMap"]
     yield "kubernetes.yaml", json.dumps(json.loads(config["data"]["servers.json"]))
+
+
+def page_commands(page: str) -> list[list[str]]:
+    """The commands of a page about deployment, each as words."""
+    text = (DEPLOY.parent / "docs" / f"deploy-{page}.md").read_text()
+    blocks = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M))
+    lines = re.sub(r"\\\n\s*", "", blocks).splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]

@@ -18,6 +18,7 @@ from tests.deploy.files import (
     image_environment,
     instructions,
     manifests,
+    page_commands,
     served_servers,
     starts,
     unit,
@@ -135,3 +136,30 @@ def test_a_page_begins_with_its_commands_and_names_files_that_are_there(page: st
     assert commands.startswith("```sh\n")
     named = set(re.findall(r"deploy/([\w.-]+\w)", text))
     assert named and all((DEPLOY / name).exists() for name in named), named
+
+
+TYPED = {
+    "container": {"mcp-sessions", "export", "docker", "curl"},
+    "systemd": {"sudo", "echo", "systemctl", "journalctl"},
+    "kubernetes": {"docker", "kubectl"},
+}
+"""The programs that each page calls. Type a new one before you write it here."""
+
+
+@pytest.mark.parametrize("page", TYPED)
+def test_the_commands_of_a_page_are_those_that_were_typed(page: str) -> None:
+    found = page_commands(page)
+    assert {words[0] for words in found} == TYPED[page]
+    for words in found:
+        # Files of the checkout are where the page says.
+        for word in words:
+            assert not word.startswith("deploy/") or (DEPLOY.parent / word).exists(), word
+
+
+def test_serve_takes_what_the_page_on_containers_gives_an_image() -> None:
+    runs = [words for words in page_commands("container") if words[:2] == ["docker", "run"]]
+    for words in runs:
+        given = words[words.index("mcp-sessions:node") + 1 :]
+        options = parsed(given, image_environment())
+        assert options.command and options.no_auth, given
+    assert runs

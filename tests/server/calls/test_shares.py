@@ -159,7 +159,8 @@ async def test_websockets_are_counted_by_address_without_authentication() -> Non
             await w.websocket()
         assert refused.value.response.status_code == 429
         assert refused.value.response.headers["retry-after"] == "5"
-        assert b"at most 1 of one principal" in refused.value.response.body
+        said = b"max_connections_per_principal is 1; come back in 5 s"
+        assert refused.value.response.body == said
 
 
 def test_the_log_names_a_limit_once_a_minute_and_how_to_raise_it(

@@ -88,7 +88,8 @@ class WebSocketBinding:
         if most is not None and self._open.get(whose, 0) >= most:
             refused = LimitReached("max_connections_per_principal", most, _FULL)
             self._served.router.limits.reached(refused)
-            too_many = _text(429, f"Too many connections: at most {most} of one principal")
+            wait = f"come back in {math.ceil(_FULL)} s"
+            too_many = _text(429, f"max_connections_per_principal is {most}; {wait}")
             too_many.headers.append((b"retry-after", str(math.ceil(_FULL)).encode()))
             await deny(scope, receive, send, too_many)
             return

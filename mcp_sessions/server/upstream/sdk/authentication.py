@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import (
@@ -248,8 +248,8 @@ class _Backend(BearerAuthBackend):
             return None
         try:
             # The SDK reads nothing else of a request, and each header that it gets.
-            bare = _Bare({"authorization": given[1].decode("latin-1")})
-            return await super().authenticate(cast("HTTPConnection", bare))
+            bare: Any = _Bare({"authorization": given[1].decode("latin-1")})
+            return await super().authenticate(bare)
         except CannotVerify as unknown:
             raise _Unknown(unknown.retry_after) from unknown
         except NotAllowed as refused:
