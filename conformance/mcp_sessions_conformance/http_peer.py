@@ -123,6 +123,11 @@ class HttpPeer(Peer):
         return sent
 
     async def open_stream(self, last_event_id: str | None = None) -> Sent:
+        """Open the GET stream, once the server's headers are here.
+
+        Raises:
+            Failure: The server did not answer.
+        """
         headers = {"Accept": "text/event-stream"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = last_event_id
@@ -142,6 +147,11 @@ class HttpPeer(Peer):
         sent.task.add_done_callback(self._tasks.discard)
 
     async def finished(self, sent: Sent) -> None:
+        """Return when a response is over.
+
+        Raises:
+            Failure: It was not in time.
+        """
         await self.until(
             lambda: sent if sent.ended else None,
             lambda: f"the end of the response to {sent.method}",

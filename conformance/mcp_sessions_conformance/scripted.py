@@ -189,6 +189,11 @@ class ScriptedServer(Watched):
             session.connection = None
 
     async def streaming(self) -> None:
+        """Return when a client listens.
+
+        Raises:
+            Failure: None does.
+        """
         await self.until(lambda: self._streams, "a GET stream, or a listen")
 
     # --- the ASGI application ----------------------------------------------------------------

@@ -90,6 +90,11 @@ class StdioPeer(Peer):
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Start the program.
+
+        Raises:
+            Failure: It cannot be started.
+        """
         process = await self.program.start()
         self._reader = asyncio.create_task(self._read(process))
 

@@ -59,6 +59,11 @@ def cwd_of(params: Params) -> str:
 
 
 def absolute(path: str, member: str) -> str:
+    """``path`` if it is absolute.
+
+    Raises:
+        RequestError: It is not, or cannot be a path.
+    """
     if not os.path.isabs(path):
         raise invalid_params(f"{member} must be an absolute path")
     if "\0" in path:
@@ -77,6 +82,12 @@ def _directory(path: str, member: str) -> str:
 
 
 def directories_of(params: Params) -> list[str]:
+    """``additionalDirectories``: absolute paths of directories that exist; empty if it is not
+    there.
+
+    Raises:
+        RequestError: It is no array of such paths.
+    """
     value = params.get("additionalDirectories")
     if value is None:
         return []
@@ -85,6 +96,11 @@ def directories_of(params: Params) -> list[str]:
 
 
 def optional_text(params: Params, member: str) -> str | None:
+    """A string that may be left out, or null.
+
+    Raises:
+        RequestError: It is something else.
+    """
     value = params.get(member)
     if value is None or isinstance(value, str):
         return value

@@ -58,6 +58,12 @@ class Record:
         return appended
 
     async def head(self) -> Position:
+        """The position after the newest entry.
+
+        Raises:
+            StoreUnavailable: The store did not answer.
+            RequestError: The conversation was deleted.
+        """
         position = await self._store.head(self._session_id)
         if position is None:
             raise session_not_found(self._session_id)

@@ -77,6 +77,11 @@ class Registry:
         return conversation if conversation is not None and conversation.link is link else None
 
     async def seen_by(self, link: Link, params: Mapping[str, Any]) -> OpenConversation:
+        """The conversation that a request is about.
+
+        Raises:
+            RequestError: There is none, this client did not open it, or another has it now.
+        """
         session_id = session_id_of(params)
         conversation = self._open.get(session_id)
         if conversation is None:
@@ -90,6 +95,12 @@ class Registry:
         return conversation
 
     async def record_of(self, session_id: SessionId) -> SessionRecord:
+        """Read the conversation's record from the store.
+
+        Raises:
+            RequestError: The store has no such session.
+            StoreUnavailable: The store did not answer.
+        """
         return (await self._admit(session_id)).record
 
     async def _admit(

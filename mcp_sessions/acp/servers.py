@@ -65,6 +65,11 @@ class _Held:
                 self._ready.cancel()
 
     async def ready(self, within: float) -> None:
+        """Wait for the connection.
+
+        Raises:
+            Exception: It failed, or took longer than ``within`` seconds.
+        """
         try:
             async with asyncio.timeout(within):
                 await asyncio.shield(self._ready)

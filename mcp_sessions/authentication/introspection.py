@@ -143,6 +143,11 @@ class Introspection:
         self._is_away = False
 
     async def verify(self, token: str) -> Credential | None:
+        """Return what the token stands for. None: it is not good.
+
+        Raises:
+            CannotVerify: The authorization server did not answer.
+        """
         if not _TOKEN.fullmatch(token) or id_of(token) is not None:
             # A revoked key is nothing to show to others.
             return None

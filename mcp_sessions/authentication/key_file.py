@@ -104,6 +104,11 @@ def id_of(text: str) -> str | None:
 
 
 def stamp_of(path: str) -> Stamp:
+    """Return the stamp of the file.
+
+    Raises:
+        ConfigurationError: There is no such file.
+    """
     with _named(path):
         return _stamp(os.stat(path))
 

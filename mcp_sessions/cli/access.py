@@ -183,6 +183,11 @@ def _signing_in(
 
 
 def _tokens_of(options: argparse.Namespace) -> Callable[[str], Verifier] | None:
+    """Return what makes a verifier of tokens for an audience. None: no token is accepted.
+
+    Raises:
+        ConfigurationError: The credential for the introspection endpoint is missing.
+    """
     endpoint = introspection_of(options)
     if endpoint is not None:
         from mcp_sessions.authentication.introspection import Introspection

@@ -30,6 +30,11 @@ def _tries(options: argparse.Namespace) -> bool:
 
 
 def external_server(options: argparse.Namespace) -> ExternalServer | None:
+    """Return the command or the URL to serve. None: the target is neither.
+
+    Raises:
+        ConfigurationError: It cannot be served.
+    """
     given = given_options(options)
     if options.command:
         env: dict[str, str] = dict(options.env or ())

@@ -48,6 +48,11 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Serve until stopped, and return the exit status.
+
+    Raises:
+        ConfigurationError: The store, the target, an option or the port is wrong.
+    """
     if wants_json(arguments):
         # Errors in the arguments are JSON as well.
         logs.configure(level="info", format="json")
@@ -154,6 +159,11 @@ def _serve(
 
 
 def _serve_config(options: argparse.Namespace, audit: AuditFile | None) -> int:
+    """Serve each server of a file until stopped, and return the exit status.
+
+    Raises:
+        ConfigurationError: The file, an entry, the store or the port is wrong.
+    """
     with setting_aside():
         from mcp_sessions.cli.serve_config import layer_maker, layers_of, serve_all
 
@@ -215,6 +225,11 @@ def _keep_workers(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _work(options: argparse.Namespace, layer: SessionLayer, store: str) -> int:
+    """Serve as one of several processes.
+
+    Raises:
+        ConfigurationError: The store is not shared between processes.
+    """
     worker = _joined(options, [layer.store], store)
     with worker.listener as sock:
         return _serve(options, layer, sock, worker.is_ready)

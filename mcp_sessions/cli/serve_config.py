@@ -32,6 +32,14 @@ from mcp_sessions_transports.origin import SecuritySettings
 def layers_of(
     options: argparse.Namespace, make: Callable[[str, ExternalServer], Assembly]
 ) -> dict[str, Assembly]:
+    """Make a layer for each server of the file, by its path.
+
+    Args:
+        make: See :func:`layer_maker`.
+
+    Raises:
+        ConfigurationError: A server cannot be served.
+    """
     return {path: make(path, server) for path, server in servers_by_path(options).items()}
 
 
@@ -99,6 +107,11 @@ def served_of(
 
 
 def servers_by_path(options: argparse.Namespace) -> dict[str, ExternalServer]:
+    """Read the file, and return each server by its path.
+
+    Raises:
+        ConfigurationError: A server cannot be served.
+    """
     servers = servers_of(options.config, given_options(options))
     return {f"/{name}{options.path}": server for name, server in servers.items()}
 

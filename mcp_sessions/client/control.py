@@ -79,6 +79,11 @@ class SessionControl:
         return True
 
     async def discover(self, link: Link) -> None:
+        """Ask a modern server what it can do, if the application did not.
+
+        Raises:
+            Failed: The server did not answer.
+        """
         try:
             self._peer.learn(await self._ask(link, rpc.DISCOVER, {}))
         except Refused:
@@ -239,6 +244,11 @@ class SessionControl:
         )
 
     async def start(self, link: Link) -> None:
+        """Start a session, if the server has any.
+
+        Raises:
+            Failed: The link is of no use.
+        """
         peer, known = self._peer, self._peer.abilities
         if not known.has_sessions:
             return

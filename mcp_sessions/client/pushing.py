@@ -36,6 +36,11 @@ class Pushing:
     """The server has no handshake: its events come on listen streams only."""
 
     async def link_for(self, link: Link) -> Link:
+        """Return the link for the sessions of an application with requests on ``link``.
+
+        Raises:
+            Failed: It could not be opened.
+        """
         peer = self._peer
         if link.kind != "http" or peer.initialize is not None or self._is_refused:
             return link

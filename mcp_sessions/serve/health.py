@@ -42,6 +42,14 @@ class Health:
     _asked_at: float = 0.0
 
     def routes(self, path: str) -> list[BaseRoute]:
+        """Both, for GET and HEAD.
+
+        Args:
+            path: What they are under: ``/`` for ``/healthz`` and ``/readyz``.
+
+        Raises:
+            ConfigurationError: It does not begin with ``/``.
+        """
         return health_routes(path, [self])
 
     async def not_ready(self) -> str | None:

@@ -131,6 +131,11 @@ class ClientConnection:
         self._current = current
 
     async def sessions(self) -> frozenset[SessionId]:
+        """The sessions that its client has here: attached, or current.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
         current = await self.current()
         here = [*self.attached, current.session_id] if current is not None else self.attached
         return frozenset(here)

@@ -21,6 +21,12 @@ _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _CODE = re.compile(r"(`+)(?!`).+?\1", re.S)
 _END = re.compile(r"(?<=[.!?])[*_)”\"]*\s+(?=[*_(“\"]*[A-Z0-9`])")
 
+_LITTLE = frozenset(
+    "a all an and are as at be by each for from if in is it its no none not of on one or return"
+    " returns that the this to whether with".split()
+)
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+
 _BLOCKS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _DOCUMENTED = (*_BLOCKS, ast.Assign, ast.AnnAssign)
 
@@ -59,6 +65,29 @@ def docstrings(tree: ast.Module) -> list[str]:
         and isinstance(statement.value.value, str)
         and isinstance(before, _DOCUMENTED)
     ]
+
+
+def repeated_names(tree: ast.Module) -> list[str]:
+    """The names of classes and functions whose docstrings have no word beyond the signature's."""
+    return [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, _BLOCKS) and not isinstance(node, ast.Module)
+        if (docstring := ast.get_docstring(node)) is not None
+        and _said(docstring) <= _said(node.name) | _said_by_signature(node)
+    ]
+
+
+def _said(text: str) -> set[str]:
+    """The words of a text that mean something. Forms of a word with the same beginning are one."""
+    words = (word.lower() for word in _WORD.findall(text))
+    return {word.removesuffix("s")[:5] for word in words if word not in _LITTLE}
+
+
+def _said_by_signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    if isinstance(node, ast.ClassDef):
+        return _said(" ".join(map(ast.unparse, node.bases)))
+    return _said(f"{ast.unparse(node.args)} {ast.unparse(node.returns) if node.returns else ''}")
 
 
 def opening(docstring: str) -> str:

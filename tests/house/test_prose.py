@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.prose import Prose, docstrings, opening, prose
+from tests.house.prose import Prose, docstrings, opening, prose, repeated_names
 from tests.house.source import ROOT, modules
 
 WORDS = 16.0
@@ -81,6 +81,32 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 
     assert len(found) > 3000
     assert docstring_faults(found) == []
+
+
+def test_a_docstring_says_more_than_the_name_below_which_it_stands() -> None:
+    found = {module.name: repeated_names(module.tree) for module in modules().values()}
+
+    assert {name: repeats for name, repeats in found.items() if repeats} == {}
+
+
+def test_docstrings_that_repeat_a_name_are_seen() -> None:
+    module = '''
+class OpenStore:
+    """An open store."""
+
+    def close(self):
+        """Close it."""
+
+    def read(self, key: str) -> bytes:
+        """Return the bytes of a key."""
+
+    def stop(self):
+        """Stop it, within ten seconds."""
+
+def parsed(text): ...
+'''
+
+    assert repeated_names(ast.parse(module)) == ["OpenStore", "close", "read"]
 
 
 def test_an_exception_of_the_code_has_a_reason_and_is_still_one() -> None:

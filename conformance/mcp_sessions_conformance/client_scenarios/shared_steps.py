@@ -68,10 +68,20 @@ def sits_out(server: ScriptedServer, held: Held) -> bool:
 
 
 async def has_session(server: ScriptedServer) -> str:
+    """The id of the client's session, once it has one.
+
+    Raises:
+        Failure: It has none in time.
+    """
     await server.until(lambda: server.sessions, "session/start")
     return next(iter(server.sessions))
 
 
 async def resumes(server: ScriptedServer, count: int = 1) -> Received:
+    """The ``count``-th request to resume, once it came.
+
+    Raises:
+        Failure: It did not in time.
+    """
     await server.until(lambda: len(server.requests("session/resume")) >= count, "session/resume")
     return server.requests("session/resume")[count - 1]

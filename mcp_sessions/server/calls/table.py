@@ -331,6 +331,11 @@ class Calls(Generic[R]):
             self._by_id[connection.id] = {request.id: [call]}
 
     def take(self, inbound: Inbound) -> None:
+        """A request comes in that is no call of this table, such as a handshake.
+
+        Raises:
+            LimitReached: Its principal has too many, or sends too many.
+        """
         if self._shares is not None:
             self._shares.take(inbound.principal, inbound.scope)
 

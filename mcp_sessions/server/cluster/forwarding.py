@@ -17,6 +17,11 @@ from mcp_sessions.server.cluster.replica_messages import QuestionAnswered, Quest
 
 
 async def forward_answer(bus: ClusterBus, answer: Answer, principal: Principal) -> bool:
+    """Hand on the answer to a request of another process; False if no such one lives.
+
+    Raises:
+        StoreUnavailable: Unknown whether it was handed on.
+    """
     if not isinstance(answer.id, str):
         return False
     process = process_of(answer.id)

@@ -162,6 +162,11 @@ class ChangeBroadcaster:
             await give_way()
 
     async def _tell(self, waiting: WaitingChange) -> None:
+        """Notify the sessions that are left.
+
+        Raises:
+            StoreUnavailable: There are some left.
+        """
         change = waiting.change
         waiting.busy.clear()
         waiting.is_served = False
@@ -242,6 +247,11 @@ class ChangeBroadcaster:
         return failed
 
     async def _tell_some(self, waiting: WaitingChange, session_ids: Sequence[SessionId]) -> None:
+        """Notify a few sessions. A failure for one hinders no other.
+
+        Raises:
+            StoreUnavailable: Not all of them are notified.
+        """
         try:
             await self._tell_locked(waiting, session_ids)
         except StoreUnavailable:

@@ -33,6 +33,11 @@ class Hearing:
     async def is_hidden_from(
         self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
     ) -> bool:
+        """Whether a change is of a resource that is hidden from a session.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
         if method != RESOURCE_UPDATED:
             return False
         record = await self._store.load(session_id, now=0)
@@ -43,6 +48,11 @@ class Hearing:
     async def is_hidden_from_connection(
         self, connection: ClientConnection, method: str, params: Mapping[str, Any] | None
     ) -> bool:
+        """The same, of a connection outside of any session.
+
+        Raises:
+            StoreUnavailable: Unknown.
+        """
         if connection.transport_session is not None:
             return await self.is_hidden_from(connection.transport_session, method, params)
         # A pipe keeps its rules itself, and no subscription to what they hide.

@@ -43,6 +43,11 @@ class SealedState:
         return {**result, "_meta": meta}
 
     def check_state(self, record: SessionRecord, state: Mapping[str, Any]) -> None:
+        """Whether a session's state could be sent.
+
+        Raises:
+            StateTooLarge: Its token would be larger than a client is asked to keep.
+        """
         self._seal(record, state, record.state_version + 1)
 
     async def check_token(

@@ -56,6 +56,11 @@ class Outcomes:
         return await self._owed.flush(_finish(session_id, key))
 
     async def touch(self, sessions: Collection[SessionId]) -> None:
+        """Move the deadlines of sessions in which a long request ended.
+
+        Raises:
+            StoreUnavailable: None was moved.
+        """
         await self._store.touch(sessions, now=self.clock())
 
     async def send(

@@ -96,6 +96,14 @@ class Copies:
         answers: Mapping[str, Any],
         turn: Callable[[], Awaitable[dict[str, Any]]],
     ) -> dict[str, Any]:
+        """Serve the first request of a name.
+
+        Args:
+            turn: Waits for the next answer of the call.
+
+        Raises:
+            UpstreamError: The answer.
+        """
         begun = _Round(name, held.what, _digest(answers), held.cancel, _unanswered())
         last = self._last.pop(held, None)
         if last is not None:

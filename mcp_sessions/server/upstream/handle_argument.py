@@ -62,6 +62,11 @@ class HandleArgument:
                 logger.warning("the server has no tool %s, which should take a handle", name)
 
     async def learn(self, peer: UpstreamPeer, call: Call, request: Message) -> None:
+        """Read the list that the sender of a call would see.
+
+        Raises:
+            UpstreamError: The server refuses to list its tools.
+        """
         meta = request.only_meta
         cursor: object = None
         for _ in range(_PAGES):

@@ -36,6 +36,12 @@ class HeldCall:
         self.size = self._largest + len(encode(questions))
 
     async def ask(self, asked: PeerRequest) -> dict[str, Any]:
+        """Ask the client by the answer to its newest request.
+
+        Raises:
+            NotAskable: It does not accept the question.
+            PeerError: See :meth:`Outbound.send_request`.
+        """
         if not self.call.may_ask(asked):
             raise NotAskable(asked.method)
         return await self.call.send_request(asked)

@@ -103,6 +103,11 @@ def connections_to(url: str) -> MakeConnection:
 
 
 async def connected(make: MakeConnection, timeout: float) -> Connection:
+    """A new connection, ready.
+
+    Raises:
+        StoreUnavailable: It could not be made within ``timeout`` seconds.
+    """
     connection = make()
     try:
         async with asyncio.timeout(timeout):

@@ -45,6 +45,11 @@ class SharedClock:
     """Seconds that its clock is ahead of the server's; 0: as far as clocks differ."""
 
     async def at(self, now: float) -> float:
+        """``now``, a time of this process, as the server has it.
+
+        Raises:
+            StoreUnavailable: It had to be asked, and did not answer.
+        """
         if not self._is_fresh():
             await self._compare()
         return now - self._ahead

@@ -99,6 +99,11 @@ class Belongings(ServedFile):
         *,
         expected_version: int | None = None,
     ) -> SessionRecord | None:
+        """Change the state.
+
+        Raises:
+            TypeError: A value cannot be JSON. Nothing was stored.
+        """
         values, gone = encode(dict(changed)), frozenset(removed)
 
         def work(tx: Transaction) -> SessionRecord | None:
@@ -154,6 +159,11 @@ class Belongings(ServedFile):
     async def replace_data(
         self, session_id: SessionId, value: Mapping[str, Any], *, expected_version: int
     ) -> bool:
+        """Replace the data.
+
+        Raises:
+            TypeError: A value cannot be JSON. Nothing was stored.
+        """
         encoded = encode(dict(value))
 
         def work(tx: Transaction) -> bool:

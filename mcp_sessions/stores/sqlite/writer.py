@@ -149,6 +149,11 @@ class Writer:
         self._known: OrderedDict[SessionId, KeyCounts] = OrderedDict()
 
     async def start(self) -> None:
+        """Open the file.
+
+        Raises:
+            ConfigurationError, StoreUnavailable: It cannot be opened.
+        """
         self._loop = asyncio.get_running_loop()
         self._budget = CommitBudget(self._loop)
         ready: asyncio.Future[None] = self._loop.create_future()

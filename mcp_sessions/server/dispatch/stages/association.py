@@ -149,6 +149,11 @@ class Association(Stage):
         return admitted
 
     async def session_of(self, request: Message, inbound: Inbound) -> SessionId | None:
+        """The session that :meth:`before` would admit a request to; None: none.
+
+        Raises:
+            InvalidParams: What names it is malformed.
+        """
         named = request.named()
         if not isinstance(named, NotNamed):
             return named

@@ -70,6 +70,12 @@ def not_started(why: str) -> UpstreamError:
 
 
 async def made(starter: Starter, place: Place, principal: Principal) -> Child:
+    """Make a child that has not got any message yet.
+
+    Raises:
+        NoMeans: The machine lacks the resources for it.
+        UpstreamError: The child cannot be started.
+    """
     try:
         return await starter.start(place, principal)
     except OSError as failed:

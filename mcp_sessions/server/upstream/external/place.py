@@ -218,6 +218,11 @@ class Place:
         await child.notify(method, params)
 
     async def started(self, principal: Principal) -> Child:
+        """Start its child, once, even if other requests wait for it or leave.
+
+        Raises:
+            UpstreamError: It cannot be started.
+        """
         task = self.starting
         if task is None:
             task = self.starting = asyncio.create_task(self._started(principal))

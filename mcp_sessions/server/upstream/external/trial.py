@@ -36,6 +36,11 @@ def place_of_nobody(children: Children) -> Place:
 
 
 async def tried(children: Children, place: Place) -> Mapping[str, Any]:
+    """Start a child once, and return its answer to ``initialize``.
+
+    Raises:
+        UpstreamError: It cannot be started.
+    """
     child = await made(children.starter, place, ANONYMOUS)
     is_kept = False
     try:

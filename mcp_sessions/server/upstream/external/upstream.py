@@ -120,6 +120,11 @@ class ExternalUpstream:
             self._trials.run("the first start of a server", first)
 
     async def try_once(self) -> Mapping[str, Any]:
+        """Start a child once, stop it, and return its answer to ``initialize``.
+
+        Raises:
+            UpstreamError: It cannot be started.
+        """
         return await tried(self.children, place_of_nobody(self.children))
 
     def _place_to_try(self) -> Place:

@@ -186,6 +186,11 @@ class SdkVerifier:
         """
 
     async def verify_token(self, token: str) -> AccessToken | None:
+        """Return what the first verifier that accepts the token says.
+
+        Raises:
+            CannotVerify: It is unknown for now whether the token is good.
+        """
         for verifier in self._verifiers:
             found = await verifier.verify(token)
             if found is not None:

@@ -78,6 +78,11 @@ class SseReader:
         self._in_data = False
 
     def feed(self, chunk: bytes) -> list[ReadEvent]:
+        """The events that ``chunk`` completes.
+
+        Raises:
+            EventTooLarge: And nothing more may be fed.
+        """
         if not chunk:
             return []
         if self._after_cr and chunk.startswith(b"\n"):

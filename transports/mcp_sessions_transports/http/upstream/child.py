@@ -185,6 +185,11 @@ class HttpChild(EitherEraChild):
         return result
 
     async def _list_tools(self, params: Mapping[str, Any]) -> None:
+        """Read them as whoever sent that request.
+
+        Raises:
+            UpstreamError: They cannot be read.
+        """
         meta = {name: it for name, it in (meta_of(params) or {}).items() if name != "progressToken"}
         listed: dict[str, Any] = {"_meta": meta}
         for _ in range(_PAGES):

@@ -81,6 +81,11 @@ class Wire:
         self._silence = silence
 
     def joined(self, response: httpx2.Response) -> None:
+        """The server began a session with that response, if it has any.
+
+        Raises:
+            UpstreamError: Its id cannot be sent.
+        """
         given = response.headers.get(SESSION_HEADER)
         if given and not is_sendable(given):
             raise refused("its session has an id that cannot be sent")
