@@ -324,6 +324,16 @@ def test_a_variable_that_is_wrong_is_named(more: dict[str, str], said: str) -> N
         provider_of("github", given)
 
 
+@pytest.mark.parametrize("name", ["STRICT", "ENABLE_CIMD", "REQUIRE_AUTHORIZATION_CONSENT"])
+def test_what_makes_a_provider_weaker_has_no_variable(name: str) -> None:
+    given = {
+        f"{PREFIX}OIDC_{each}": "https://mcp.example.com"
+        for each in ("CONFIG_URL", "CLIENT_ID", "CLIENT_SECRET", "BASE_URL")
+    }
+    with pytest.raises(ConfigurationError, match=f"OIDC_{name} sets nothing of this provider"):
+        provider_of("oidc", {**given, f"{PREFIX}OIDC_{name}": "false"})
+
+
 def test_the_variables_of_a_provider_become_its_arguments() -> None:
     more = {f"{PREFIX}GITHUB_REQUIRED_SCOPES": "user, repo", f"{PREFIX}GITHUB_TIMEOUT_SECONDS": "3"}
     made = provider_of("github", {**GITHUB, **more})
