@@ -52,7 +52,7 @@ def title_of(prompt: Iterable[dict[str, Any]]) -> str | None:
 
 
 def described(record: SessionRecord) -> dict[str, Any]:
-    state = record.state
+    state = record.state.values
     return {
         "sessionId": record.session_id,
         "cwd": state.get(CWD, ""),
@@ -83,8 +83,8 @@ def page(
         for record in records
         if record.mode is Mode.CONVERSATION
         # One without a directory is only just being made.
-        and record.state.get(CWD)
-        and (wanted is None or os.path.normpath(str(record.state[CWD])) == wanted)
+        and record.state.values.get(CWD)
+        and (wanted is None or os.path.normpath(str(record.state.values[CWD])) == wanted)
     ]
     found.sort(key=lambda entry: entry[0], reverse=True)
     rest = [entry for entry in found if before is None or entry[0] < before]
@@ -95,7 +95,7 @@ def page(
 
 
 def _key(record: SessionRecord) -> Key:
-    return record.created_at, digest(record.session_id)
+    return record.life.created_at, digest(record.session_id)
 
 
 def _cursor(key: Key) -> str:

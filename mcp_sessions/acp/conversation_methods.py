@@ -107,7 +107,7 @@ class Openings:
             if conversation is None:
                 conversation = self._conversation(session_id, cwd)
             opening = Opening(is_new=False)
-            reported = cast("list[str]", record.state.get(catalogue.REPORTED) or [])
+            reported = cast("list[str]", record.state.values.get(catalogue.REPORTED) or [])
             try:
                 conversation.servers.work_in(cwd)
                 failed = await self._connect(conversation, specs)
@@ -139,7 +139,7 @@ class Openings:
         was_open: bool,
     ) -> Json:
         params = _opening_params(incoming.params)
-        own_id = conversation.agent_id or record.state.get(catalogue.AGENT_SESSION)
+        own_id = conversation.agent_id or record.state.values.get(catalogue.AGENT_SESSION)
         own = {**params, "sessionId": own_id or conversation.session_id}
         methods = {"session/load": "load_session", "session/resume": "resume_session"}
         # A resume is a load without a replay, and whatever the agent replays is not passed on.

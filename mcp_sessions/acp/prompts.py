@@ -116,7 +116,7 @@ class Prompts:
             if prompt and conversation.takes_title():
                 record = await self._store.load(conversation.session_id, now=self._clock())
                 title = catalogue.title_of(prompt)
-                if record is not None and title and not record.state.get(catalogue.TITLE):
+                if record is not None and title and not record.state.values.get(catalogue.TITLE):
                     known[catalogue.TITLE] = title
             await self._store.change_state(conversation.session_id, known, ())
         except StoreUnavailable:

@@ -90,7 +90,7 @@ async def _run(options: argparse.Namespace) -> int:
     beside = await open_beside(options.store, ended_beside)
     try:
         now = time.time()
-        live = [each for each in await beside.all_sessions() if each.expires_at > now]
+        live = [each for each in await beside.all_sessions() if each.life.expires_at > now]
         view = View(options, frozenset(each.session_id for each in live), now)
         match options.what:
             case "list" if options.ended:
@@ -174,7 +174,7 @@ def _is_wanted(record: SessionRecord, view: View) -> bool:
     of_it = (principal.subject, principal.client_id, principal.issuer)
     return (
         (options.principal is None or options.principal in (*of_it, _who(principal)))
-        and (options.age is None or view.now - record.created_at >= options.age)
+        and (options.age is None or view.now - record.life.created_at >= options.age)
         and (options.idle is None or _idle(record, view) >= options.idle)
         and (options.transport is None or _transport(record, view) == options.transport)
         and (options.mode is None or record.mode.value == options.mode)
@@ -183,12 +183,12 @@ def _is_wanted(record: SessionRecord, view: View) -> bool:
 
 def _idle(record: SessionRecord, view: View) -> float:
     """Return the seconds since the last request. NaN: a conversation has no idle deadline."""
-    if not math.isfinite(record.expires_at):
+    if not math.isfinite(record.life.expires_at):
         return math.nan
-    used_at = record.expires_at - view.options.forget_after
-    if used_at < record.created_at and record.mode is not Mode.BOUND:
+    used_at = record.life.expires_at - view.options.forget_after
+    if used_at < record.life.created_at and record.mode is not Mode.BOUND:
         # It was not used before it was made: sleep is switched off.
-        used_at = record.expires_at - view.options.idle_timeout
+        used_at = record.life.expires_at - view.options.idle_timeout
     return max(0.0, view.now - used_at)
 
 
@@ -211,7 +211,7 @@ def _who(principal: Principal) -> str:
 
 
 def _client(record: SessionRecord) -> Any:
-    peer = record.peer
+    peer = record.client.peer
     return (peer.initialize_params or {}).get("clientInfo") if peer is not None else None
 
 
@@ -235,27 +235,27 @@ def _row(record: SessionRecord, view: View) -> dict[str, Any]:
             "issuer": record.principal.issuer,
             "subject": record.principal.subject,
         },
-        "age": round(view.now - record.created_at),
+        "age": round(view.now - record.life.created_at),
         "idle": None if math.isnan(idle) else round(idle),
-        "expiresAt": _moment(record.expires_at),
-        "subscriptions": len(record.subscriptions),
+        "expiresAt": _moment(record.life.expires_at),
+        "subscriptions": len(record.client.subscriptions),
     }
 
 
 def _details(record: SessionRecord, view: View) -> dict[str, Any]:
-    peer = record.peer
-    current = record.current
+    peer = record.client.peer
+    current = record.client.current
     return {
         **_row(record, view),
         "scopes": sorted(record.principal.scopes),
-        "createdAt": _moment(record.created_at),
-        "endsAt": _moment(record.ends_at),
+        "createdAt": _moment(record.life.created_at),
+        "endsAt": _moment(record.life.ends_at),
         "protocolVersion": peer.protocol_version if peer is not None else None,
         "attachments": record.fencing_epoch,
         "current": _name(current.session_id, view) if current is not None else None,
-        "carries": sorted(_name(each, view) for each in record.carried),
-        "subscriptions": sorted(record.subscriptions),
-        "stateVersion": record.state_version,
+        "carries": sorted(_name(each, view) for each in record.client.carried),
+        "subscriptions": sorted(record.client.subscriptions),
+        "stateVersion": record.state.version,
     }
 
 

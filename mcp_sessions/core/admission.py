@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from mcp_sessions.core.expiry import is_over
+from mcp_sessions.core.expiry import Life, is_over
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch
 from mcp_sessions.principal import Principal
@@ -31,8 +31,7 @@ class Admission(Enum):
 class SessionFacts(Protocol):
     principal: Principal
     mode: Mode
-    expires_at: float
-    ends_at: float
+    life: Life
     fencing_epoch: FencingEpoch
 
 
@@ -57,7 +56,9 @@ def admission(
     # One and the same, mostly: of nobody who authenticates.
     if session.principal is not principal and session.principal != principal:
         return Admission.REFUSED
-    if is_over(now=now, expires_at=session.expires_at, ends_at=session.ends_at, held=held):
+    if is_over(
+        now=now, expires_at=session.life.expires_at, ends_at=session.life.ends_at, held=held
+    ):
         return Admission.REFUSED
     if session.mode is not mode:
         # Only these two are named on the wire; of the others a client knows nothing.

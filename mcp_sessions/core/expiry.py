@@ -6,9 +6,22 @@ Seconds everywhere, on the clock that the caller passes in.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from mcp_sessions.core.states import Mode
 from mcp_sessions.policy import SessionPolicy
+
+
+@dataclass(slots=True)
+class Life:
+    """The times of a session, in seconds since 1970."""
+
+    created_at: float
+    expires_at: float
+    """When it expires if nothing more happens: the earlier of idle and absolute."""
+
+    ends_at: float
+    """The end of its absolute lifetime. A conversation's, like its ``expires_at``, is infinite."""
 
 
 def idle_time(mode: Mode, policy: SessionPolicy) -> float:

@@ -156,7 +156,7 @@ class Draining:
             if not is_away:
                 try:
                     record = await self._store.load(connection.session_id, now=0)
-                    sessions.extend(record.carried if record is not None else ())
+                    sessions.extend(record.client.carried if record is not None else ())
                 except StoreUnavailable:
                     is_away = True
                     logger.warning("the store is away: some clients were not asked to reconnect")

@@ -97,7 +97,7 @@ class ClientConnection:
         init=False, default_factory=dict[SessionId, FencingEpoch]
     )
     """The protocol-mode sessions whose events go here. Over HTTP they are in the store
-    (:attr:`SessionRecord.carried`), and this stays empty."""
+    (:attr:`SessionClient.carried`), and this stays empty."""
 
     upstream_peers: dict[SessionId | None, UpstreamPeer] = field(
         init=False, default_factory=dict[SessionId | None, UpstreamPeer]
@@ -335,7 +335,7 @@ class Inbound:
         if not isinstance(self.changed_current, NotChanged):
             return self.changed_current
         if self.http.record is not None:
-            return self.http.record.current
+            return self.http.record.client.current
         return await self.connection.current() if self.connection is not None else None
 
     async def set_current(self, current: CurrentSession | None) -> None:

@@ -267,7 +267,7 @@ class SessionStore(Ends, Protocol):
         :meth:`append` does; who has it now, in the order of ``session_ids``.
 
         A protocol-mode session is told by ``change.event`` if it is subscribed to
-        ``change.uri``, or if its :attr:`SessionRecord.lists` have ``change.listed``; a
+        ``change.uri``, or if its :attr:`SessionClient.lists` have ``change.listed``; a
         transport-mode session by ``change.bare`` on its GET stream if it is subscribed, or
         carries no session; one of another mode by nothing. Whether it is entitled is asked in the
         step that appends. Each session is one step at least.

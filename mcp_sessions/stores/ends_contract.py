@@ -24,7 +24,7 @@ class EndedBeside(NamedTuple):
 
 
 def end_by_operator(record: SessionRecord, now: float) -> SessionEnd:
-    age = max(0.0, now - record.created_at)
+    age = max(0.0, now - record.life.created_at)
     return SessionEnd(digest(record.session_id), EndReason.OPERATOR, now, record.mode, age=age)
 
 

@@ -9,17 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mcp_sessions.ids import SessionEventId
-from mcp_sessions.stores.records import CurrentSession
+from mcp_sessions.stores.records import CurrentSession, SessionRecord
 
 
 @dataclass(frozen=True, slots=True)
 class SetCurrent:
     current: CurrentSession | None
 
+    def edit(self, record: SessionRecord) -> None:
+        record.client.current = self.current
+
 
 @dataclass(frozen=True, slots=True)
 class SetStreamOpened:
     """Remember that the GET stream was open. False if this was known."""
+
+    def edit(self, record: SessionRecord) -> None:
+        record.client.stream_opened = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,9 @@ class SetFilter:
     uris: frozenset[str]
     lists: frozenset[str]
 
+    def edit(self, record: SessionRecord) -> None:
+        record.client.subscriptions, record.client.lists = self.uris, self.lists
+
 
 @dataclass(frozen=True, slots=True)
 class SetWaitsFrom:
@@ -36,10 +45,16 @@ class SetWaitsFrom:
 
     event_id: SessionEventId | None
 
+    def edit(self, record: SessionRecord) -> None:
+        record.client.waits_from = self.event_id
+
 
 @dataclass(frozen=True, slots=True)
 class SetLogLevel:
     level: str
+
+    def edit(self, record: SessionRecord) -> None:
+        record.client.log_level = self.level
 
 
 @dataclass(frozen=True, slots=True)

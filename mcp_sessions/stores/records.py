@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from mcp_sessions.core.expiry import Life
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate
 from mcp_sessions.core.request_keys import Begun, KeyUse
@@ -70,28 +71,13 @@ class CurrentSession:
 
 # Those of all sessions that have none: there may be many.
 _NONE_CARRIED: Mapping[SessionId, FencingEpoch] = {}
-_NO_STATE: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True)
-class SessionRecord:
-    """The stored facts of one session. Read it; change it by the store's methods only."""
-
-    session_id: SessionId = field(repr=False)
-    mode: Mode
-    principal: Principal
-    """Its maker; ``principal.scopes`` are the scopes it was made with."""
-
-    created_at: float
-    expires_at: float
-    """When it expires if nothing more happens: the earlier of idle and absolute."""
-
-    ends_at: float
-    """The end of its absolute lifetime. A conversation's, like its ``expires_at``, is infinite."""
+class SessionClient:
+    """The client of a session: its handshake, its connection, and what it asked for."""
 
     peer: Peer | None = None
-    fencing_epoch: FencingEpoch = FencingEpoch(0)
-    attachment: Attachment | None = None
     current: CurrentSession | None = None
     """Transport-mode: its current session."""
 
@@ -104,7 +90,7 @@ class SessionRecord:
     """Transport-mode: the sessions whose events go on its GET stream. Replaced as a whole,
     never changed in place."""
 
-    subscriptions: frozenset[str] = field(default=frozenset())
+    subscriptions: frozenset[str] = frozenset()
     """Resource URIs."""
 
     lists: frozenset[str] | None = None
@@ -115,28 +101,44 @@ class SessionRecord:
     """The start of its next listen stream; None: at the head."""
 
     log_level: str | None = None
-    """The level of its client's last ``logging/setLevel``.
+    """The level of its last ``logging/setLevel``.
 
-    None: the client sent none, or its server needs no reminder.
+    None: it sent none, or its server needs no reminder.
     """
 
-    state: Mapping[str, Any] = field(default_factory=lambda: _NO_STATE)
+
+class State(NamedTuple):
     """The application's ``session.state``. Replaced as a whole, never changed in place."""
 
-    state_version: int = 0
-    """Grows with every change of ``state``."""
+    values: Mapping[str, Any]
+    version: int
+    """Grows with every change."""
 
-    is_new: bool = field(default=False, compare=False)
+
+NO_STATE = State({}, 0)
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """The stored facts of one session. Read it; change it by the store's methods only."""
+
+    session_id: SessionId = field(repr=False)
+    mode: Mode
+    principal: Principal
+    """Its maker; ``principal.scopes`` are the scopes it was made with."""
+
+    life: Life
+    client: SessionClient = field(default_factory=SessionClient)
+    fencing_epoch: FencingEpoch = FencingEpoch(0)
+    attachment: Attachment | None = None
+    state: State = NO_STATE
+    is_new: bool = field(init=False, default=False, compare=False)
     """In the answer of ``create``: that call made the session."""
-
-    def become(self, **fields: Any) -> None:
-        for name, value in fields.items():
-            setattr(self, name, value)
 
     @property
     def expires_text(self) -> str:
         """``expiresAt``: ISO 8601, UTC, in whole seconds, never later than the truth."""
-        return _whole_second(int(self.expires_at))
+        return _whole_second(int(self.life.expires_at))
 
 
 @lru_cache(maxsize=1_024)

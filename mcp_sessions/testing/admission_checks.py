@@ -105,7 +105,7 @@ async def a_connections_current_session_is_admitted_to_in_the_same_step_or_not_a
         for untouched in session, other:
             assert await untouched.deadline() == NOW + IDLE
         both = await admit(use)
-        assert both is not None and (both.key, both.record.current) == (None, current)
+        assert both is not None and (both.key, both.record.client.current) == (None, current)
         within = both.current
         if within is not None:
             assert (within.key, within.record.session_id) == (Begun.FIRST, session.id)

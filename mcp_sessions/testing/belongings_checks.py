@@ -56,7 +56,7 @@ async def subscriptions_belong_to_the_session(make: MakeStore) -> None:
             over = await limit_of(lambda of=session: store.subscribe(of.id, "note://3"))
             assert over == "max_subscriptions"
             assert await store.subscribe(session.id, "note://2"), "it has that one already"
-            assert (await session.record()).subscriptions == {"note://1", "note://2"}
+            assert (await session.record()).client.subscriptions == {"note://1", "note://2"}
         assert sorted(await store.subscribers("note://1")) == sorted([first.id, second.id])
         assert not await store.subscribers("note://3")
         for _ in range(2):
@@ -78,14 +78,14 @@ async def a_listen_filter_replaces_the_subscriptions(make: MakeStore) -> None:
         ):
             assert await store.change(session.id, SetFilter(uris, lists))
             record = await session.record()
-            assert (record.subscriptions, record.lists) == (uris, lists)
+            assert (record.client.subscriptions, record.client.lists) == (uris, lists)
             for uri in ("note://1", "note://2", "note://3"):
                 assert (session.id in await store.subscribers(uri)) == (uri in uris)
         many = frozenset({"note://4", "note://5", "note://6"})
         over = await limit_of(lambda: store.change(session.id, SetFilter(many, frozenset())))
         assert over == "max_subscriptions"
         record = await session.record()
-        assert (record.subscriptions, record.lists) == (frozenset(), lists)
+        assert (record.client.subscriptions, record.client.lists) == (frozenset(), lists)
         assert not await store.subscribers("note://4")
 
 
@@ -95,7 +95,7 @@ async def subscriptions_are_bounded_in_bytes(make: MakeStore) -> None:
         session = await new_session(store)
 
         async def check(*uris: str) -> None:
-            assert (await session.record()).subscriptions == set(uris)
+            assert (await session.record()).client.subscriptions == set(uris)
             assert [list(await store.subscribers(uri)) for uri in uris] == [[session.id]] * len(
                 uris
             )
@@ -163,10 +163,10 @@ async def state_is_bounded_in_bytes_whoever_changes_it(make: MakeStore) -> None:
         assert await limit_of(lambda: change({"c": "x" * 46})) == "max_state_bytes"
         assert await limit_of(lambda: change({"a": "x" * 50})) == "max_state_bytes"
         record = await session.record()
-        assert (record.state, record.state_version) == (before.state, before.state_version)
+        assert record.state == before.state
         await change({"c": "x" * 46}, "a")
         await change({"c": "y"})
-        assert (await session.record()).state == {"b": "x" * 46, "c": "y"}
+        assert (await session.record()).state.values == {"b": "x" * 46, "c": "y"}
 
 
 async def where_the_next_listen_stream_starts_is_remembered(make: MakeStore) -> None:
@@ -175,12 +175,12 @@ async def where_the_next_listen_stream_starts_is_remembered(make: MakeStore) -> 
         session = await new_session(store)
         for event_id in (await session.position(3), None):
             assert await store.change(session.id, SetWaitsFrom(event_id))
-            assert (await session.record()).waits_from == event_id
+            assert (await session.record()).client.waits_from == event_id
         position = await session.position(0)
         assert await store.change(session.id, SetWaitsFrom(position))
         displaced = await session.attach(None)
         assert displaced.waits_from is None
-        assert (await session.record()).waits_from == position
+        assert (await session.record()).client.waits_from == position
 
         async def listen(number: int) -> None:
             taken.append((await session.attach(ConnectionId(f"listen-{number}"))).waits_from)
@@ -189,7 +189,7 @@ async def where_the_next_listen_stream_starts_is_remembered(make: MakeStore) -> 
         await at_once(listen)
         # One of them replays, whichever was first.
         assert [start for start in taken if start is not None] == [position]
-        assert (await session.record()).waits_from is None
+        assert (await session.record()).client.waits_from is None
 
 
 async def the_level_of_its_log_is_remembered(make: MakeStore) -> None:
@@ -200,10 +200,10 @@ async def the_level_of_its_log_is_remembered(make: MakeStore) -> None:
         for level in ("error", "info"):
             assert await store.change(session.id, SetLogLevel(level))
             record = await session.record()
-            assert (record.log_level, record.subscriptions) == (level, {"note://1"})
+            assert (record.client.log_level, record.client.subscriptions) == (level, {"note://1"})
         admitted = await store.admit(session.id, ALICE, mode=Mode.PROTOCOL, now=NOW)
-        assert admitted is not None and admitted.record.log_level == "info"
-        assert (await other.record()).log_level is None
+        assert admitted is not None and admitted.record.client.log_level == "info"
+        assert (await other.record()).client.log_level is None
 
 
 async def state_is_changed_key_by_key(make: MakeStore) -> None:
@@ -214,18 +214,19 @@ async def state_is_changed_key_by_key(make: MakeStore) -> None:
         changed = await store.change_state(session.id, value, ())
         assert changed is not None and changed.session_id == session.id
         value["list"].append(2)
-        assert (await session.record()).state == {"list": [1], "gone": 1}
+        assert (await session.record()).state.values == {"list": [1], "gone": 1}
         versions: list[int] = []
 
         async def change(number: int) -> None:
             record = await store.change_state(session.id, {f"key-{number}": number}, ["gone"])
             assert record is not None
-            versions.append(record.state_version)
+            versions.append(record.state.version)
 
         await at_once(change)
         record = await session.record()
-        assert record.state == {"list": [1], **{f"key-{number}": number for number in range(20)}}
-        assert len(set(versions)) == 20 and record.state_version == max(versions)
+        keys = {f"key-{number}": number for number in range(20)}
+        assert record.state.values == {"list": [1], **keys}
+        assert len(set(versions)) == 20 and record.state.version == max(versions)
 
 
 async def state_is_changed_only_as_the_caller_saw_it(make: MakeStore) -> None:
@@ -243,12 +244,12 @@ async def state_is_changed_only_as_the_caller_saw_it(make: MakeStore) -> None:
 
         await at_once(change)
         record = await session.record()
-        assert [record.state] == [{"n": number} for number in stored]
-        assert {conflict.newest.state_version for conflict in refused} == {record.state_version}
-        assert all(conflict.newest.state == record.state for conflict in refused)
-        version = record.state_version
+        assert [record.state.values] == [{"n": number} for number in stored]
+        assert {conflict.newest.state.version for conflict in refused} == {record.state.version}
+        assert all(conflict.newest.state.values == record.state.values for conflict in refused)
+        version = record.state.version
         changed = await store.change_state(session.id, {"m": 1}, ("n",), expected_version=version)
-        assert changed is not None and changed.state == {"m": 1}
+        assert changed is not None and changed.state.values == {"m": 1}
 
 
 async def data_is_replaced_only_by_who_saw_its_newest_version(make: MakeStore) -> None:
@@ -284,11 +285,11 @@ async def a_connections_own_state_is_kept_with_its_session(make: MakeStore) -> N
         session, target = await new_session(store, mode=Mode.TRANSPORT), await new_session(store)
         for current in (CurrentSession(target.id, FencingEpoch(3)), None):
             assert await store.change(session.id, SetCurrent(current))
-            assert (await session.record()).current == current
-        assert not (await session.record()).stream_opened
+            assert (await session.record()).client.current == current
+        assert not (await session.record()).client.stream_opened
         for is_first in (True, False, False):
             assert await store.change(session.id, SetStreamOpened()) is is_first
-            assert (await session.record()).stream_opened
+            assert (await session.record()).client.stream_opened
 
 
 ODD = ("\ud800", "a\udfffb", "\x00", "a\x00b", "ä \n'\"")
@@ -309,7 +310,7 @@ async def every_text_is_a_text(make: MakeStore) -> None:
             for begun in (Begun.FIRST, Begun.ANSWERED):
                 admitted = await session.admit(use, principal=principal, mode=Mode.TRANSPORT)
                 assert admitted is not None and admitted.key is begun
-                assert (admitted.record.principal, admitted.record.peer) == (principal, peer)
+                assert (admitted.record.principal, admitted.record.client.peer) == (principal, peer)
                 assert admitted.record.principal.scopes == scopes
                 await store.finish_request(session.id, use.key, RESULT, now=NOW)
             assert await store.subscribe(session.id, odd)
@@ -344,10 +345,10 @@ async def every_text_is_a_text(make: MakeStore) -> None:
             assert await store.carry(session.id, SessionId(odd), FencingEpoch(1), start)
             assert await session.read(odd) == ([], Refusal.UNKNOWN_POSITION)
             record = await session.record()
-            assert (record.subscriptions, record.lists) == (scopes, scopes)
-            assert record.state == {odd: {odd: odd}}
-            assert record.current == CurrentSession(SessionId(odd), FencingEpoch(1))
-            assert record.waits_from == odd and record.carried == {odd: 1}
+            assert (record.client.subscriptions, record.client.lists) == (scopes, scopes)
+            assert record.state.values == {odd: {odd: odd}}
+            assert record.client.current == CurrentSession(SessionId(odd), FencingEpoch(1))
+            assert record.client.waits_from == odd and record.client.carried == {odd: 1}
             attached = await session.attach(ConnectionId(odd), odd)
             assert (attached.refusal, attached.waits_from) == (Refusal.UNKNOWN_POSITION, odd)
             assert (await session.attach(None)).previous == Attachment(

@@ -19,7 +19,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.record_changes import SetCurrent, SetStreamOpened
-from mcp_sessions.stores.records import CurrentSession, Peer
+from mcp_sessions.stores.records import CurrentSession, Peer, SessionClient
 from mcp_sessions.testing.parts import (
     ALICE,
     BOB,
@@ -49,16 +49,15 @@ async def a_new_session_is_remembered_as_it_was_made(make: MakeStore) -> None:
             session = SessionOf(store, made.session_id)
             for record in (made, await session.record()):
                 assert parse_session_id(record.session_id) == session.id
-                assert (record.mode, record.principal, record.peer) == (mode, ALICE, peer)
-                assert (record.created_at, record.expires_at) == (NOW, NOW + IDLE)
-                assert record.ends_at == NOW + LIFETIME
-                assert (record.fencing_epoch, record.attachment, record.current) == (0, None, None)
-                assert not record.stream_opened and not record.subscriptions and not record.state
-                assert (record.lists, record.waits_from, record.log_level) == (None, None, None)
+                assert (record.mode, record.principal) == (mode, ALICE)
+                assert (record.life.created_at, record.life.expires_at) == (NOW, NOW + IDLE)
+                assert record.life.ends_at == NOW + LIFETIME
+                assert (record.fencing_epoch, record.attachment, record.state) == (0, None, ({}, 0))
+                assert record.client == SessionClient(peer)
             assert await session.position(0) == await session.head()
     async with opened(make, idle_timeout=2 * LIFETIME) as store:
         made = await store.create(Mode.PROTOCOL, ALICE, peer=None, now=NOW)
-        assert (made.peer, made.expires_at) == (None, NOW + LIFETIME)
+        assert (made.client.peer, made.life.expires_at) == (None, NOW + LIFETIME)
 
 
 async def what_a_client_says_of_itself_is_bounded(make: MakeStore) -> None:
@@ -76,7 +75,7 @@ async def what_a_client_says_of_itself_is_bounded(make: MakeStore) -> None:
                 else:
                     assert await limit_of(create) == "max_client_bytes"
         records = await store.all_sessions()
-        assert [record.peer for record in records] == [
+        assert [record.client.peer for record in records] == [
             Peer("2025-11-25", {"large": "x" * 988}) for _ in MCP_MODES
         ]
 
@@ -108,7 +107,7 @@ async def a_session_that_the_server_names_is_made_by_who_comes_first(make: MakeS
         for _ in range(3):
             # No place is taken twice, and none is needed for what is there.
             again = await store.create(Mode.BOUND, ALICE, peer=None, now=NOW + 1, session_id=named)
-            assert (again.created_at, again.mode) == (NOW, Mode.BOUND)
+            assert (again.life.created_at, again.mode) == (NOW, Mode.BOUND)
         kept = await store.load_data(named)
         assert kept is not None and kept.value == {"n": 1}
         for mode in (*MCP_MODES, Mode.CONVERSATION):
@@ -120,7 +119,7 @@ async def a_session_that_the_server_names_is_made_by_who_comes_first(make: MakeS
         await store.end(other.id)
         anew = await store.create(Mode.BOUND, ALICE, peer=None, now=late, session_id=named)
         empty = await store.load_data(named)
-        assert anew.created_at == late and empty is not None and empty.value == {}
+        assert anew.life.created_at == late and empty is not None and empty.value == {}
         await new_session(store)
         assert await limit_of(lambda: new_session(store)) == "max_sessions"
         assert await store.end(named) is not None
@@ -184,7 +183,8 @@ async def a_conversation_never_expires_and_forgets_nothing(make: MakeStore) -> N
             assert await store.admit(session.id, ALICE, mode=mode, now=NOW) is None
         admitted = await store.admit(session.id, ALICE, mode=Mode.CONVERSATION, now=NOW)
         assert admitted is not None
-        assert (admitted.record.expires_at, admitted.record.ends_at) == (math.inf, math.inf)
+        life = admitted.record.life
+        assert (life.expires_at, life.ends_at) == (math.inf, math.inf)
         record = await store.load(session.id, now=late)
         assert record is not None and record.mode is Mode.CONVERSATION
         assert (await session.append(now=late)).event.number == 6
@@ -227,7 +227,7 @@ async def expire_ends_what_is_overdue_and_spares_what_is_at_work(make: MakeStore
         second = await store.expire(now=NOW + IDLE, held=[held.id], limit=9)
         assert (len(first), len(second)) == (2, 1)
         assert {record.session_id for record in (*first, *second)} == {each.id for each in idle}
-        assert {"note://1"} in [set(record.subscriptions) for record in (*first, *second)]
+        assert {"note://1"} in [set(record.client.subscriptions) for record in (*first, *second)]
         for session in idle:
             await session.check_gone()
         assert await ids_of(store) == {held.id, young.id}

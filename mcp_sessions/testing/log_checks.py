@@ -209,7 +209,7 @@ async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeSt
 
         assert await relay(1) == Relayed()
         assert await store.carry(stream.id, session.id, FencingEpoch(1), start)
-        assert (await stream.record()).carried == {session.id: 1}
+        assert (await stream.record()).client.carried == {session.id: 1}
         carries = await store.heads([(stream.id, GET_STREAM), (session.id, EVENTS)])
         assert [head.carries for head in carries] == [True, False]
         early = await relay(2)
@@ -234,7 +234,7 @@ async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeSt
         assert (await relay(5, 3, skips=True)).event is not None
         # Who displaced the old attachment takes away what it left, and no more.
         await store.drop_origin(stream.id, session.id, fencing_epoch=FencingEpoch(2))
-        assert (await stream.record()).carried == {session.id: 3}
+        assert (await stream.record()).client.carried == {session.id: 3}
         assert await origins() == [(4, session.id)]
         # Told twice, it goes on as it was.
         assert await store.carry(stream.id, session.id, FencingEpoch(3), start)
@@ -242,7 +242,7 @@ async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeSt
         assert await origins() == [(4, session.id)]
         await store.drop_origin(stream.id, session.id, fencing_epoch=FencingEpoch(3))
         assert await relay(5, 3, skips=True) == Relayed()
-        assert not (await stream.record()).carried
+        assert not (await stream.record()).client.carried
         assert await origins() == []
         assert not await store.carry(SessionId("unknown"), session.id, FencingEpoch(4), start)
 

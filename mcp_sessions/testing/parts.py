@@ -88,7 +88,7 @@ class SessionOf:
         return record
 
     async def deadline(self, *, now: float = NOW) -> float:
-        return (await self.record(now=now)).expires_at
+        return (await self.record(now=now)).life.expires_at
 
     async def admit(
         self,

@@ -38,7 +38,7 @@ async def a_bound_session_lives_as_long_as_it_may_be_idle(make: MakeStore) -> No
         async def life_of(session_id: SessionId) -> tuple[float, float]:
             record = await store.load(session_id, now=NOW)
             assert record is not None
-            return record.expires_at - NOW, record.ends_at - NOW
+            return record.life.expires_at - NOW, record.life.ends_at - NOW
 
         async def expired(now: float, *held: SessionId) -> list[SessionId]:
             gone = await store.expire(now=now, held=held, limit=9)
@@ -204,7 +204,7 @@ async def a_session_that_sleeps_loses_its_past_alone(make: MakeStore) -> None:
         assert await started.read(await started.position(1)) == ([2], None)
         assert await store.subscribers("note://1") == [connection.id]
         record = await connection.record(now=NOW + forget - 0.1)
-        assert (record.state, record.ends_at) == ({"n": 1}, NOW + LIFETIME + forget)
+        assert (record.state.values, record.life.ends_at) == ({"n": 1}, NOW + LIFETIME + forget)
 
         await connection.append(stream=GET_STREAM, now=NOW + IDLE + 1)
         await store.sleep(now=NOW + IDLE + 2)

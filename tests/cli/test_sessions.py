@@ -351,7 +351,7 @@ async def test_every_replica_on_a_redis_hears_of_the_end(
         assert w.box.gate("g").cancelled.is_set()
         await at_most(3, closed.done())
         record = await w.layer.store.load(SessionId(client.session_id), now=time.time())
-        assert record is not None and not record.carried
+        assert record is not None and not record.client.carried
 
 
 async def test_who_serves_and_does_not_answer_is_named(

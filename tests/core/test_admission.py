@@ -1,12 +1,13 @@
 """``mcp_sessions.core.admission``: who may use a session."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.core.admission import Admission, admission
+from mcp_sessions.core.expiry import Life
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch
 from mcp_sessions.principal import Principal
@@ -18,8 +19,7 @@ ALICE, BOB = Principal("client", "issuer", "alice"), Principal("client", "issuer
 class Known:
     principal: Principal = ALICE
     mode: Mode = Mode.PROTOCOL
-    expires_at: float = 10.0
-    ends_at: float = 100.0
+    life: Life = field(default_factory=lambda: Life(0.0, 10.0, 100.0))
     fencing_epoch: FencingEpoch = FencingEpoch(3)
 
 

@@ -1,8 +1,8 @@
 """How much an object is given: few arguments, and fewer by position.
 
 Objects that travel together are one value, as
-:class:`~mcp_sessions.server.environment.Environment` is. What does not keep the rule yet is listed
-here by name. A list only shrinks: an entry that is no longer needed fails.
+:class:`~mcp_sessions.server.environment.Environment` is. Policies are exempt by name. An entry that
+is no longer needed fails.
 """
 
 import ast
@@ -29,14 +29,6 @@ POLICIES = {
     "mcp_sessions_conformance.fault.Fault",
 }
 """Settings that are given by name. Each has a default, but for a few first ones."""
-
-KNOWN_WIDE = {
-    "mcp_sessions.stores.records.SessionRecord",
-}
-"""Classes with more than `MOST` arguments."""
-
-KNOWN_BY_POSITION: set[str] = set()
-"""Classes whose constructor takes more than `MOST_BY_POSITION` by position."""
 
 
 def arguments(node: ast.ClassDef) -> tuple[int, int] | None:
@@ -83,13 +75,13 @@ def by_position(module: Module) -> Iterator[str]:
 def test_no_constructor_takes_many_arguments() -> None:
     wide = {name for name, given, _ in constructors() if given > MOST}
 
-    assert wide == KNOWN_WIDE | POLICIES
+    assert wide == POLICIES
 
 
 def test_no_constructor_takes_many_arguments_by_position() -> None:
     wide = {name for name, _, given in constructors() if given > MOST_BY_POSITION}
 
-    assert wide == KNOWN_BY_POSITION
+    assert wide == set()
 
 
 def test_the_composition_root_makes_one_room_at_a_time() -> None:

@@ -43,7 +43,6 @@ FOREIGN = {
     "route.methods": "the SDK's route",
     "verifier._http_client": "FastMCP's verifier, whose provider passes no client on",
     "route.app": "a Starlette route, into whose application the middleware goes",
-    "setattr(self)": "a session's record, which takes other values of its own fields",
     "setattr(inner.state)": "the state of Starlette's application, copied",
 }
 """Targets that belong to other libraries, which offer no other way → what they are."""

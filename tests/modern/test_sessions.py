@@ -443,8 +443,9 @@ async def test_a_session_keeps_the_name_and_version_of_the_client_that_made_it()
     async with modern() as (w, client):
         for made in (await client.start(), await client.create()):
             record = await w.layer.store.load(made["sessionId"], now=w.clock.now)
-            assert record is not None and record.peer is not None and record.peer.modern
-            info = (record.peer.initialize_params or {}).get("clientInfo")
+            peer = record.client.peer if record is not None else None
+            assert peer is not None and peer.modern
+            info = (peer.initialize_params or {}).get("clientInfo")
             assert info == {"name": "raw", "version": "1"}
 
 

@@ -467,12 +467,12 @@ class StoreMachine(RuleBasedStateMachine):
             assert record.principal.subject == model.principal
             assert record.attachment == attachment_of(model)
             assert record.fencing_epoch == model.fencing_epoch
-            assert record.waits_from == model.waits_from
-            assert record.log_level == model.log_level
-            assert record.subscriptions == model.subscriptions
+            assert record.client.waits_from == model.waits_from
+            assert record.client.log_level == model.log_level
+            assert record.client.subscriptions == model.subscriptions
             # The policy allows a store to write a hundredth of the idle time less.
             earliest = min(model.expires_at - POLICY.idle_timeout / 100, model.ends_at)
-            assert earliest <= record.expires_at <= model.expires_at
+            assert earliest <= record.life.expires_at <= model.expires_at
             head = self.run(self.store.head(session_id))
             assert head is not None and head.number == model.log.head
 

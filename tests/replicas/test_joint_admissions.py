@@ -101,7 +101,7 @@ async def test_two_calls_that_take_each_others_session_for_theirs_do_not_wait_fo
         memory = c.backplane.memory
         names = [SessionId(client.session_id or "") for client in clients]
         records = [await memory.load(name, now=0) for name in names]
-        one, other = (record.current for record in records if record is not None)
+        one, other = (record.client.current for record in records if record is not None)
         assert one is not None and other is not None and one != other
         await memory.change(names[0], SetCurrent(other))
         await memory.change(names[1], SetCurrent(one))

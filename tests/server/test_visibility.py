@@ -350,7 +350,7 @@ async def test_a_sessions_state_shows_nothing_of_it_and_its_token_neither() -> N
             for each in await w.layer.store.all_sessions()
             if each.session_id == before["sessionId"]
         ]
-        assert set(record.state) == {"before", "after", STATE_KEY}
+        assert set(record.state.values) == {"before", "after", STATE_KEY}
 
         async def meddle(ctx: Ctx, arguments: Json) -> str:
             session = current_session()

@@ -38,6 +38,7 @@ from mcp_sessions.stores.records import (
     Data,
     ServerChange,
     SessionRecord,
+    State,
     Told,
 )
 from mcp_sessions.testing import (
@@ -387,9 +388,9 @@ class MergesIntoAnOldState(MemoryStore):
     ) -> SessionRecord | None:
         session = self._sessions.get(session_id)
         if session is not None:
-            read = session.record.state
+            read = session.record.state.values
             await checkpoint()
-            session.record.state = read
+            session.record.state = State(read, session.record.state.version)
         return await super().change_state(
             session_id, changed, removed, expected_version=expected_version
         )

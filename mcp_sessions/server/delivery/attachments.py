@@ -177,7 +177,7 @@ class Attachments:
         """By which attachment a connection has a session; None: it has not, or is gone."""
         if process_of(connection.id) is None:
             its_own = await self._store.load(SessionId(connection.id), now=0)
-            return its_own.carried.get(session_id) if its_own is not None else None
+            return its_own.client.carried.get(session_id) if its_own is not None else None
         gone = self._connections.local(connection.id) is None
         return None if gone else connection.attached.get(session_id)
 

@@ -66,7 +66,7 @@ class ConnectionRegistry:
         if isinstance(known, StoredConnection):
             self.in_use(known)
             return known
-        connection = self.new_connection(record, record.peer or Peer(DEFAULT_VERSION))
+        connection = self.new_connection(record, record.client.peer or Peer(DEFAULT_VERSION))
         self.add(connection)
         return connection
 

@@ -172,20 +172,20 @@ class StoredConnection(ClientConnection):
 
     async def current(self) -> CurrentSession | None:
         record = await self._store.load(self.session_id, now=0)
-        return record.current if record is not None else None
+        return record.client.current if record is not None else None
 
     async def sessions(self) -> frozenset[SessionId]:
         record = await self._store.load(self.session_id, now=0)
         if record is None:
             return frozenset()
-        here = [self.session_id, *record.carried]
-        return frozenset(here if record.current is None else [*here, record.current.session_id])
+        here, current = [self.session_id, *record.client.carried], record.client.current
+        return frozenset(here if current is None else [*here, current.session_id])
 
     async def set_current(self, current: CurrentSession | None) -> None:
         await self._store.change(self.session_id, SetCurrent(current))
 
     def saw(self, record: SessionRecord) -> None:
-        self._current = record.current
+        self._current = record.client.current
 
     @property
     def last_current(self) -> SessionId | None:
@@ -266,7 +266,7 @@ class StoredConnection(ClientConnection):
 
     async def _carries(self, session_id: SessionId) -> bool:
         record = await self._store.load(self.session_id, now=0)
-        return record is not None and session_id in record.carried
+        return record is not None and session_id in record.client.carried
 
     def _relay(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> Relay:
         return Relay(self._store, self._clock, self.session_id, session_id, fencing_epoch)
@@ -295,7 +295,7 @@ class StoredConnection(ClientConnection):
         lost: list[SessionId] = []
         if record is None:
             return lost
-        for session_id, fencing_epoch in record.carried.items():
+        for session_id, fencing_epoch in record.client.carried.items():
             head = await self._store.head(session_id)
             if head is None or head == self._heads.get(session_id):
                 continue

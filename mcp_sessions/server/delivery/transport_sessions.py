@@ -107,7 +107,7 @@ class TransportSessions:
         """
         if not principal.scopes >= record.principal.scopes:
             return False
-        for session_id in record.carried:
+        for session_id in record.client.carried:
             carried = await self._store.load(session_id, now=self._clock())
             if carried is not None and not principal.scopes >= carried.principal.scopes:
                 return False
@@ -148,16 +148,16 @@ class TransportSessions:
         if lost is not None and lost is not Refusal.NO_POSITION:
             # What the client missed is gone from the window (HTL9), or more waited for its first
             # stream than that holds (HTL6): it is not left in silent doubt.
-            for session_id in record.carried:
+            for session_id in record.client.carried:
                 # Its position in the session's own log may still be good: it has to resume.
                 await self._attachments.displace(session_id, Detached.EVICTED)
         elif not continues:
             # A later GET without a position: its sessions wait for session/resume.
-            for session_id, fencing_epoch in record.carried.items():
+            for session_id, fencing_epoch in record.client.carried.items():
                 await self._attachments.detach(session_id, connection, fencing_epoch)
         if lost is None:
             return after, ()
-        return after, _refetch(record.subscriptions, self._listed())
+        return after, _refetch(record.client.subscriptions, self._listed())
 
     async def _position(
         self, connection: StoredConnection, record: SessionRecord, last_event_id: str | None
@@ -169,7 +169,7 @@ class TransportSessions:
         Raises:
             SessionNotFound: The session has ended.
         """
-        first = await connection.is_first(record.stream_opened)
+        first = await connection.is_first(record.client.stream_opened)
         head = await self._store.open_stream(record.session_id, GET_STREAM)
         if head is None:
             # Admitted by this very request, and ended since.

@@ -78,13 +78,13 @@ class Sessions:
                 record.session_id,
                 _NAMES.get(record.mode, "transport"),
                 record.principal,
-                record.created_at,
-                record.expires_at,
+                record.life.created_at,
+                record.life.expires_at,
                 record.attachment is not None,
-                record.subscriptions,
+                record.client.subscriptions,
             )
-            for record in sorted(records, key=lambda record: record.created_at)
-            if record.expires_at > now and (mode is None or record.mode is mode)
+            for record in sorted(records, key=lambda record: record.life.created_at)
+            if record.life.expires_at > now and (mode is None or record.mode is mode)
         ]
 
     async def end(self, session_id: str) -> bool:

@@ -19,7 +19,7 @@ async def ended_beside(store: SessionStore, record: SessionRecord) -> None:
     """
     connection_id = record.attachment.connection_id if record.attachment is not None else None
     if record.mode is Mode.TRANSPORT:
-        for session_id, fencing_epoch in record.carried.items():
+        for session_id, fencing_epoch in record.client.carried.items():
             await store.detach(session_id, fencing_epoch)
     elif connection_id is not None and process_of(connection_id) is None:
         await store.drop_origin(SessionId(connection_id), record.session_id)

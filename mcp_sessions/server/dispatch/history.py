@@ -53,12 +53,12 @@ class History:
         for record in records:
             age, idle = times_of(
                 record.mode,
-                created_at=record.created_at,
-                expires_at=record.expires_at,
+                created_at=record.life.created_at,
+                expires_at=record.life.expires_at,
                 now=now,
                 policy=self._policy,
             )
-            is_old = record.expires_at >= record.ends_at
+            is_old = record.life.expires_at >= record.life.ends_at
             why = reason or (EndReason.LIFETIME if is_old else EndReason.IDLE)
             end = SessionEnd(digest(record.session_id), why, now, record.mode, age, idle, limit)
             self._waiting.append(end)

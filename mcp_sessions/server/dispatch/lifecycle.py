@@ -175,7 +175,7 @@ class Lifecycle:
         self._sealed.forget(session_id)
         # Answered first (END6): a connection that is over ends the streams that answers go on.
         await self._runner.abort_session(session_id)
-        for carried, fencing_epoch in record.carried.items():
+        for carried, fencing_epoch in record.client.carried.items():
             await self._store.detach(carried, fencing_epoch)
         await self._part(session_id, connection_id)
         if connection_id is not None and self._connections.local(connection_id) is None:

@@ -60,8 +60,8 @@ class Listening:
         record = await self._router.admitted(request, inbound)
         if record is None or not inbound.principal.scopes >= record.principal.scopes:
             raise SessionNotFound(record.session_id if record is not None else "")
-        seen, _ = self._visibility.of(record.state).concealed(LISTEN, request.params)
-        heard, before = Filter(seen or {}), record.subscriptions
+        seen, _ = self._visibility.of(record.state.values).concealed(LISTEN, request.params)
+        heard, before = Filter(seen or {}), record.client.subscriptions
         if not await self._store.change(record.session_id, SetFilter(heard.uris, heard.lists)):
             raise SessionNotFound(record.session_id)
         if self._upstream.is_outside and (heard.uris or before):

@@ -48,7 +48,7 @@ class SealedState:
         Raises:
             StateTooLarge: Its token would be larger than a client is asked to keep.
         """
-        self._seal(record, state, record.state_version + 1)
+        self._seal(record, state, record.state.version + 1)
 
     async def check_token(
         self, message: Message, session_id: SessionId, inbound: Inbound
@@ -110,12 +110,12 @@ class SealedState:
 
     def _token(self, record: SessionRecord) -> str:
         if not self._store.remembers:
-            return self._seal(record, record.state, record.state_version)
+            return self._seal(record, record.state.values, record.state.version)
         known = self._tokens.get(record.session_id)
-        if known is not None and known[0] == record.state_version:
+        if known is not None and known[0] == record.state.version:
             return known[1]
-        token = self._seal(record, record.state, record.state_version)
-        self._tokens[record.session_id] = (record.state_version, token)
+        token = self._seal(record, record.state.values, record.state.version)
+        self._tokens[record.session_id] = (record.state.version, token)
         if len(self._tokens) > _TOKENS_KEPT:
             self._tokens.popitem(last=False)
         return token
@@ -128,5 +128,5 @@ class SealedState:
             session_id=record.session_id,
             principal=record.principal,
             version=version,
-            expires_at=record.ends_at,
+            expires_at=record.life.ends_at,
         )

@@ -27,7 +27,7 @@ from mcp_sessions.server.requests.memory import SessionData, SessionState
 from mcp_sessions.server.requests.session_visibility import Notify, SessionVisibility
 from mcp_sessions.server.upstream.port import told_handler
 from mcp_sessions.stores.contract import SessionStore, StateConflict
-from mcp_sessions.stores.records import SessionRecord
+from mcp_sessions.stores.records import SessionRecord, State
 
 logger = logging.getLogger(__name__)
 
@@ -109,12 +109,12 @@ class SessionHandle:
     @property
     def created_at(self) -> float:
         """When it was made, in seconds since 1970."""
-        return self._record.created_at
+        return self._record.life.created_at
 
     @property
     def expires_at(self) -> float:
         """When it expires if nothing more happens, in seconds since 1970."""
-        return self._record.expires_at
+        return self._record.life.expires_at
 
     @property
     def principal(self) -> Principal:
@@ -143,7 +143,7 @@ class SessionHandle:
         if self._state is None:
             record = self._record
             self._state = SessionState(
-                record.state, lambda state: self._kind.check_state(record, state)
+                record.state.values, lambda state: self._kind.check_state(record, state)
             )
             self.has_state = True
         return self._state
@@ -211,7 +211,7 @@ class SessionHandle:
 
     async def _unsubscribe(self, record: SessionRecord, is_hidden: Callable[[str], bool]) -> None:
         if self._pipe is None:
-            for uri in filter(is_hidden, record.subscriptions):
+            for uri in filter(is_hidden, record.client.subscriptions):
                 await self._kind.store.unsubscribe(record.session_id, uri)
             return
         for uri in list(
@@ -241,8 +241,7 @@ class SessionHandle:
             # the others round again.
             async with self._kind.state_locks.of(self._record.session_id):
                 return await self._merge(changed, removed)
-        self._record.state = dict(self._state)
-        self._record.state_version += 1
+        self._record.state = State(dict(self._state), self._record.state.version + 1)
         return self._record
 
     async def _merge(
@@ -254,9 +253,10 @@ class SessionHandle:
         newest = self._record
         while True:
             # Nothing is awaited up to the store: a record may be the store's own, which changes.
-            version = newest.state_version
+            version = newest.state.version
             if changed:
-                kept = {key: value for key, value in newest.state.items() if key not in removed}
+                known = newest.state.values
+                kept = {key: value for key, value in known.items() if key not in removed}
                 self._kind.check_state(newest, {**kept, **changed})
             try:
                 return await self._kind.store.change_state(

@@ -73,7 +73,7 @@ class SessionVisibility:
             return {"rules": {**before.rules, **{kind: rules[kind] for kind in new}}, "owed": owed}
 
         record, kept = await self._kept_as(more)
-        now = self._visibility.of(record.state)
+        now = self._visibility.of(record.state.values)
         await self._unsubscribe(record, lambda uri: now.is_hidden(RESOURCES, uri))
         told = kept["owed"]
         for kind in told:
@@ -94,8 +94,8 @@ class SessionVisibility:
             # Its request may have been admitted long ago.
             newest = await self._store.load(self._session_id, now=0)
             while newest is not None:
-                kept = newest.state.get(STATE_KEY, {"rules": {}, "owed": []})
-                version, after = newest.state_version, change(kept)
+                kept = newest.state.values.get(STATE_KEY, {"rules": {}, "owed": []})
+                version, after = newest.state.version, change(kept)
                 if after == kept:
                     return newest, after
                 try:

@@ -217,7 +217,7 @@ NOTHING_WANTED = Wanted()
 
 
 def wanted_by(record: SessionRecord) -> Wanted:
-    return Wanted(record.subscriptions, record.log_level)
+    return Wanted(record.client.subscriptions, record.client.log_level)
 
 
 class Upstream(Protocol):

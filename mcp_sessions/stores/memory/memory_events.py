@@ -36,7 +36,7 @@ class Events(Tables):
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
         session = self._sessions.get(session_id)
-        if session is None or now >= session.record.ends_at:
+        if session is None or now >= session.record.life.ends_at:
             return None
         log = self._stream(session, stream)
         replaced = log.would_replace(draft)
@@ -58,16 +58,16 @@ class Events(Tables):
         told: list[Told] = []
         for session_id in session_ids:
             session = self._sessions.get(session_id)
-            if session is None or now >= session.record.ends_at:
+            if session is None or now >= session.record.life.ends_at:
                 continue
             record = session.record
             if not is_entitled(
                 record.mode,
                 uri=change.uri,
                 listed=change.listed,
-                is_subscribed=change.uri in record.subscriptions,
-                lists=record.lists,
-                carries=bool(record.carried),
+                is_subscribed=change.uri in record.client.subscriptions,
+                lists=record.client.lists,
+                carries=bool(record.client.carried),
             ):
                 continue
             stream, draft = change.told_to(record.mode, session_id)
@@ -99,7 +99,7 @@ class Events(Tables):
         heads: list[StreamHead] = []
         for session_id, stream in streams:
             session, log = self._sessions.get(session_id), self._log(session_id, stream)
-            carries = session is not None and bool(session.record.carried)
+            carries = session is not None and bool(session.record.client.carried)
             position = log.head if log is not None else None
             heads.append(StreamHead(session is not None, position, carries))
         return heads
@@ -124,7 +124,7 @@ class Events(Tables):
         session = self._sessions.get(session_id)
         if session is None:
             return
-        if not relaying.may_drop(session.record.carried.get(origin), fencing_epoch):
+        if not relaying.may_drop(session.record.client.carried.get(origin), fencing_epoch):
             return
         streams = session.streams if session.streams is not None else {}
         log = session.events if stream == EVENTS else streams.get(stream)
@@ -134,9 +134,9 @@ class Events(Tables):
         if relayed is None or stream != GET_STREAM:
             return
         if relayed.pop(origin, None) is not None:
-            carried = dict(session.record.carried)
+            carried = dict(session.record.client.carried)
             carried.pop(origin, None)
-            session.record.carried = carried
+            session.record.client.carried = carried
 
     async def carry(
         self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
@@ -144,13 +144,13 @@ class Events(Tables):
         session = self._sessions.get(connection)
         if session is None:
             return False
-        carries = relaying.carry(session.record.carried.get(origin), fencing_epoch)
+        carries = relaying.carry(session.record.client.carried.get(origin), fencing_epoch)
         if carries is not Carry.BEGINS:
             return carries is Carry.GOES_ON
         log = self._log(connection, GET_STREAM)
         if log is not None:
             log.drop_origin(origin)
-        session.record.carried = {**session.record.carried, origin: fencing_epoch}
+        session.record.client.carried = {**session.record.client.carried, origin: fencing_epoch}
         self._relayed.setdefault(connection, {})[origin] = after
         return True
 
@@ -165,9 +165,9 @@ class Events(Tables):
         skips: bool = False,
     ) -> Relayed:
         session, after = self._sessions.get(connection), self._relayed.get(connection)
-        if session is None or after is None or now >= session.record.ends_at:
+        if session is None or after is None or now >= session.record.life.ends_at:
             return Relayed()
-        carried = session.record.carried.get(origin)
+        carried = session.record.client.carried.get(origin)
         if carried is None:
             return Relayed()
         position = event.position
@@ -195,7 +195,7 @@ class Events(Tables):
         only_if_free: bool = False,
     ) -> Attached | None:
         session = self._sessions.get(session_id)
-        if session is None or now >= session.record.ends_at:
+        if session is None or now >= session.record.life.ends_at:
             return None
         record = session.record
         previous = record.attachment
@@ -203,7 +203,7 @@ class Events(Tables):
             attachment.state_of(is_attached=previous is not None),
             connection_id,
             fencing_epoch=record.fencing_epoch,
-            waits_from=record.waits_from,
+            waits_from=record.client.waits_from,
             only_if_free=only_if_free,
         )
         if attached is None:
@@ -211,7 +211,7 @@ class Events(Tables):
         log = session.events if session.events is not None else self._stream(session, EVENTS)
         replay, refusal = log.replay(position, now=now)
         head = log.head.event_id()
-        record.fencing_epoch, record.waits_from = attached.fencing_epoch, attached.waits_from
+        record.fencing_epoch, record.client.waits_from = attached.fencing_epoch, attached.waits_from
         hearing = attached.connection_id
         record.attachment = (
             Attachment(hearing, attached.fencing_epoch) if hearing is not None else None

@@ -16,6 +16,7 @@ from mcp_sessions.core.admission import Admission, admission
 from mcp_sessions.core.client_description import size_of
 from mcp_sessions.core.expiry import (
     SLEEPERS,
+    Life,
     asleep_by,
     end_of_life,
     idle_deadline,
@@ -59,7 +60,9 @@ from mcp_sessions.stores.records import (
     CurrentUse,
     Data,
     Peer,
+    SessionClient,
     SessionRecord,
+    State,
 )
 
 
@@ -95,7 +98,7 @@ class MemoryStore(Events, EndsInMemory):
     ) -> SessionRecord:
         policy = self._policy
         known = self._sessions.get(session_id) if session_id is not None else None
-        if known is not None and now < known.record.expires_at:
+        if known is not None and now < known.record.life.expires_at:
             known.record.is_new = False
             return known.record
         if known is not None:
@@ -105,16 +108,10 @@ class MemoryStore(Events, EndsInMemory):
         check_sessions(len(self._sessions), owner.sessions, policy, mode)
         session_id = session_id or mint_session_id()
         ends_at = end_of_life(mode, now=now, max_lifetime=longest_life(mode, policy))
-        record = SessionRecord(
-            session_id,
-            mode,
-            principal,
-            created_at=now,
-            expires_at=idle_deadline(now=now, idle_timeout=self._idle_times[mode], ends_at=ends_at),
-            ends_at=ends_at,
-            peer=peer,
-            is_new=True,
-        )
+        expires_at = idle_deadline(now=now, idle_timeout=self._idle_times[mode], ends_at=ends_at)
+        life = Life(now, expires_at, ends_at)
+        record = SessionRecord(session_id, mode, principal, life, SessionClient(peer))
+        record.is_new = True
         log = None
         if mode is Mode.BOUND and owner.principal.scopes == principal.scopes:
             # Its credential is no part of it, and there may be many of one principal.
@@ -126,12 +123,12 @@ class MemoryStore(Events, EndsInMemory):
         self._by_principal[principal] = owner
         owner.sessions += 1
         if ends_at != math.inf:
-            heapq.heappush(self._deadlines, (record.expires_at, session_id))
+            heapq.heappush(self._deadlines, (record.life.expires_at, session_id))
         return record
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         session = self._sessions.get(session_id)
-        if session is None or now >= session.record.expires_at:
+        if session is None or now >= session.record.life.expires_at:
             return None
         return session.record
 
@@ -148,8 +145,10 @@ class MemoryStore(Events, EndsInMemory):
         current: CurrentUse | None = None,
     ) -> Admitted | None:
         admitted = self._admit(session_id, principal, mode, now, held, fencing_epoch, key)
-        at = admitted.record.current if admitted is not None and current is not None else None
-        if admitted is None or current is None or at is None:
+        if admitted is None or current is None:
+            return admitted
+        at = admitted.record.client.current
+        if at is None:
             return admitted
         if at.session_id != current.session_id or admitted.record.mode is not mode:
             return admitted
@@ -181,7 +180,8 @@ class MemoryStore(Events, EndsInMemory):
         if verdict is not Admission.ADMITTED:
             return Admitted(record, displaced=verdict is Admission.DISPLACED)
         idle = self._idle_times[record.mode]
-        record.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=record.ends_at)
+        life = record.life
+        life.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=life.ends_at)
         if key is None:
             return Admitted(record)
         if session.keys is None:
@@ -196,10 +196,10 @@ class MemoryStore(Events, EndsInMemory):
             session = self._sessions.get(session_id)
             # Whoever touches a session was at work on it until now, so its idle deadline
             # cannot have passed; the absolute one can.
-            if session is not None and now < session.record.ends_at:
+            if session is not None and now < session.record.life.ends_at:
                 record = session.record
-                idle, ends_at = self._idle_times[record.mode], record.ends_at
-                record.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
+                idle, ends_at = self._idle_times[record.mode], record.life.ends_at
+                record.life.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         session = self._sessions.get(session_id)
@@ -220,15 +220,15 @@ class MemoryStore(Events, EndsInMemory):
             if session is None:
                 continue
             record = session.record
-            expires_at, ends_at = record.expires_at, record.ends_at
+            expires_at, ends_at = record.life.expires_at, record.life.ends_at
             if is_over(now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held):
                 self._forget(session)
                 expired.append(record)
                 continue
             if now >= expires_at:
                 idle = self._idle_times[record.mode]
-                record.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
-            put_back.append((record.expires_at, session_id))
+                record.life.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
+            put_back.append((record.life.expires_at, session_id))
         for entry in put_back:
             heapq.heappush(self._deadlines, entry)
         return expired
@@ -245,19 +245,20 @@ class MemoryStore(Events, EndsInMemory):
         asleep, idle = asleep_by(now, self._policy), idle_time(Mode.TRANSPORT, self._policy)
 
         def order(record: SessionRecord) -> tuple[bool, bool, float]:
-            used_at = record.expires_at - idle
-            was_used = used_at - record.created_at > unused_for
-            return record.expires_at > asleep, was_used, used_at
+            used_at = record.life.expires_at - idle
+            was_used = used_at - record.life.created_at > unused_for
+            return record.life.expires_at > asleep, was_used, used_at
 
         def goes(record: SessionRecord) -> bool:
-            if record.expires_at <= asleep and record.mode in SLEEPERS:
+            if record.life.expires_at <= asleep and record.mode in SLEEPERS:
                 return True
+            client = record.client
             return (
                 record.mode is Mode.TRANSPORT
-                and record.expires_at - idle <= now - unused_for
+                and record.life.expires_at - idle <= now - unused_for
                 and record.principal == ANONYMOUS
-                and (opened or not record.stream_opened)
-                and not (record.subscriptions or record.carried or record.current)
+                and (opened or not client.stream_opened)
+                and not (client.subscriptions or client.carried or client.current)
             )
 
         return self._evict(goes, order, held, limit)
@@ -276,11 +277,11 @@ class MemoryStore(Events, EndsInMemory):
 
         def goes(record: SessionRecord) -> bool:
             return (
-                record.expires_at <= latest.get(record.mode, -math.inf)
+                record.life.expires_at <= latest.get(record.mode, -math.inf)
                 and record.principal == principal
             )
 
-        return self._evict(goes, lambda record: record.expires_at, held, limit)
+        return self._evict(goes, lambda record: record.life.expires_at, held, limit)
 
     def _evict(
         self,
@@ -293,7 +294,9 @@ class MemoryStore(Events, EndsInMemory):
         candidates = (
             record
             for record in records
-            if goes(record) and record.expires_at < record.ends_at and record.session_id not in held
+            if goes(record)
+            and record.life.expires_at < record.life.ends_at
+            and record.session_id not in held
         )
         going = heapq.nsmallest(limit, candidates, key=order)
         for record in going:
@@ -304,8 +307,8 @@ class MemoryStore(Events, EndsInMemory):
         self, *, now: float, most: int, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
         by = asleep_by(now, self._policy)
-        asleep = [each for each in self._sessions.values() if each.record.expires_at <= by]
-        asleep.sort(key=lambda each: each.record.expires_at, reverse=True)
+        asleep = [each for each in self._sessions.values() if each.record.life.expires_at <= by]
+        asleep.sort(key=lambda each: each.record.life.expires_at, reverse=True)
         heavy: set[SessionId] = set()
         size = 0
         for session in asleep:
@@ -316,7 +319,9 @@ class MemoryStore(Events, EndsInMemory):
         def goes(record: SessionRecord) -> bool:
             return record.session_id in heavy
 
-        return self._evict(goes, lambda record: record.expires_at, held, limit) if heavy else []
+        if not heavy:
+            return []
+        return self._evict(goes, lambda record: record.life.expires_at, held, limit)
 
     async def sleep(self, *, now: float) -> None:
         since, self._slept_by = self._slept_by, asleep_by(now, self._policy)
@@ -324,8 +329,8 @@ class MemoryStore(Events, EndsInMemory):
             record = session.record
             if (
                 record.mode in SLEEPERS
-                and since < record.expires_at <= self._slept_by
-                and record.expires_at < record.ends_at
+                and since < record.life.expires_at <= self._slept_by
+                and record.life.expires_at < record.life.ends_at
             ):
                 stream = (session.streams or {}).get(GET_STREAM)
                 session.streams = {GET_STREAM: stream} if stream is not None else None
@@ -339,17 +344,14 @@ class MemoryStore(Events, EndsInMemory):
             return False
         record = session.record
         match change:
-            case SetCurrent():
-                record.current = change.current
+            case SetCurrent() | SetWaitsFrom() | SetLogLevel():
+                change.edit(record)
             case SetStreamOpened():
-                is_first, record.stream_opened = not record.stream_opened, True
+                is_first = not record.client.stream_opened
+                change.edit(record)
                 return is_first
             case SetFilter():
                 self._set_filter(session, change)
-            case SetWaitsFrom():
-                record.waits_from = change.event_id
-            case SetLogLevel():
-                record.log_level = change.level
             case RenewEvents():
                 if record.mode is Mode.PROTOCOL:
                     session.events = EventLog(mint_log_epoch(), self._window)
@@ -361,22 +363,22 @@ class MemoryStore(Events, EndsInMemory):
         check_subscriptions(change.uris, self._policy)
         record = session.record
         session.uri_bytes = sum(map(text_size, change.uris))
-        for uri in record.subscriptions - change.uris:
+        for uri in record.client.subscriptions - change.uris:
             self._forget_subscription(record.session_id, uri)
-        for uri in change.uris - record.subscriptions:
+        for uri in change.uris - record.client.subscriptions:
             self._by_uri.setdefault(uri, {})[record.session_id] = None
-        record.subscriptions, record.lists = change.uris, change.lists
+        change.edit(record)
 
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
         session = self._sessions.get(session_id)
         if session is None:
             return False
-        subscriptions = session.record.subscriptions
+        subscriptions = session.record.client.subscriptions
         if uri not in subscriptions:
             size = text_size(uri)
             check_sizes(len(subscriptions) + 1, size, session.uri_bytes + size, self._policy)
             session.uri_bytes += size
-        session.record.subscriptions |= {uri}
+        session.record.client.subscriptions |= {uri}
         self._by_uri.setdefault(uri, {})[session_id] = None
         return True
 
@@ -384,9 +386,9 @@ class MemoryStore(Events, EndsInMemory):
         session = self._sessions.get(session_id)
         if session is None:
             return False
-        if uri in session.record.subscriptions:
+        if uri in session.record.client.subscriptions:
             session.uri_bytes -= text_size(uri)
-        session.record.subscriptions -= {uri}
+        session.record.client.subscriptions -= {uri}
         self._forget_subscription(session_id, uri)
         return True
 
@@ -411,14 +413,13 @@ class MemoryStore(Events, EndsInMemory):
         if session is None:
             return None
         record = session.record
-        if expected_version not in (None, record.state_version):
+        if expected_version not in (None, record.state.version):
             raise StateConflict(record)
-        newest = {key: value for key, value in record.state.items() if key not in removed}
+        newest = {key: value for key, value in record.state.values.items() if key not in removed}
         newest.update(copy.deepcopy(dict(changed)))
         sizes = (text_size(key) + _json_size(value) for key, value in newest.items())
         check_state(sum(sizes), self._policy)
-        record.state = newest
-        record.state_version += 1
+        record.state = State(newest, record.state.version + 1)
         return record
 
     async def finish_request(
@@ -456,9 +457,9 @@ def _size_of(session: Session) -> int:
         sum(log.size for log in logs if log is not None)
         + (keys.size if keys is not None else 0)
         + (_json_size(data.value) if data is not None else 0)
-        + _json_size(dict(record.state))
+        + _json_size(dict(record.state.values))
         + session.uri_bytes
-        + (size_of(record.peer.initialize_params) if record.peer is not None else 0)
+        + (size_of(record.client.peer.initialize_params) if record.client.peer is not None else 0)
     )
 
 

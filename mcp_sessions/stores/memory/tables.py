@@ -83,7 +83,7 @@ class Tables:
         owner.sessions -= 1
         if not owner.sessions:
             del self._by_principal[record.principal]
-        for uri in record.subscriptions:
+        for uri in record.client.subscriptions:
             self._forget_subscription(record.session_id, uri)
 
     def _compact(self) -> None:
@@ -91,7 +91,7 @@ class Tables:
         if len(self._deadlines) > 2 * len(self._sessions) + 16:
             live = [session.record for session in self._sessions.values()]
             self._deadlines = [
-                (record.expires_at, record.session_id)
+                (record.life.expires_at, record.session_id)
                 for record in live
                 if record.mode is not Mode.CONVERSATION
             ]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
+from mcp_sessions.core.expiry import Life
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import decode
 from mcp_sessions.core.states import Mode
@@ -25,10 +26,13 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.principal import Principal
 from mcp_sessions.stores.records import (
+    NO_STATE,
     Attachment,
     CurrentSession,
     Peer,
+    SessionClient,
     SessionRecord,
+    State,
     attachment_of,
 )
 
@@ -250,43 +254,37 @@ def record_of(
         session_id, mode, owner, maker, created, expires, ends, peer, fence, connection, current,
         opened, lists, waits, state_version, change, level,
     ) = fields  # fmt: skip
-    epoch = FencingEpoch(int(fence))
     if _NAME.fullmatch(session_id) is None:
         raise ValueError("a session's id goes into headers")
     session_id = SessionId(session_id.decode())
-    record = SessionRecord(
-        session_id,
-        _MODES[mode],
-        principal_of(owner, maker),
-        created_at=float(created),
-        expires_at=float(expires),
-        ends_at=float(ends),
-        fencing_epoch=epoch,
-        attachment=stored_attachment(connection, fence),
+    client = SessionClient(
+        known.peer[0] if known.peer is not None else peers.learn(session_id, peer),
+        CurrentSession(*unpacked(current)) if current is not None else None,
         stream_opened=opened is not None,
         subscriptions=(
             known.uris if uris is None else subscriptions.learn(session_id, change or b"", uris)
         ),
-        state_version=int(state_version or 0),
+        lists=frozenset(unpacked(lists)) if lists is not None else None,
+        waits_from=SessionEventId(decoded(waits)) if waits is not None else None,
+        log_level=decoded(level) if level is not None else None,
     )
-    record.peer = known.peer[0] if known.peer is not None else peers.learn(session_id, peer)
-    if current is not None:
-        target, at = unpacked(current)
-        record.current = CurrentSession(SessionId(target), FencingEpoch(at))
-    if lists is not None:
-        record.lists = frozenset(unpacked(lists))
-    if waits is not None:
-        record.waits_from = SessionEventId(decoded(waits))
-    if level is not None:
-        record.log_level = decoded(level)
-    if state:
-        record.state = {decoded(key): unpacked(value) for key, value in _pairs(state)}
     if carried:
-        record.carried = {
+        client.carried = {
             SessionId(decoded(origin)): FencingEpoch(int(text.split()[0]))
             for origin, text in _pairs(carried)
         }
-    return record
+    values = {decoded(key): unpacked(value) for key, value in _pairs(state)} if state else {}
+    version = int(state_version or 0)
+    return SessionRecord(
+        session_id,
+        _MODES[mode],
+        principal_of(owner, maker),
+        Life(float(created), float(expires), float(ends)),
+        client,
+        fencing_epoch=FencingEpoch(int(fence)),
+        attachment=stored_attachment(connection, fence),
+        state=State(values, version) if version else NO_STATE,
+    )
 
 
 @lru_cache(maxsize=1024)

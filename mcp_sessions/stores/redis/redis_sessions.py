@@ -173,7 +173,7 @@ class Lives(Sleepers):
 
     async def _wake(self, record: SessionRecord, member: bytes) -> None:
         """Move the place of a session that slept: :meth:`sleep` looked there before."""
-        await self._command("ZADD", self._all, "XX", repr(record.expires_at), member)
+        await self._command("ZADD", self._all, "XX", repr(record.life.expires_at), member)
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         now = await self._clock.at(now)

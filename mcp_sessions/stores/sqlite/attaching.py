@@ -23,7 +23,7 @@ from mcp_sessions.stores.records import Attached, Relayed, SessionRecord, attach
 from mcp_sessions.stores.sqlite import log_rows, session_rows
 from mcp_sessions.stores.sqlite.served_file import ServedFile, is_small
 from mcp_sessions.stores.sqlite.session_rows import Brief
-from mcp_sessions.stores.sqlite.transaction import Transaction, assigned, text_of
+from mcp_sessions.stores.sqlite.transaction import Transaction, text_of
 
 
 class Attachments(ServedFile):
@@ -59,12 +59,13 @@ class Attachments(ServedFile):
                 " WHERE sid = ?",
                 (fencing_epoch, hearing, attached.waits_from, session.sid),
             )
-            became = assigned(
-                fencing_epoch=fencing_epoch,
-                waits_from=attached.waits_from,
-                attachment=attachment_of(hearing, fencing_epoch),
-            )
-            tx.changes.append((session_id, became))
+
+            def apply(record: SessionRecord) -> None:
+                record.fencing_epoch = fencing_epoch
+                record.client.waits_from = attached.waits_from
+                record.attachment = attachment_of(hearing, fencing_epoch)
+
+            tx.changes.append((session_id, apply))
             counts = tx.recall(session_id)
             if counts is not None:
                 counts.fencing_epoch = fencing_epoch
@@ -91,7 +92,7 @@ class Attachments(ServedFile):
             ):
                 return False
             tx.execute("UPDATE sessions SET connection_id = NULL WHERE sid = ?", (session.sid,))
-            tx.changes.append((session_id, assigned(attachment=None)))
+            tx.changes.append((session_id, _detach))
             return True
 
         return await self._within(session_id, work, False, short=True)
@@ -169,10 +170,10 @@ class Attachments(ServedFile):
 
 
 def _carry(record: SessionRecord, origin: SessionId, fencing_epoch: FencingEpoch | None) -> None:
-    carried = {each: epoch for each, epoch in record.carried.items() if each != origin}
+    carried = {each: epoch for each, epoch in record.client.carried.items() if each != origin}
     if fencing_epoch is not None:
         carried[origin] = fencing_epoch
-    record.carried = carried
+    record.client.carried = carried
 
 
 def _carried(tx: Transaction, sid: int, origin: SessionId) -> tuple[FencingEpoch | None, Position]:
@@ -186,3 +187,7 @@ def _carried(tx: Transaction, sid: int, origin: SessionId) -> tuple[FencingEpoch
     if row is None:
         return None, Position(LogEpoch(""), 0)
     return FencingEpoch(row[0]), Position(LogEpoch(row[1]), row[2])
+
+
+def _detach(record: SessionRecord) -> None:
+    record.attachment = None

@@ -61,18 +61,18 @@ class RecordCache:
                 if entry is None:
                     self._keep(session_id, change)
             elif entry is not None:
-                before = entry.record.expires_at
+                before = entry.record.life.expires_at
                 change(entry.record)
-                if entry.record.expires_at != before:
-                    entry.written = entry.record.expires_at
+                if entry.record.life.expires_at != before:
+                    entry.written = entry.record.life.expires_at
 
     def _keep(self, session_id: SessionId, record: SessionRecord) -> None:
-        self._entries[session_id] = _Entry(record, record.expires_at)
+        self._entries[session_id] = _Entry(record, record.life.expires_at)
         while len(self._entries) > MAX_RECORDS:
             oldest, entry = self._entries.popitem(last=False)
-            if entry.record.expires_at != entry.written:
+            if entry.record.life.expires_at != entry.written:
                 # Before whatever reads that session next.
-                self._write({oldest: entry.record.expires_at})
+                self._write({oldest: entry.record.life.expires_at})
 
     def known(self, session_id: SessionId) -> SessionRecord | None:
         entry = self._entries.get(session_id)
@@ -100,13 +100,13 @@ class RecordCache:
 
     def move_deadline(self, session_id: SessionId, record: SessionRecord, now: float) -> None:
         """A session was used. Nobody waits for the file."""
-        record.expires_at = self.deadline(record.mode, now, record.ends_at)
+        record.life.expires_at = self.deadline(record.mode, now, record.life.ends_at)
         entry = self._entries.get(session_id)
         if entry is None or entry.record is not record:
-            self._write({session_id: record.expires_at})
-        elif abs(record.expires_at - entry.written) >= _COALESCED * self._policy.idle_timeout:
-            entry.written = record.expires_at
-            self._write({session_id: record.expires_at})
+            self._write({session_id: record.life.expires_at})
+        elif abs(record.life.expires_at - entry.written) >= _COALESCED * self._policy.idle_timeout:
+            entry.written = record.life.expires_at
+            self._write({session_id: record.life.expires_at})
 
     def moved(self, *, written_by: float = math.inf) -> dict[SessionId, float]:
         """The deadlines that the file does not have as they are.
@@ -115,9 +115,9 @@ class RecordCache:
             written_by: Those only which in the file are no later.
         """
         return {
-            session_id: entry.record.expires_at
+            session_id: entry.record.life.expires_at
             for session_id, entry in self._entries.items()
-            if entry.record.expires_at != entry.written and entry.written <= written_by
+            if entry.record.life.expires_at != entry.written and entry.written <= written_by
         }
 
     def were_written(self, deadlines: Mapping[SessionId, float]) -> None:

@@ -6,10 +6,11 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mcp_sessions.core.expiry import SLEEPERS as SLEEPING_MODES
-from mcp_sessions.core.expiry import idle_deadline, idle_time, is_over
+from mcp_sessions.core.expiry import Life, idle_deadline, idle_time, is_over
 from mcp_sessions.core.log import UNBOUNDED, Window
 from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.core.states import Mode
@@ -28,11 +29,13 @@ from mcp_sessions.stores.records import (
     Attachment,
     CurrentSession,
     Peer,
+    SessionClient,
     SessionRecord,
+    State,
     attachment_of,
 )
 from mcp_sessions.stores.sqlite import log_rows
-from mcp_sessions.stores.sqlite.transaction import Transaction, assigned, text_bytes, text_of
+from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +116,7 @@ def records(
 
 def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> SessionRecord:
     known = record_of(tx, record.session_id)
-    if known is not None and record.created_at < known[1].expires_at:
+    if known is not None and record.life.created_at < known[1].life.expires_at:
         tx.changes.append((record.session_id, known[1]))
         return known[1]
     if known is not None:
@@ -124,16 +127,16 @@ def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> Ses
     if most is not None and count >= most:
         (owned,) = tx.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()
     check_sessions(count, owned, policy, record.mode)
-    peer = record.peer
+    peer = record.client.peer
     values = (
         record.session_id,
         record.mode.value,
         owner,
         encode(sorted(principal.scopes)),
         principal.expires_at,
-        record.created_at,
-        record.expires_at,
-        record.ends_at,
+        record.life.created_at,
+        record.life.expires_at,
+        record.life.ends_at,
         encode([peer.protocol_version, peer.initialize_params, peer.modern]) if peer else None,
     )
     cursor = tx.execute(
@@ -212,7 +215,7 @@ def expire(
             idle_timeout = idle_time(Mode(mode), policy)
             later = idle_deadline(now=now, idle_timeout=idle_timeout, ends_at=ends_at)
             move_deadlines(tx, {session_id: later})
-            tx.changes.append((session_id, assigned(expires_at=later)))
+            tx.changes.append((session_id, partial(_extend, later)))
             continue
         try:
             found = record_of(tx, session_id)
@@ -318,19 +321,22 @@ def _record(tx: Transaction, values: Sequence[Any]) -> SessionRecord:
         SessionId(row["session_id"]),
         Mode(row["mode"]),
         Principal(client_id, issuer, subject, scopes, row["credential_expires_at"]),
-        row["created_at"],
-        row["expires_at"],
-        row["ends_at"],
-        peer=Peer(*load_json(peer)) if peer is not None else None,
+        Life(row["created_at"], row["expires_at"], row["ends_at"]),
+        SessionClient(
+            Peer(*load_json(peer)) if peer is not None else None,
+            current,
+            stream_opened=bool(row["stream_opened"]),
+            carried={SessionId(text_of(origin)): FencingEpoch(epoch) for origin, epoch in carried},
+            subscriptions=frozenset(_subscriptions(tx, row["sid"])),
+            lists=frozenset(load_json(lists)) if lists is not None else None,
+            waits_from=SessionEventId(text_of(waits_from)) if waits_from is not None else None,
+            log_level=row["log_level"],
+        ),
         fencing_epoch=FencingEpoch(row["fencing_epoch"]),
         attachment=stored_attachment(row["connection_id"], row["fencing_epoch"]),
-        current=current,
-        stream_opened=bool(row["stream_opened"]),
-        carried={SessionId(text_of(origin)): FencingEpoch(epoch) for origin, epoch in carried},
-        subscriptions=frozenset(_subscriptions(tx, row["sid"])),
-        lists=frozenset(load_json(lists)) if lists is not None else None,
-        waits_from=SessionEventId(text_of(waits_from)) if waits_from is not None else None,
-        log_level=row["log_level"],
-        state=load_json(row["state"]),
-        state_version=row["state_version"],
+        state=State(load_json(row["state"]), row["state_version"]),
     )
+
+
+def _extend(expires_at: float, record: SessionRecord) -> None:
+    record.life.expires_at = expires_at

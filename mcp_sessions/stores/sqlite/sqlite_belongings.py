@@ -21,12 +21,12 @@ from mcp_sessions.stores.record_changes import (
     SetStreamOpened,
     SetWaitsFrom,
 )
-from mcp_sessions.stores.records import Data, SessionRecord
+from mcp_sessions.stores.records import Data, SessionRecord, State
 from mcp_sessions.stores.sqlite import log_rows, session_rows
 from mcp_sessions.stores.sqlite.key_rows import keys_of
 from mcp_sessions.stores.sqlite.served_file import ServedFile, is_small
 from mcp_sessions.stores.sqlite.session_rows import Brief
-from mcp_sessions.stores.sqlite.transaction import Transaction, assigned, text_bytes
+from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes
 
 
 class Belongings(ServedFile):
@@ -35,19 +35,17 @@ class Belongings(ServedFile):
             case SetCurrent(current):
                 values = (current.session_id, current.fencing_epoch) if current else (None, None)
                 columns = "current_id = ?, current_epoch = ?"
-                return await self._set(session_id, columns, values, assigned(current=current))
+                return await self._set(session_id, columns, values, change.edit)
             case SetStreamOpened():
                 known = self._cache.known(session_id)
-                if known is not None and known.stream_opened:
+                if known is not None and known.client.stream_opened:
                     return False
-                became, condition = assigned(stream_opened=True), " AND NOT stream_opened"
-                return await self._set(session_id, "stream_opened = 1", (), became, condition)
+                condition = " AND NOT stream_opened"
+                return await self._set(session_id, "stream_opened = 1", (), change.edit, condition)
             case SetWaitsFrom(event_id):
-                became = assigned(waits_from=event_id)
-                return await self._set(session_id, "waits_from = ?", (event_id,), became)
+                return await self._set(session_id, "waits_from = ?", (event_id,), change.edit)
             case SetLogLevel(level):
-                became = assigned(log_level=level)
-                return await self._set(session_id, "log_level = ?", (level,), became)
+                return await self._set(session_id, "log_level = ?", (level,), change.edit)
             case SetFilter():
                 work = partial(_filtered, session_id, change, self._policy)
                 return await self._within(session_id, work, False)
@@ -59,7 +57,7 @@ class Belongings(ServedFile):
     async def subscribe(self, session_id: SessionId, uri: str) -> bool:
 
         def apply(record: SessionRecord) -> None:
-            record.subscriptions |= {uri}
+            record.client.subscriptions |= {uri}
 
         def work(tx: Transaction, session: Brief) -> bool:
             session_rows.subscribe(tx, session.sid, uri, self._policy)
@@ -71,7 +69,7 @@ class Belongings(ServedFile):
     async def unsubscribe(self, session_id: SessionId, uri: str) -> bool:
 
         def apply(record: SessionRecord) -> None:
-            record.subscriptions -= {uri}
+            record.client.subscriptions -= {uri}
 
         def work(tx: Transaction, session: Brief) -> bool:
             session_rows.unsubscribe(tx, session.sid, uri)
@@ -110,9 +108,9 @@ class Belongings(ServedFile):
             there = session_rows.record_of(tx, session_id)
             if there is None:
                 return None
-            if expected_version not in (None, there[1].state_version):
+            if expected_version not in (None, there[1].state.version):
                 raise StateConflict(there[1])
-            before = there[1].state
+            before = there[1].state.values
             newest = {name: value for name, value in before.items() if name not in gone}
             newest.update(session_rows.load_json(values))
             sizes = (text_size(name) + len(encode(value)) for name, value in newest.items())
@@ -125,9 +123,13 @@ class Belongings(ServedFile):
             found = session_rows.record_of(tx, session_id)
             if found is None:
                 raise AssertionError("it was there, in this transaction")
-            version = found[1].state_version
-            tx.changes.append((session_id, assigned(state=newest, state_version=version)))
-            return found[1]
+            stored = found[1]
+
+            def apply(record: SessionRecord) -> None:
+                record.state = State(newest, stored.state.version)
+
+            tx.changes.append((session_id, apply))
+            return stored
 
         return await self._writer.call(work)
 
@@ -191,7 +193,7 @@ def _filtered(
     check_subscriptions(uris, policy)
     session_rows.replace_subscriptions(tx, session.sid, uris)
     tx.execute("UPDATE sessions SET lists = ? WHERE sid = ?", (encode(sorted(lists)), session.sid))
-    tx.changes.append((session_id, assigned(subscriptions=uris, lists=lists)))
+    tx.changes.append((session_id, change.edit))
     return True
 
 

@@ -50,7 +50,7 @@ import sys
 from collections.abc import Collection, Sequence
 
 from mcp_sessions.core.admission import Admission, admission
-from mcp_sessions.core.expiry import asleep_by, end_of_life, idle_time, longest_life
+from mcp_sessions.core.expiry import Life, asleep_by, end_of_life, idle_time, longest_life
 from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
@@ -59,7 +59,7 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import mint_session_id
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import check_peer
-from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
+from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionClient, SessionRecord
 from mcp_sessions.stores.sqlite import session_rows, sizes
 from mcp_sessions.stores.sqlite.attaching import Attachments
 from mcp_sessions.stores.sqlite.key_rows import keys_of
@@ -99,17 +99,15 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
             session_id or mint_session_id(),
             mode,
             principal,
-            created_at=now,
-            expires_at=self._cache.deadline(mode, now, ends_at),
-            ends_at=ends_at,
-            peer=peer,
-            is_new=True,
+            Life(now, self._cache.deadline(mode, now, ends_at), ends_at),
+            SessionClient(peer),
         )
+        record.is_new = True
         return await self._writer.call(lambda tx: session_rows.create(tx, record, self._policy))
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         record = await self._cache.find(session_id)
-        return record if record is not None and now < record.expires_at else None
+        return record if record is not None and now < record.life.expires_at else None
 
     async def admit(
         self,
@@ -143,7 +141,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         self, record: SessionRecord, use: KeyUse, fencing_epoch: FencingEpoch | None, now: float
     ) -> Admitted | None:
         session_id = record.session_id
-        deadline = self._cache.deadline(record.mode, now, record.ends_at)
+        deadline = self._cache.deadline(record.mode, now, record.life.ends_at)
 
         def work(tx: Transaction) -> Admitted | None:
             # What was in memory may be behind the file by now.
@@ -157,7 +155,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         admitted = await self._writer.call(work, short=True)
         if admitted is not None and not admitted.displaced:
             known = self._cache.known(session_id)
-            if known is not None or record.expires_at < deadline:
+            if known is not None or record.life.expires_at < deadline:
                 self._cache.move_deadline(session_id, known or record, now)
         return admitted
 
@@ -166,7 +164,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
             record = await self._cache.find(session_id)
             # Whoever touches a session was at work on it until now, so its idle deadline
             # cannot have passed; the absolute one can.
-            if record is not None and now < record.ends_at:
+            if record is not None and now < record.life.ends_at:
                 self._cache.move_deadline(session_id, record, now)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:

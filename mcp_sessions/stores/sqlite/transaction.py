@@ -16,10 +16,6 @@ memory, or None: the session has ended.
 """
 
 
-def assigned(**fields: Any) -> Callable[[SessionRecord], None]:
-    return lambda record: record.become(**fields)
-
-
 Changes = Sequence[tuple[SessionId, Change]]
 """In the order in which they happened."""
 

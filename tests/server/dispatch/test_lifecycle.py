@@ -421,7 +421,8 @@ async def test_of_what_a_client_says_of_itself_is_kept_what_is_read_and_that_is_
             assert records == []
         else:
             assert answer["result"]["protocolVersion"] == "2025-11-25"
-            assert [record.peer and record.peer.initialize_params for record in records] == [
+            peers = [record.client.peer for record in records]
+            assert [peer and peer.initialize_params for peer in peers] == [
                 {name: value for name, value in params.items() if name != member}
             ]
 
@@ -434,10 +435,10 @@ async def test_a_session_keeps_no_copy_of_what_its_connections_client_said() -> 
         session = (await client.start())["sessionId"]
 
         record = await w.layer.store.load(SessionId(session), now=w.clock())
-        assert record is not None and record.peer is not None
-        assert record.peer.protocol_version == "2025-11-25"
-        assert len(str(record.peer.initialize_params)) < 200
-        assert record.peer.initialize_params == {
+        assert record is not None and record.client.peer is not None
+        assert record.client.peer.protocol_version == "2025-11-25"
+        assert len(str(record.client.peer.initialize_params)) < 200
+        assert record.client.peer.initialize_params == {
             "capabilities": {"roots": {}},
             "clientInfo": {"name": "raw", "version": "1"},
         }

@@ -624,7 +624,7 @@ async def test_a_request_is_not_told_again_what_its_client_said_of_itself(kept: 
                     await each.load(of, now=NOW),
                     await each.change_state(of, {"number": number}, ()),
                 ]
-                assert [record and record.peer for record in found] == [peer] * 3
+                assert [record and record.client.peer for record in found] == [peer] * 3
             told = ["x" * 60_000 in str(answer) for answer in answers]
             assert told == [each is other, *(False for _ in answers[1:])]
 
@@ -673,7 +673,7 @@ async def admitted(store: RedisStore, session_id: SessionId) -> frozenset[str]:
     """The subscriptions that a request is told."""
     admitted = await store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW)
     assert admitted is not None
-    return admitted.record.subscriptions
+    return admitted.record.client.subscriptions
 
 
 def test_what_is_known_of_subscriptions_is_bounded() -> None:

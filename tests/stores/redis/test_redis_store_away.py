@@ -269,7 +269,7 @@ async def test_a_redis_that_was_killed_and_comes_back_is_used_again(
             server.start()
             await back(store, session_id)
             record = await store.load(session_id, now=NOW)
-            assert record is not None and record.state == {"a": 1}
+            assert record is not None and record.state.values == {"a": 1}
             await append(store, session_id)
 
 

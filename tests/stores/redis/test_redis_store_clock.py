@@ -61,7 +61,7 @@ async def check_whole(store: RedisStore, clock: Clock, of: SessionId) -> None:
     await store.touch([of], now=clock())
     assert await store.expire(now=clock(), held=(), limit=9) == []
     record = await store.load(of, now=clock())
-    assert record is not None and abs(record.expires_at - time.time() - 1_000) < 60
+    assert record is not None and abs(record.life.expires_at - time.time() - 1_000) < 60
     events, refusal = await store.read(of, f"{first.log_epoch}-{0:012d}", now=clock())
     assert (len(events), refusal) == (1, None)
     attached = await store.attach(of, None, now=clock())

@@ -77,7 +77,7 @@ async def check_whole(store: RedisStore) -> None:
     """What belongs to no single session says what the sessions say."""
     records = await store.all_sessions()
     for uri in URIS:
-        expected = {each.session_id for each in records if uri in each.subscriptions}
+        expected = {each.session_id for each in records if uri in each.client.subscriptions}
         assert set(await store.subscribers(uri)) == expected
     assert {each.session_id for each in await store.all_sessions(ANONYMOUS)} == {
         each.session_id for each in records

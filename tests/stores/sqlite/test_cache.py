@@ -29,7 +29,7 @@ async def test_a_deadline_is_written_when_it_moved_by_a_hundredth_and_at_the_end
         for seconds, in_file in ((0.5, 100), (0.9, 100), (1, 101), (1.9, 101), (7, 107)):
             await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW + seconds)
             record = await store.load(of, now=NOW)
-            assert record is not None and record.expires_at == NOW + seconds + 100
+            assert record is not None and record.life.expires_at == NOW + seconds + 100
             assert await written(store) == NOW + in_file
         await store.touch([of], now=NOW + 7.5)
         assert not await store.expire(now=NOW + 107.4, held=(), limit=9)
@@ -49,7 +49,7 @@ async def test_a_deadline_is_not_forgotten_with_its_record(
         await store.admit(of, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW + 0.5)
         await new(store)
         record = await store.load(of, now=NOW)
-        assert record is not None and record.expires_at == NOW + 100.5
+        assert record is not None and record.life.expires_at == NOW + 100.5
 
 
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)

@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mcp_sessions.core.expiry import Life
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, Window
 from mcp_sessions.core.request_keys import Begun, KeyState, KeyUse, RequestKeys
 from mcp_sessions.core.states import Mode
@@ -47,7 +48,7 @@ def a_session(policy: SessionPolicy | None = None) -> Generator[tuple[Transactio
     connection = sqlite3.connect(":memory:", isolation_level=None)
     migrate(connection)
     tx = Transaction(connection)
-    record = SessionRecord(SESSION, Mode.PROTOCOL, ANONYMOUS, NOW, NOW + 10, NOW + 100)
+    record = SessionRecord(SESSION, Mode.PROTOCOL, ANONYMOUS, Life(NOW, NOW + 10, NOW + 100))
     session_rows.create(tx, record, policy or SessionPolicy())
     found = session_rows.record_of(tx, SESSION)
     assert found is not None

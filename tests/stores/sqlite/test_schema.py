@@ -47,7 +47,7 @@ async def test_a_file_of_an_older_version_is_migrated(path: Path, version: int) 
     connection.close()
     async with opened(path) as store:
         record = await store.load(SessionId("kept"), now=NOW)
-        assert record is not None and (record.fencing_epoch, record.state) == (3, {"n": 1})
+        assert record is not None and (record.fencing_epoch, record.state.values) == (3, {"n": 1})
         assert await sql(store, "PRAGMA user_version") == (VERSION,)
 
 

@@ -69,7 +69,7 @@ class HttpGet:
         transport = http_transport(connection)
         async with call.watch(transport.cut_get):
             await transport.serve_get(
-                connection, after, first, call, cleared=record.carried, turns=self._turns
+                connection, after, first, call, cleared=record.client.carried, turns=self._turns
             )
 
     # --- the rest of a response ------------------------------------------------------------

@@ -23,7 +23,7 @@ from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.stores.records import Admitted, CurrentSession, SessionRecord
+from mcp_sessions.stores.records import Admitted, CurrentSession, SessionRecord, State
 
 
 class Association(Stage):
@@ -65,7 +65,7 @@ class Association(Stage):
                 named, inbound, request, call.key, instead_of=call.instead_of
             )
             if opened is not None and not self._store.remembers:
-                admitted.record.state, admitted.record.state_version = opened
+                admitted.record.state = State(*opened)
             if admitted.record.mode is not Mode.PROTOCOL:
                 raise InvalidRequest(
                     InvalidReason.MODE_CONFLICT, "this session belongs to its transport"
@@ -76,7 +76,7 @@ class Association(Stage):
                 admitted_to = inbound.http.record
                 if admitted_to is not None and inbound.changed_current is NotChanged.HERE:
                     # As Inbound.current has it: most requests come this way.
-                    current = admitted_to.current
+                    current = admitted_to.client.current
                 else:
                     current = await inbound.current()
             if current is not None and named is NotNamed.NULL:

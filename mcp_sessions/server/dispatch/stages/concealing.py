@@ -24,8 +24,8 @@ class Concealing(Stage):
     async def before(self, call: Call) -> Outcome | None:
         """Put something that nothing is called for each hidden name."""
         sees, session = self._visibility, call.handler_record
-        if session is not None and STATE_KEY in session.state:
-            sees = sees.of(session.state)
+        if session is not None and STATE_KEY in session.state.values:
+            sees = sees.of(session.state.values)
         elif not (sees.outside or sees.needed):
             return None
         if sees.needed:

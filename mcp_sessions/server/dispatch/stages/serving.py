@@ -178,10 +178,10 @@ class UpstreamPeers(Stage):
     def _past(self, record: SessionRecord | None) -> _Past:
         if record is None:
             return {}
-        was_served = record.created_at < self._began_at
+        was_served = record.life.created_at < self._began_at
         wanted = wanted_by(record)
         if wanted.subscriptions:
-            may_hear = self._visibility.of(record.state).may_hear
+            may_hear = self._visibility.of(record.state.values).may_hear
             wanted = wanted._replace(subscriptions=list(filter(may_hear, wanted.subscriptions)))
         return {"wanted": wanted, "was_served": was_served}
 
