@@ -1,6 +1,6 @@
 """Where ``CONTRIBUTING.md`` says that a reader begins, there is what it names.
 
-Its table "Where to begin" answers what a newcomer asks. Each answer begins with one entry, a file
+Its table "The file to open first" answers what a newcomer asks. Each answer begins with one entry, a file
 and a name in it; a name that follows a file in parentheses is of that file.
 """
 

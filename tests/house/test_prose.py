@@ -28,7 +28,12 @@ CODE_EXCEPTIONS: dict[str, str] = {}
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"))
+    for path in (
+        *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")),
+        ROOT / "conformance/README.md",
+        *(ROOT / "examples").glob("*/README.md"),
+        *(ROOT / "docs").rglob("*.md"),
+    )
 )
 
 
