@@ -1,7 +1,7 @@
 """Where ``CONTRIBUTING.md`` says that a reader begins, there is what it names.
 
-Its table "The file to open first" answers what a newcomer asks. Each answer begins with one entry, a file
-and a name in it; a name that follows a file in parentheses is of that file.
+Its table "The file to open first" answers what a newcomer asks. Each answer begins with one
+entry, a file and a name in it; a name that follows a file in parentheses is of that file.
 """
 
 import ast
