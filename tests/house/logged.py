@@ -52,7 +52,7 @@ COMPOSERS: Mapping[str, tuple[Kind, int, str]] = {
     "StoreUnavailable": (Kind.CAUSE, 0, ""),
     "StoreRefused": (Kind.CAUSE, 0, ""),
     "Failure": (Kind.CAUSE, 1, ""),
-    "_warn": (Kind.CAUSE, 1, "upstream/"),
+    "warn": (Kind.CAUSE, 1, "upstream/"),
     "_say_now_and_then": (Kind.CAUSE, 0, "upstream/"),
     "_break": (Kind.CAUSE, 0, "upstream/"),
     "not_started": (Kind.CAUSE, 0, "upstream/"),

@@ -29,7 +29,7 @@ from mcp_sessions.server.upstream.port import (
 )
 from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.server.upstream.stdio.output import Output
-from mcp_sessions.server.upstream.stdio.stdio_child import StdioChild
+from mcp_sessions.server.upstream.stdio.stdio_child import StdioWire
 from mcp_sessions.stores.records import Peer
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ class Puppet:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.output = Output()
-        self.child: StdioChild | None = None
+        self.child: Child | None = None
         self.unanswered: dict[int, Json] = {}
         self.answers: dict[str, Json] = {}
         """By the id of its question."""
@@ -62,9 +62,7 @@ class Puppet:
         """It says that on the response of a request, as a URL does."""
         assert self.child is not None
         waiting = self.child._open.get(request_id)  # pyright: ignore[reportPrivateUsage]
-        later = self.child._take(  # pyright: ignore[reportPrivateUsage]
-            json.dumps({"jsonrpc": "2.0", **message}).encode(), waiting
-        )
+        later = self.child.take(json.dumps({"jsonrpc": "2.0", **message}).encode(), waiting)
         if later is not None:
             asyncio.ensure_future(later())
 
@@ -110,8 +108,8 @@ class Puppet:
         return "it ended"
 
 
-class UrlPuppet(StdioChild):
-    """The child of a puppet that is a URL: what it says by itself has no order with answers."""
+class UrlWire(StdioWire):
+    """The wire of a puppet that is a URL: what it says by itself has no order with answers."""
 
     is_in_order = False
 
@@ -124,7 +122,7 @@ class Puppets:
     """
 
     def __init__(self, *, is_url: bool) -> None:
-        self._make = UrlPuppet if is_url else StdioChild
+        self._wire = UrlWire if is_url else StdioWire
         self.all: list[Puppet] = []
 
     @property
@@ -135,9 +133,9 @@ class Puppets:
 
     async def start(self, place: Place, principal: Principal) -> Child:
         puppet = Puppet(place)
-        puppet.child = self._make(cast(Any, puppet), place, 1_000_000)
+        child = puppet.child = Child(self._wire(cast(Any, puppet), 1_000_000), place)
         self.all.append(puppet)
-        return puppet.child
+        return child
 
     def use(self, server: ExternalServer) -> None: ...
 

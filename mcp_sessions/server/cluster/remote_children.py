@@ -32,7 +32,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     ChildRequest,
     ClientRequest,
 )
-from mcp_sessions.server.upstream.external.child import NOT_STARTED
+from mcp_sessions.server.upstream.external.child_requests import NOT_STARTED
 from mcp_sessions.server.upstream.external.elsewhere import Asked, Lease, Moved, Served
 from mcp_sessions.server.upstream.port import (
     NOTHING_WANTED,

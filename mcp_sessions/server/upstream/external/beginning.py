@@ -14,7 +14,8 @@ from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import ANSWERING, Child, Refused
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child_requests import ANSWERING, Refused
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.port import UpstreamError
 

@@ -39,7 +39,7 @@ import asyncio
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from mcp_sessions.core.messages import RequestId, members_of, meta_of, progress_token
 from mcp_sessions.core.nearness import own_connection
@@ -78,10 +78,11 @@ def with_own_token(request_id: int, params: Mapping[str, Any] | None) -> Mapping
         The params with the layer's token in place of the client's. A token that is no string and no
         integer is left out.
     """
-    meta = meta_of(params)
-    if meta is None or TOKEN not in meta:
+    meta: object = params.get("_meta") if params is not None else None
+    if not isinstance(meta, dict) or TOKEN not in meta:
         return params
-    own = {name: value for name, value in meta.items() if name != TOKEN}
+    members = cast("dict[str, Any]", meta)
+    own = {name: value for name, value in members.items() if name != TOKEN}
     if progress_token(params) is not None:
         own[TOKEN] = request_id
     return {**(params or {}), "_meta": own}
@@ -166,9 +167,11 @@ class Unanswered:
         self._has_asked = False
         """Whether the child asked its client for something, and knows the answer."""
 
-    def sent(self, request_id: RequestId, call: Call | None, params: object) -> None:
+    def sent(
+        self, request_id: RequestId, call: Call | None, params: Mapping[str, Any] | None
+    ) -> None:
         request = self._awaited[request_id] = _Request(call)
-        task: object = members_of(params).get("taskId")
+        task: object = params.get("taskId") if params is not None else None
         if isinstance(task, str):
             request.names.add(("task", task))
         source = _source_of(call)

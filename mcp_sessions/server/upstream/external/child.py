@@ -1,37 +1,33 @@
 """Speak JSON-RPC with one child, and match its answers, progress and questions to requests.
 
+A child is a wire and an era. The wire knows how messages come and go (``child_wire.py``). The era
+knows how a server of that era is asked (``either_era.py``).
+
 Its messages pass unchanged, but for ids and progress tokens. When it ends, each of its requests
-gets a definite answer, so that no client waits for ever. Subclasses know how messages come and go
-(``stdio/stdio_child.py``).
+gets a definite answer, so that no client waits for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
-from itertools import chain
 from typing import Any, cast
 
-from mcp_sessions.background import Background, TimeSlice, give_way
+from mcp_sessions.background import Background
 from mcp_sessions.core.listen_messages import LISTEN, SET_LEVEL
 from mcp_sessions.core.messages import (
     Answer,
-    Malformed,
-    Message,
     Notification,
     Request,
     RequestId,
-    decode,
     error_body,
     error_message,
     id_of,
     members_of,
     notification_message,
-    parse,
     progress_token,
     result_message,
     wire_error,
@@ -44,14 +40,25 @@ from mcp_sessions.errors import (
     OutcomeUnknown,
 )
 from mcp_sessions.server.upstream.external.cause import TOKEN, Cause, Unanswered, with_own_token
-from mcp_sessions.server.upstream.external.receiver import Client
-from mcp_sessions.server.upstream.external.unreadable import (
-    Unreadable,
-    is_deep,
-    messages_of,
-    more_than,
-    own_id,
+from mcp_sessions.server.upstream.external.child_reading import Reading
+from mcp_sessions.server.upstream.external.child_requests import (
+    NOT_STARTED,
+    Forgotten,
+    Refused,
+    Sender,
+    Waiting,
 )
+from mcp_sessions.server.upstream.external.child_wire import ChildWire
+from mcp_sessions.server.upstream.external.either_era import (
+    SUBSCRIPTIONS,
+    HandshakeEra,
+    ModernEra,
+    read_again,
+)
+from mcp_sessions.server.upstream.external.modern_requests import DISCOVER, VERSION
+from mcp_sessions.server.upstream.external.receiver import Client
+from mcp_sessions.server.upstream.external.server_stream import Listening
+from mcp_sessions.server.upstream.external.unreadable import Unreadable, more_than, own_id
 from mcp_sessions.server.upstream.port import Call, PeerError, UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -59,73 +66,22 @@ logger = logging.getLogger(__name__)
 _QUESTIONS = 64
 """Open requests of one child to its client, at most."""
 
+_DISCOVERING = 5.0
+"""Seconds in which a server has to say that it speaks the modern era."""
+
+_RETRY = 1.0
+"""Seconds before a stream is opened again, if the server names none."""
+
 CANCELLED = "notifications/cancelled"
-NOT_STARTED = "not_started"
-"""Reason in the error of a request that was not sent."""
-
-ANSWERING = 10.0
-"""Seconds that a child has to answer a request of the layer that precedes a client's request. After
-that the client's request continues without it.
-"""
-
-_UNCANCELLED = frozenset({"initialize", "server/discover"})
+_UNCANCELLED = frozenset({"initialize", DISCOVER})
+_OWN_WAY = frozenset({SET_LEVEL, "ping", *SUBSCRIPTIONS})
+"""Methods that are no plain request in every era."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
-    client: Mapping[str, Any]
-    """Params that its ``initialize`` would have."""
-
-    level: str | None
-    """Lowest log level that it wants meanwhile. None: no log messages."""
-
-    is_asked: bool = False
-    """Whether it accepts questions during the request."""
-
-
-Later = Callable[[], Coroutine[Any, Any, None]]
-"""Work that has to be done, and may wait."""
-
-
-class Forgotten(UpstreamError):
-    """The child has ended, and did not run the request."""
-
-    def __init__(self) -> None:
-        data = {"reason": NOT_STARTED, "started": False}
-        super().__init__(error_body(INTERNAL_ERROR, "the server ended its session", data))
-
-
-class NotStarted(UpstreamError):
-    """There is no child to send the request to."""
-
-
-class Refused(UpstreamError):
-    """The server itself answered with that error."""
-
-
-def raised_anew(failed: UpstreamError, error: dict[str, Any] | None = None) -> UpstreamError:
-    """Copy an error for one of several callers. A raised exception keeps the frames of its caller
-    alive.
-
-    Args:
-        error: Replaces its error.
-    """
-    kind = Refused if isinstance(failed, Refused) else UpstreamError
-    return kind(error if error is not None else failed.error)
-
-
-@dataclass(slots=True)
-class Waiting:
-    request_id: RequestId
-    future: asyncio.Future[Answer]
-    call: Call | None
-    """None: the request is the layer's own."""
-
-
-class Child(ABC):
+class Child:
     """A server that speaks MCP, with the layer as its only client."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, wire: ChildWire, client: Client) -> None:
         self.result: dict[str, Any] = {}
         """Result of ``initialize``. Empty: there is none yet."""
 
@@ -138,62 +94,45 @@ class Child(ABC):
         self.failure = ""
         """Fault of the child that ended it, if there was one."""
 
-        self._client = client
+        self.is_over = False
+        """Whether it accepts no requests any more."""
+
         self.unanswered = Unanswered()
         """Requests that it has not answered, and their clients."""
 
+        self.client = client
+        self.background = Background()
+        self._wire = wire
+        self._era: HandshakeEra | ModernEra = HandshakeEra(self, wire)
+        self._listening: Listening | None = None
         self._open: dict[RequestId, Waiting] = {}
         self._asked: dict[RequestId, asyncio.Task[None]] = {}
         self._last = 0
         self._warned: set[str] = set()
-        self._background = Background()
+        reading = Reading(self)
+        self.take, self.cannot_read = reading.take, reading.cannot_read
+        wire.begin(self)
 
     def belongs_to(self, client: Client) -> None:
-        self._client = client
+        """Send its messages to another client from now on."""
+        self.client = client
+        self._wire.given_to(client)
 
-    is_in_order = True
-    """Whether it sends everything on one stream, and nothing about a request after its answer."""
+    @property
+    def is_in_order(self) -> bool:
+        """Whether it sends nothing about a request after its answer."""
+        return self._wire.is_in_order
 
     @property
     def is_modern(self) -> bool:
-        return False
+        """Whether the layer speaks the modern era with it."""
+        return self._era.is_modern
 
     @property
     def always_says_cause(self) -> bool:
         """Whether each of its messages names the request that caused it."""
-        return False
-
-    @property
-    @abstractmethod
-    def is_over(self) -> bool:
-        """Whether it accepts no requests any more."""
-
-    @abstractmethod
-    async def stop(self) -> None:
-        """End it, and fail its open requests."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """End it at once, whatever it does."""
-
-    @abstractmethod
-    async def last_words(self) -> str:
-        """Return how it ended, in words for a client."""
-
-    @abstractmethod
-    def _write(self, message: bytes) -> None:
-        """Send a message that is no request. Never waits."""
-
-    @abstractmethod
-    def _room(self) -> Coroutine[Any, Any, None] | None:
-        """Return a wait for space to send more, which raises nothing. None: there is space."""
-
-    @abstractmethod
-    def _submit(self, request_id: int, message: Mapping[str, Any]) -> None: ...
-
-    @abstractmethod
-    def _noise(self, size: int, why: str) -> None:
-        """Handle bytes that are no message and answer nothing."""
+        # In the modern era a URL sends every message about a request on its response.
+        return self._era.is_modern and not self._wire.is_in_order
 
     @property
     def capabilities(self) -> Mapping[str, Any]:
@@ -202,12 +141,15 @@ class Child(ABC):
 
     @property
     def has_subscriptions(self) -> bool:
+        """Whether it declared that resources can be subscribed to."""
         return bool(members_of(self.capabilities.get("resources")).get("subscribe"))
+
+    # --- its beginning and its end -----------------------------------------------------------
 
     async def shake_hands(
         self, client: Mapping[str, Any], versions: Collection[str], uris: Collection[str]
     ) -> None:
-        """Do the handshake.
+        """Do the handshake, or find that the child speaks the modern era.
 
         Args:
             client: The params of ``initialize``.
@@ -218,6 +160,30 @@ class Child(ABC):
         Raises:
             UpstreamError: The child refuses, ended, or speaks no such version.
         """
+        known = frozenset(versions)
+        speaks_modern = False
+        if client.get("protocolVersion") == VERSION:
+            client = {**client, "protocolVersion": max(versions)}
+            # Some servers of the handshake era do not answer messages before a handshake.
+            speaks_modern = await self._discovers(client, known, _DISCOVERING)
+        if not speaks_modern:
+            try:
+                await self._initialize(client, known)
+            except UpstreamError as refused:
+                # Otherwise the request was not sent, or its outcome is unknown. A server that was
+                # tried before may have been too slow to answer.
+                is_its_own = isinstance(refused, Refused) or (
+                    members_of(refused.error.get("data")).get("reason") != NOT_STARTED
+                    and refused.error.get("code") != OUTCOME_UNKNOWN
+                )
+                speaks_modern = is_its_own and await self._discovers(client, known, None)
+                if not speaks_modern:
+                    raise
+        if speaks_modern:
+            self.subscribed.update(uris)
+        await self.hear_anew()
+
+    async def _initialize(self, client: Mapping[str, Any], versions: frozenset[str]) -> None:
         result = await self.request(None, "initialize", client)
         version = result.get("protocolVersion")
         if not isinstance(version, str) or version not in versions:
@@ -225,6 +191,63 @@ class Child(ABC):
             raise UpstreamError(error_body(INTERNAL_ERROR, f"it speaks version {named}"))
         self.result = result
         await self.notify("notifications/initialized", None)
+
+    async def _discovers(
+        self, client: Mapping[str, Any], versions: frozenset[str], within: float | None
+    ) -> bool:
+        """Whether it speaks the modern era, which has no handshake.
+
+        Args:
+            within: Seconds in which it has to answer. None: as long as the start may take.
+        """
+        self._era = modern = ModernEra(self, self._wire, client)
+        with suppress(UpstreamError, TimeoutError):
+            async with asyncio.timeout(within):
+                result = await modern.discover(client.get("protocolVersion"), versions)
+            if result is not None:
+                self.result = result
+                return True
+        self._era = HandshakeEra(self, self._wire)
+        return False
+
+    async def hear_anew(self) -> None:
+        stream = self._era.stream()
+        if stream is None:
+            return
+        if self._listening is None:
+            missed = partial(read_again, self)
+            self._listening = Listening(
+                self.background, lambda: self.client.label(), _RETRY, missed=missed
+            )
+        await self._listening.begin_anew(stream)
+
+    async def stop(self) -> None:
+        """End it, and fail its open requests."""
+        await self._wire.stop()
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        self._wire.kill()
+
+    async def last_words(self) -> str:
+        """Return how it ended, in words for a client."""
+        return await self._wire.last_words()
+
+    def forget(self) -> None:
+        self.is_over = True
+
+    def give_up(self) -> None:
+        self.is_over = True
+        for waiting in self._open.values():
+            if not waiting.future.done():
+                waiting.future.set_result(Answer(None, None, wire_error(OutcomeUnknown())))
+        for task in self._asked.values():
+            task.cancel()
+
+    def breaks(self, failure: str) -> None:
+        self.failure = failure
+
+    # --- the layer's messages ----------------------------------------------------------------
 
     async def request(
         self,
@@ -242,17 +265,31 @@ class Child(ABC):
             Forgotten: The child had ended before.
             UpstreamError: The child answered with an error. -31012: it ended before it answered.
         """
-        return await self._exchange(self._next_id(), call, method, params)
+        era = self._era
+        if era.is_modern or sender is not None or method in _OWN_WAY:
+            return await era.request(call, method, params, sender)
+        self._last += 1
+        result = await self.exchange(self._last, call, method, params)
+        if self._listening is not None:
+            self._listening.answered()
+        return result
 
-    def _next_id(self) -> int:
+    def next_id(self) -> int:
         self._last += 1
         return self._last
 
-    async def _exchange(
+    def was_answered(self) -> None:
+        if self._listening is not None:
+            self._listening.answered()
+
+    def is_set_to(self, level: str | None) -> None:
+        self.level = level
+
+    async def exchange(
         self, request_id: int, call: Call | None, method: str, params: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         # A caller that leaves during this wait has sent no request.
-        room = self._room()
+        room = self._wire.room()
         if room is not None:
             await room
         if self.is_over:
@@ -262,11 +299,11 @@ class Child(ABC):
         if params is not None:
             message["params"] = params
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._open[request_id] = Waiting(request_id, future, call)
+        waiting = self._open[request_id] = Waiting(request_id, future, call)
         if method != LISTEN:
             self.unanswered.sent(request_id, call, params)
         try:
-            self._submit(request_id, message)
+            self._wire.submit(waiting, message)
             answer = await future
             if answer.id is not None or (answer.error or {}).get("code") != OUTCOME_UNKNOWN:
                 # Otherwise the layer made the answer, and the child may still work on it.
@@ -274,7 +311,7 @@ class Child(ABC):
         except asyncio.CancelledError:
             if (future.cancelled() or not future.done()) and method not in _UNCANCELLED:
                 about = {"requestId": request_id, "reason": "cancelled"}
-                self._write(notification_message(CANCELLED, about))
+                self._wire.write(notification_message(CANCELLED, about))
             raise
         finally:
             self._open.pop(request_id, None)
@@ -288,121 +325,16 @@ class Child(ABC):
         return answer.result or {}
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        await self._hand_over(notification_message(method, params))
+        """Send a notification. The modern era has none for a server."""
+        if not self._era.is_modern:
+            await self._wire.hand_over(notification_message(method, params))
 
-    async def _hand_over(self, message: bytes) -> None:
-        room = self._room()
-        if room is not None:
-            await room
-        self._write(message)
+    def refuse(self, request_id: RequestId, code: int, text: str, data: Any = None) -> None:
+        self._wire.write(error_message(request_id, error_body(code, text, data)))
 
-    # --- its messages ------------------------------------------------------------------------
+    # --- its answers -------------------------------------------------------------------------
 
-    def _give_up(self) -> None:
-        for waiting in self._open.values():
-            if not waiting.future.done():
-                waiting.future.set_result(Answer(None, None, wire_error(OutcomeUnknown())))
-        for task in self._asked.values():
-            task.cancel()
-
-    def _take(self, line: bytes, about: Waiting | None = None) -> Later | None:
-        """Handle a message of the child.
-
-        Args:
-            about: The request on whose response the message comes. None: on none.
-
-        Returns:
-            Work that has to be done before the next message is handled.
-        """
-        try:
-            value = decode(line)
-            message = parse(value)
-        except (ValueError, Malformed):
-            return self._take_rare(line, about)
-        if isinstance(message, Request) and ("result" in value or "error" in value):
-            return self._take_rare(line, about)
-        if is_deep(line, value):
-            return self._take_rare(line, about)
-        return self._take_message(message, about)
-
-    def _take_message(self, message: Message, about: Waiting | None) -> Later | None:
-        match message:
-            case Answer():
-                self._answered(message)
-            case Request():
-                self._question(message, about)
-            case Notification():
-                return partial(self._notified, message, about)
-        return None
-
-    def _take_rare(self, line: bytes, about: Waiting | None) -> Later | None:
-        said = messages_of(line)
-        first, second = next(said), next(said, None)
-        if second is None:
-            return self._take_one(first, len(line), about)
-        return partial(self._take_each, chain((first, second), said), len(line), about)
-
-    async def _take_each(
-        self, said: Iterator[Message | Unreadable], size: int, about: Waiting | None
-    ) -> None:
-        time_slice = TimeSlice()
-        for each in said:
-            later = self._take_one(each, size, about)
-            if isinstance(each, Unreadable):
-                # The line counts only once.
-                size = 0
-            if later is not None:
-                await later()
-            if time_slice.is_over():
-                await give_way()
-
-    def _take_one(
-        self, said: Message | Unreadable, size: int, about: Waiting | None
-    ) -> Later | None:
-        if not isinstance(said, Unreadable):
-            return self._take_message(said, about)
-        self._cannot_read(said, size)
-        return None
-
-    def _cannot_read(self, said: Unreadable, size: int) -> None:
-        """Handle a text that is no message. If it answers a request, the request fails."""
-        waiting = self._open.get(own_id(said.id) or 0) if said.is_answer else None
-        if waiting is not None:
-            self._fail(waiting, f"the server's answer {said.why}")
-        elif said.is_answer:
-            asked = own_id(said.id)
-            if asked is not None:
-                self.unanswered.answered(asked)
-            self._not_asked(asked)
-        elif said.has_method and said.id is not None:
-            # Otherwise the server would wait for ever.
-            self._refuse(said.id, INVALID_REQUEST, f"Invalid request: it {said.why}")
-        else:
-            self._noise(size, said.why)
-
-    def _dropped(self, said: Unreadable, longest: int) -> bool:
-        """Handle a message that is too large to be read. False: its kind is unknown.
-
-        Args:
-            longest: Bytes of a message, at most.
-        """
-        if not (said.is_answer or said.has_method):
-            return False
-        if said.has_method:
-            self._leave_out(longest)
-        if said.is_answer or said.id is not None:
-            self._cannot_read(said, 0)
-        return True
-
-    def _leave_out(self, longest: int) -> None:
-        self._warn("too large", f"a message of {more_than(longest)} is dropped")
-
-    def _fail(self, waiting: Waiting, why: str) -> None:
-        self.unanswered.answered(waiting.request_id)
-        if not waiting.future.done():
-            waiting.future.set_result(Answer(None, None, error_body(INTERNAL_ERROR, why)))
-
-    def _answered(self, answer: Answer) -> None:
+    def answered(self, answer: Answer) -> None:
         asked = answer.id if isinstance(answer.id, int) else own_id(answer.id)
         waiting = self._open.get(asked) if asked is not None else None
         if asked is not None:
@@ -415,28 +347,69 @@ class Child(ABC):
         if not waiting.future.done():
             waiting.future.set_result(answer)
 
+    def answered_unreadably(self, request_id: int | None, why: str) -> None:
+        waiting = self._open.get(request_id or 0)
+        if waiting is not None:
+            self.fail(waiting, f"the server's answer {why}")
+            return
+        if request_id is not None:
+            self.unanswered.answered(request_id)
+        self._not_asked(request_id)
+
+    def fail(self, waiting: Waiting, why: str) -> None:
+        self.unanswered.answered(waiting.request_id)
+        if not waiting.future.done():
+            waiting.future.set_result(Answer(None, None, error_body(INTERNAL_ERROR, why)))
+
     def _not_asked(self, request_id: int | None) -> None:
         """Ignore an answer that no request waits for. Many servers answer notifications, and other
         clients ignore that. No id is used twice, so it cannot answer another request.
         """
         if request_id is None or not 0 < request_id <= self._last:
-            self._warn("not asked", "it answers a request that the layer did not send: ignored")
+            self.warn("not asked", "it answers a request that the layer did not send: ignored")
         # Otherwise the request was cancelled, or is answered twice.
 
-    def _warn(self, kind: str, text: str) -> None:
+    def end_listen(self, request_id: object) -> None:
+        asked = own_id(request_id)
+        waiting = self._open.get(asked) if asked is not None else None
+        # It is the only request of the layer that lasts.
+        if waiting is not None and waiting.call is None and not waiting.future.done():
+            waiting.future.set_result(Answer(None, {}, None))
+
+    # --- its other messages ------------------------------------------------------------------
+
+    def dropped(self, said: Unreadable, longest: int) -> bool:
+        if not (said.is_answer or said.has_method):
+            return False
+        if said.has_method:
+            self.leave_out(longest)
+        if said.is_answer or said.id is not None:
+            self.cannot_read(said, 0)
+        return True
+
+    def leave_out(self, longest: int) -> None:
+        self.warn("too large", f"a message of {more_than(longest)} is dropped")
+
+    def noise(self, size: int, why: str) -> None:
+        self._wire.noise(size, why)
+
+    def warn(self, kind: str, text: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            logger.warning("%s: %s", self._client.label(), text)
+            logger.warning("%s: %s", self.client.label(), text)
 
-    async def _notified(self, notification: Notification, about: Waiting | None) -> None:
-        method, params = notification.method, notification.params
+    async def notified(self, notification: Notification, about: Waiting | None) -> None:
+        known = await self._era.known(notification)
+        if known is None:
+            return
+        method, params = known.method, known.params
         match method:
             case "notifications/progress":
                 members = dict(params or {})
                 token = own_id(members.pop(TOKEN, None))
                 waiting = self._open.get(token) if token is not None else None
                 if waiting is not None and waiting.call is not None:
-                    await self._client.reported(waiting.call, members)
+                    await self.client.reported(waiting.call, members)
             case "notifications/cancelled":
                 # True is no id, but would be found as 1.
                 asked = id_of({"id": (params or {}).get("requestId")})
@@ -444,22 +417,26 @@ class Child(ABC):
                 if task is not None:
                     task.cancel()
             case _ if self.result:
-                cause = self.unanswered.cause(method, params, about, is_late=not self.is_in_order)
-                await self._client.notified(method, params, cause)
+                is_late = not self._wire.is_in_order
+                cause = self.unanswered.cause(method, params, about, is_late=is_late)
+                await self.client.notified(method, params, cause)
             case _:
                 logger.debug("dropped %s: it came before the handshake", method)
 
-    def _question(self, request: Request, about: Waiting | None) -> None:
-        if request.method == "ping":
-            self._write(result_message(request.id, {}))
+    def question(self, request: Request, about: Waiting | None) -> None:
+        refusal = self._era.refusal(request.method)
+        if refusal is not None:
+            self.refuse(request.id, *refusal)
+        elif request.method == "ping":
+            self._wire.write(result_message(request.id, {}))
         elif not self.result:
-            self._refuse(request.id, INVALID_REQUEST, "initialize was not answered yet")
+            self.refuse(request.id, INVALID_REQUEST, "initialize was not answered yet")
         elif len(self._asked) >= _QUESTIONS or request.id in self._asked:
-            self._refuse(request.id, LIMIT_REACHED, "too many open requests, or one with this id")
+            self.refuse(request.id, LIMIT_REACHED, "too many open requests, or one with this id")
         else:
             # This comes now, and not in the task's turn: the next message may be the answer.
             cause = self.unanswered.cause(request.method, request.params, about)
-            task = self._background.run("a question of a child", self._ask(request, cause))
+            task = self.background.run("a question of a child", self._ask(request, cause))
             self._asked[request.id] = task
             task.add_done_callback(lambda _: self._asked.pop(request.id, None))
 
@@ -472,17 +449,14 @@ class Child(ABC):
             await self.notify("notifications/progress", params)
 
         try:
-            result = await self._client.asked(
+            result = await self.client.asked(
                 request.method, request.params, report if token is not None else None, cause
             )
             answer = result_message(request.id, result)
         except PeerError as refused:
-            self._refuse(request.id, refused.code, refused.message, refused.data)
+            self.refuse(request.id, refused.code, refused.message, refused.data)
         except Exception:
-            self._refuse(request.id, INTERNAL_ERROR, "Internal error")
+            self.refuse(request.id, INTERNAL_ERROR, "Internal error")
             raise
         else:
-            await self._hand_over(answer)
-
-    def _refuse(self, request_id: RequestId, code: int, text: str, data: Any = None) -> None:
-        self._write(error_message(request_id, error_body(code, text, data)))
+            await self._wire.hand_over(answer)

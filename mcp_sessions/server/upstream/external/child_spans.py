@@ -19,11 +19,11 @@ _TRACER: Final = "mcp_sessions"
 
 class Spans:
     def __init__(self) -> None:
-        self._are_made = False
+        self.are_made = False
         self._known = KnownNames()
 
     def look(self) -> None:
-        self._are_made = is_tracing()
+        self.are_made = is_tracing()
 
     def around(
         self,
@@ -33,8 +33,6 @@ class Spans:
         version: object,
         work: Awaitable[Served],
     ) -> Awaitable[Served]:
-        if not self._are_made:
-            return work
         return _traced(call, method, params, version, work, self._known)
 
 

@@ -45,9 +45,11 @@ from mcp_sessions.server.upstream.external.beginning import (
     made,
     not_started,
 )
-from mcp_sessions.server.upstream.external.child import Child, Refused
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child_requests import Refused
 from mcp_sessions.server.upstream.external.failures import Failures
-from mcp_sessions.server.upstream.external.place import LISTS, ONE_CLIENT, UPDATED, Place, Services
+from mcp_sessions.server.upstream.external.place import ONE_CLIENT, Place, Services
+from mcp_sessions.server.upstream.external.receiver import LISTS, UPDATED
 from mcp_sessions.server.upstream.external.room import LOOKS, WAITS, Starts, can_share, spare
 from mcp_sessions.server.upstream.external.server_messages import Telling
 from mcp_sessions.server.upstream.port import UpstreamError

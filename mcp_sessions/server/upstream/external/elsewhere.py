@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from mcp_sessions.core.named import NAMED
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.upstream.asks import Asks
-from mcp_sessions.server.upstream.external.child import Sender
+from mcp_sessions.server.upstream.external.child_requests import Sender
 from mcp_sessions.server.upstream.port import Call, Wanted
 
 Served = tuple[dict[str, Any], Mapping[str, Any]]

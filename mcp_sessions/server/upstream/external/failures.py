@@ -22,7 +22,7 @@ from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import encode
 from mcp_sessions.errors import INTERNAL_ERROR
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import raised_anew
+from mcp_sessions.server.upstream.external.child_requests import raised_anew
 from mcp_sessions.server.upstream.port import UpstreamError
 
 Client = Mapping[str, Any]

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID, Filter
 from mcp_sessions.core.messages import meta_of
 from mcp_sessions.errors import METHOD_NOT_FOUND
-from mcp_sessions.server.upstream.external.place import UPDATED
+from mcp_sessions.server.upstream.external.receiver import UPDATED
 from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest
 
 _ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"

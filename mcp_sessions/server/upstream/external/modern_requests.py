@@ -20,7 +20,7 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.errors import INTERNAL_ERROR
-from mcp_sessions.server.upstream.external.child import Sender
+from mcp_sessions.server.upstream.external.child_requests import Sender
 from mcp_sessions.server.upstream.port import PeerError, UpstreamError
 
 VERSION: Final = "2026-07-28"

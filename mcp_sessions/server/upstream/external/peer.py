@@ -16,7 +16,8 @@ from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.asks import Asks
-from mcp_sessions.server.upstream.external.child import ANSWERING, Child
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child_requests import ANSWERING
 from mcp_sessions.server.upstream.external.child_spans import Spans
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
@@ -110,8 +111,11 @@ class ExternalPeer:
         work = self._served(call, method, params, level)
         if method is None:
             return await work
-        version = VERSION if self._asks is not None else self._client.get("protocolVersion")
-        served = await self._wrapped.spans.around(call, method, params, version, work)
+        spans = self._wrapped.spans
+        if spans.are_made:
+            version = VERSION if self._asks is not None else self._client.get("protocolVersion")
+            work = spans.around(call, method, params, version, work)
+        served = await work
         if method == "tools/list":
             self._wrapped.declared.learn(served[0])
         return served

@@ -19,9 +19,9 @@ from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
-from mcp_sessions.server.upstream.external.child import (
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child_requests import (
     ANSWERING,
-    Child,
     Forgotten,
     NotStarted,
     Refused,
@@ -29,6 +29,7 @@ from mcp_sessions.server.upstream.external.child import (
     raised_anew,
 )
 from mcp_sessions.server.upstream.external.failures import description_of
+from mcp_sessions.server.upstream.external.receiver import LISTS, UPDATED
 from mcp_sessions.server.upstream.external.server_messages import Telling, Way
 from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
@@ -42,8 +43,6 @@ from mcp_sessions.server.upstream.port import (
 
 logger = logging.getLogger(__name__)
 
-LISTS = ("tools", "prompts", "resources")
-UPDATED = "notifications/resources/updated"
 _WHOSE = (
     "the server did not say which request it asks for, and several can be: "
     "its client is not known, and nobody is asked"
@@ -206,8 +205,9 @@ class Place:
                 await self.services.telling.told(call)
         finally:
             self.calls.pop(call, None)
-            self.unsure.is_over(call)
             self.services.telling.forget(call)
+            if self.unsure.questions:
+                self.unsure.is_over(call)
             self.used_at = asyncio.get_running_loop().time()
         if method == SET_LEVEL:
             self.level = level_of(params)

@@ -35,7 +35,8 @@ from typing import Any, Final, cast
 from mcp_sessions.errors import INTERNAL_ERROR, LIMIT_REACHED
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.asks import Asks, kind_of
-from mcp_sessions.server.upstream.external.child import Child, NotStarted, Sender
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child_requests import NotStarted, Sender
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.port import Call, UpstreamError

@@ -11,7 +11,7 @@ from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, PeerReq
 
 class Unsure:
     def __init__(self) -> None:
-        self._calls: dict[asyncio.Timeout, list[Call]] = {}
+        self.questions: dict[asyncio.Timeout, list[Call]] = {}
         """Time limits of the questions → the calls that each may be about."""
 
     async def ask(self, asked: PeerRequest, way: Outbound) -> dict[str, Any]:
@@ -23,17 +23,17 @@ class Unsure:
         """
         try:
             async with asyncio.timeout(None) as limit:
-                self._calls[limit] = list(asked.about)
+                self.questions[limit] = list(asked.about)
                 try:
                     return await way.send_request(asked)
                 finally:
-                    del self._calls[limit]
+                    del self.questions[limit]
         except TimeoutError:
             raise PeerError(INVALID_REQUEST, "the request that asks is over") from None
 
     def is_over(self, call: Call) -> None:
         """End the questions that were about this call only. Others continue."""
-        for limit, calls in self._calls.items():
+        for limit, calls in self.questions.items():
             if call in calls:
                 calls.remove(call)
                 if not calls:

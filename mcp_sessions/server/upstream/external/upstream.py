@@ -28,7 +28,8 @@ from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.elsewhere import Elsewhere
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped, shared_place
-from mcp_sessions.server.upstream.external.place import LISTS, Place
+from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.receiver import LISTS
 from mcp_sessions.server.upstream.external.sharing import Sharing
 from mcp_sessions.server.upstream.external.trial import (
     place_of_nobody,

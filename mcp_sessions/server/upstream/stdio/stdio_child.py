@@ -24,8 +24,9 @@ from mcp_sessions.core.outline import Outlines
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.child import Child, Forgotten, Later
-from mcp_sessions.server.upstream.external.either_era import EitherEraChild
+from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child_requests import Forgotten, Waiting
+from mcp_sessions.server.upstream.external.child_wire import Conversation, Later, SendOnce
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.server_stream import Hear, Heard
@@ -85,14 +86,14 @@ class StdioChildren:
     async def start(self, place: Place, principal: Principal) -> Child:
         process = await self._warm.take(place.label)
         if process is not None:
-            return StdioChild(process, place, self._longest)
+            return Child(StdioWire(process, self._longest), place)
         return await self._start(place, principal)
 
     async def _start_warm(self, label: Label) -> ChildProcess:
         env, cwd = self._server.place_of("", "")
         return await self._processes.start(self._server, label, env, cwd)
 
-    async def _start(self, place: Place, principal: Principal) -> StdioChild:
+    async def _start(self, place: Place, principal: Principal) -> Child:
         server = self._server
         # Paths and variables hold a digest: a name chosen by a client means nothing there.
         who = name_for_handlers(repr((principal.client_id, principal.issuer, principal.subject)))
@@ -111,7 +112,7 @@ class StdioChildren:
             if leave is not None:
                 leave()
             raise
-        return StdioChild(process, place, self._longest, ended=leave)
+        return Child(StdioWire(process, self._longest, ended=leave), place)
 
     def session_over(self, session_id: SessionId) -> None:
         own = name_for_handlers(session_id)
@@ -132,22 +133,20 @@ def _says_something(line: bytes) -> bool:
     return any(not isinstance(it, Unreadable) or it.is_known for it in messages_of(line))
 
 
-class StdioChild(EitherEraChild):
-    def __init__(
-        self,
-        process: ChildProcess,
-        client: Client,
-        longest: int,
-        *,
-        ended: Callable[[], None] | None = None,
-    ) -> None:
-        """Speak with a process.
+class StdioWire:
+    """The pipes of one process: a :class:`ChildWire`.
 
-        Args:
-            longest: Bytes of one of its messages, at most.
-            ended: Called once nothing of the process is left.
-        """
-        super().__init__(client)
+    Args:
+        longest: Bytes of one of its messages, at most.
+        ended: Called once nothing of the process is left.
+    """
+
+    is_in_order = True
+    _child: Conversation
+
+    def __init__(
+        self, process: ChildProcess, longest: int, *, ended: Callable[[], None] | None = None
+    ) -> None:
         self._process = process
         self._ended = ended
         self._longest = longest
@@ -155,18 +154,15 @@ class StdioChild(EitherEraChild):
         self._spread: Outlines | None = None
         """Message on several lines that is not complete."""
 
-        self._is_over = False
         self._is_stopping = False
         self._dying: asyncio.Task[None] | None = None
-        process.output.read(longest, self._hear_line, self._give_up, self._background)
 
-    def belongs_to(self, client: Client) -> None:
-        super().belongs_to(client)
+    def begin(self, child: Conversation) -> None:
+        self._child = child
+        self._process.output.read(self._longest, self._hear_line, self._over, child.background)
+
+    def given_to(self, client: Client) -> None:
         self._process.label.given_to(client.label)
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
 
     async def stop(self) -> None:
         self._is_stopping = True
@@ -176,7 +172,7 @@ class StdioChild(EitherEraChild):
                 # Everything that it waits for has happened.
                 await self._dying
         finally:
-            await self._background.close()
+            await self._child.background.close()
             self._process.output.leave()
             ended, self._ended = self._ended, None
             if ended is not None:
@@ -188,7 +184,7 @@ class StdioChild(EitherEraChild):
     async def last_words(self) -> str:
         return await self._process.last_words()
 
-    def _room(self) -> Coroutine[Any, Any, None] | None:
+    def room(self) -> Coroutine[Any, Any, None] | None:
         return self._until_it_takes() if self._process.is_full else None
 
     async def _until_it_takes(self) -> None:
@@ -197,42 +193,51 @@ class StdioChild(EitherEraChild):
         except OSError:
             self._break("it closed its input")
 
-    def _write(self, message: bytes) -> None:
+    def write(self, message: bytes) -> None:
         self._process.write(message)
         if self._process.untaken > _UNREAD * self._longest:
             self._break("it does not read its input")
 
-    def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
+    async def hand_over(self, message: bytes) -> None:
+        room = self.room()
+        if room is not None:
+            await room
+        self.write(message)
+
+    def submit(self, waiting: Waiting, message: Mapping[str, Any]) -> None:
         self._process.write(encode(message))
 
     def _break(self, failure: str) -> None:
-        if not self.failure:
-            self.failure = failure
-            if self.result:
+        """Kill the process, which fails its open requests: it can no longer be used."""
+        if not self._child.failure:
+            self._child.breaks(failure)
+            if self._child.result:
                 # Otherwise its start fails, and that is logged.
                 logger.warning("%s: the layer kills it: %s", self._process.label(), failure)
         self._process.kill()
         self._process.output.leave()
 
-    def _give_up(self) -> None:
-        self._is_over = True
-        super()._give_up()
-        if self.result and not self._is_stopping and not self.failure:
-            self._dying = self._background.run("the last output of a child", self._died())
+    def _over(self) -> None:
+        child = self._child
+        child.give_up()
+        if child.result and not self._is_stopping and not child.failure:
+            self._dying = child.background.run("the last output of a child", self._died())
 
     async def _died(self) -> None:
         logger.warning("%s: %s", self._process.label(), await self.last_words())
+
+    # --- its messages ------------------------------------------------------------------------
 
     def _hear_line(self, line: Line) -> Later | None:
         if isinstance(line, TooLong):
             self._too_long(line)
             return None
         if self._spread is not None and not _says_something(line):
-            self._noise(len(line), _SPREAD)
+            self.noise(len(line), _SPREAD)
             self._goes_on(line, self._spread)
             return None
         noise, self._spread = self._junk, None
-        later = self._take(line)
+        later = self._child.take(line)
         if self._junk == noise:
             self._junk = 0
         elif line.lstrip()[:1] in (b"{", b"["):
@@ -240,6 +245,7 @@ class StdioChild(EitherEraChild):
         return later
 
     def _goes_on(self, line: bytes, messages: Outlines) -> None:
+        """Add a line to a message on several lines."""
         messages.feed(line + b"\n")
         self._spread = messages if messages.is_open and not messages.is_lost else None
         if self._spread is not None:
@@ -247,36 +253,50 @@ class StdioChild(EitherEraChild):
         for each in messages.known:
             said = outlined(each, _SPREAD)
             if said.is_known:
-                self._cannot_read(said, 0)
+                self._child.cannot_read(said, 0)
                 self._junk = 0
 
-    def _stream(self) -> Hear | None:
-        return self._listen if self._modern is not None else None
-
-    async def _hear(self, request_id: int, params: dict[str, Any], heard: Heard) -> float | None:
-        try:
-            await self._exchange(request_id, None, LISTEN, params)
-        except UpstreamError:
-            if self.is_over:
-                raise Forgotten from None
-            if not self._is_heard(request_id):
-                raise
-        return None
-
-    def _noise(self, size: int, why: str) -> None:
-        self._warn("noise", f"its output is not a message: it {why}")
+    def noise(self, size: int, why: str) -> None:
+        self._child.warn("noise", f"its output is not a message: it {why}")
         self._junk += size + 1
         if self._junk > _JUNK:
             self._break("its output is not a message")
 
     def _too_long(self, line: TooLong) -> None:
-        why = f"has {more_than(self._longest)}"
+        why, child = f"has {more_than(self._longest)}", self._child
         if line.messages is None:
-            is_known = self._dropped(of_ends(line.head, line.tail, why), self._longest)
+            is_known = child.dropped(of_ends(line.head, line.tail, why), self._longest)
         else:
             is_known = not line.messages.is_lost
             for each in line.messages.known:
-                is_known = self._dropped(outlined(each, why), self._longest) and is_known
+                is_known = child.dropped(outlined(each, why), self._longest) and is_known
         if not is_known:
             # A request may wait for it.
             self._break(f"a message of {more_than(self._longest)}")
+
+    # --- in the modern era -------------------------------------------------------------------
+
+    async def around(
+        self, exchange: SendOnce, method: str, params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return await exchange(params)
+
+    def stream(self) -> Hear | None:
+        return None
+
+    async def listen(
+        self,
+        request_id: int,
+        params: dict[str, Any],
+        heard: Heard,
+        *,
+        is_heard: Callable[[], bool],
+    ) -> float | None:
+        try:
+            await self._child.exchange(request_id, None, LISTEN, params)
+        except UpstreamError:
+            if self._child.is_over:
+                raise Forgotten from None
+            if not is_heard():
+                raise
+        return None

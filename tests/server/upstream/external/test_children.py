@@ -9,12 +9,11 @@ import pytest
 
 from mcp_sessions import StdioServer
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.upstream.external import either_era
-from mcp_sessions.server.upstream.external.child import Refused
+from mcp_sessions.server.upstream.external import child
+from mcp_sessions.server.upstream.external.child_requests import Refused
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.place import ONE_CLIENT, Place
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.server.upstream.stdio.stdio_child import StdioChild
 from tests.server.upstream.external.test_failures import never, nobody_is_away
 from tests.support.children import child_world, modern_child, until
 from tests.support.modern import ModernClient
@@ -35,7 +34,7 @@ async def test_a_command_of_the_era_before_serves_whatever_it_does_when_asked_fo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, misdeed: str, first: int
 ) -> None:
     """It refuses, says nothing, or ends: then it is restarted, and not asked that any more."""
-    monkeypatch.setattr(either_era, "_DISCOVERING", 0.3)
+    monkeypatch.setattr(child, "_DISCOVERING", 0.3)
     noted = tmp_path / "calls"
     async with child_world(misdeed, options={"env": {"CALLS": str(noted)}}) as w:
         client = ModernClient(w.carrier)
@@ -51,7 +50,7 @@ async def test_a_command_of_the_era_before_serves_whatever_it_does_when_asked_fo
 async def test_a_slow_server_of_the_modern_era_is_asked_again_once_it_refused_a_handshake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(either_era, "_DISCOVERING", 0.3)
+    monkeypatch.setattr(child, "_DISCOVERING", 0.3)
     slow = modern_child("slow", env={"SLOW": str(tmp_path / "slow")})
     async with world(server=slow) as w:
         assert await ModernClient(w.carrier).text("count") == "1"
@@ -93,7 +92,7 @@ async def test_what_is_told_to_others_as_well_is_bounded_and_keeps_nothing_of_wh
             raise long
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(StdioChild, "shake_hands", refuses)
+            patch.setattr(child.Child, "shake_hands", refuses)
             told = [await client.call("count").error() for _ in range(3)]
         assert {each["code"] for each in told} == {-32010}
         assert [len(each["message"]) for each in told] == [3_000_000, 300, 300]

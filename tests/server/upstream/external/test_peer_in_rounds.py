@@ -18,7 +18,7 @@ from mcp.client import Client
 from mcp_sessions import Conversations, HTTPServer, SessionLayer, StdioServer
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
-from mcp_sessions.server.upstream.external.child import Sender
+from mcp_sessions.server.upstream.external.child_requests import Sender
 from mcp_sessions.server.upstream.external.place import Clients, Place, Services
 from mcp_sessions.server.upstream.external.server_messages import Telling
 from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest

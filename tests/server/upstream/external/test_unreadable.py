@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,8 @@ from mcp_sessions.core.messages import Answer, Notification, Request
 from mcp_sessions.core.outline import KEPT
 from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.external.child import Child
+from mcp_sessions.server.upstream.external.child_requests import Waiting
+from mcp_sessions.server.upstream.external.child_wire import Conversation
 from mcp_sessions.server.upstream.external.unreadable import (
     Unreadable,
     messages_of,
@@ -55,42 +57,49 @@ class Client:
         return {}
 
 
-class Said(Child):
-    """A child whose every word is given."""
+class Wire:
+    """It carries nothing, and knows what it was given."""
+
+    is_in_order = True
 
     def __init__(self) -> None:
-        super().__init__(Client())
         self.written: list[Any] = []
-        self.noise = 0
-        self.result = {"protocolVersion": "2025-11-25"}
+        self.noises = 0
 
-    @property
-    def is_over(self) -> bool:
-        return False
+    def begin(self, child: Conversation) -> None:
+        self._background = child.background
 
     async def stop(self) -> None:
         await self._background.close()
 
-    def kill(self) -> None:
-        pass
-
-    async def last_words(self) -> str:
-        return ""
-
-    def _write(self, message: bytes) -> None:
+    def write(self, message: bytes) -> None:
         self.written.append(json.loads(message))
 
-    def _room(self) -> Coroutine[Any, Any, None] | None:
-        return None
+    def room(self) -> None: ...
 
-    def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
-        pass
+    async def hand_over(self, message: bytes) -> None:
+        self.write(message)
 
-    def _noise(self, size: int, why: str) -> None:
-        self.noise += 1
+    def submit(self, waiting: Waiting, message: Mapping[str, Any]) -> None: ...
+
+    def noise(self, size: int, why: str) -> None:
+        self.noises += 1
+
+
+class Said(Child):
+    """A child whose every word is given."""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        super().__init__(cast(Any, self.wire), Client())
+        self.result = {"protocolVersion": "2025-11-25"}
+
+    @property
+    def written(self) -> list[Any]:
+        return self.wire.written
 
     async def says(self, line: bytes) -> None:
-        later = self._take(line)
+        later = self.take(line)
         if later is not None:
             await later()
 
@@ -135,7 +144,7 @@ async def test_an_answer_is_found_by_its_structure(shape: bytes, given: bytes) -
     """Of NaN and its like. A word inside of the result is not looked at."""
     said = Said()
     assert await said.answers(shape % (RESULT % given)) == NO_JSON
-    assert said.noise == 0
+    assert said.wire.noises == 0
 
 
 @pytest.mark.parametrize("levels", [260, 600, 900])
@@ -146,7 +155,7 @@ async def test_what_has_too_many_levels_is_an_error_of_its_request(levels: int) 
     line = b'{"jsonrpc":"2.0","id":@,"result":{"n":%s}}' % deep
     assert await said.answers(line) == "the server's answer has too many levels"
     await said.says(b'{"jsonrpc":"2.0","method":"notifications/message","params":{"n":%s}}' % deep)
-    assert said._client.told == []  # type: ignore[attr-defined]
+    assert said.client.told == []  # type: ignore[attr-defined]
     await said.says(b'{"jsonrpc":"2.0","id":"q","method":"roots/list","params":{"n":%s}}' % deep)
     assert said.written[-1]["error"]["code"] == -32600
 
@@ -286,7 +295,7 @@ async def test_what_a_server_prints_of_a_clients_text_is_no_answer(printed: str)
     line = printed.format(text, {"q": text}, {"q": "} " + text}, json.dumps({"q": text}))
     await said.says(line.encode())
     assert await waits == {"n": 1}
-    assert said.noise == 1
+    assert said.wire.noises == 1
 
 
 async def test_an_error_is_read_beside_a_result_that_is_null() -> None:
@@ -337,7 +346,7 @@ async def test_an_answer_to_nothing_is_ignored_and_said_once(
     assert [record.getMessage() for record in caplog.records] == [
         "the server of a client: it answers a request that the layer did not send: ignored"
     ]
-    assert child.noise == 0
+    assert child.wire.noises == 0
 
 
 @pytest.mark.parametrize(
@@ -370,7 +379,7 @@ async def test_true_is_no_id_of_a_request_and_no_token(caplog: pytest.LogCapture
         told = {"jsonrpc": "2.0", "method": f"notifications/{method}", "params": {name: True}}
         await child.says(json.dumps(told).encode())
     assert await waits == {"n": 1}
-    assert child._client.told == []  # type: ignore[attr-defined]
+    assert child.client.told == []  # type: ignore[attr-defined]
 
 
 # --- nothing ends a reader -------------------------------------------------------------------

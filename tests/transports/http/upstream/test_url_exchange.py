@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from mcp_sessions.core.messages import Answer
-from mcp_sessions.server.upstream.external.child import Waiting
+from mcp_sessions.server.upstream.external.child_requests import Waiting
 from mcp_sessions_transports.http.client.sse_reader import ReadEvent
 from mcp_sessions_transports.http.upstream import url_exchange
 from mcp_sessions_transports.http.upstream.url_exchange import Exchange, Session

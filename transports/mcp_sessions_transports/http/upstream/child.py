@@ -29,18 +29,14 @@ from mcp_sessions.core.messages import (
     notification_message,
 )
 from mcp_sessions.server.upstream.external.beginning import NoMeans
-from mcp_sessions.server.upstream.external.child import (
-    CANCELLED,
-    Forgotten,
-    Refused,
-    Waiting,
-)
-from mcp_sessions.server.upstream.external.either_era import EitherEraChild
+from mcp_sessions.server.upstream.external.child import CANCELLED
+from mcp_sessions.server.upstream.external.child_requests import Forgotten, Refused, Waiting
+from mcp_sessions.server.upstream.external.child_wire import Conversation, SendOnce
 from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.server_stream import Hear, Heard
 from mcp_sessions.server.upstream.external.unreadable import more_than, outlined
-from mcp_sessions.server.upstream.port import Call, UpstreamError
+from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge
 from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent
@@ -71,14 +67,21 @@ _ENDING: Final = 2.0
 """Seconds in which what was asked may still be answered when it ends, and its end be told."""
 
 
-class HttpChild(EitherEraChild):
-    def __init__(self, wire: Wire, client: Client, longest: int) -> None:
-        super().__init__(client)
+class HttpWire:
+    """The requests to one session at a URL: a
+    :class:`~mcp_sessions.server.upstream.external.child_wire.ChildWire`.
+    """
+
+    is_in_order = False
+    """The server's own messages come on a separate stream."""
+
+    _child: Conversation
+    _messages: Messages
+
+    def __init__(self, wire: Wire, longest: int) -> None:
         self._wire = wire
         self._longest = longest
-        self._is_over = False
         self._posts: set[asyncio.Task[None]] = set()
-        self._messages = Messages(self._background, self._tell)
         self._session = Session(
             opens=self._request,
             check=self._check,
@@ -90,17 +93,12 @@ class HttpChild(EitherEraChild):
         self._param_headers = ParamHeaders()
         self._ending = asyncio.Lock()
 
-    is_in_order = False
-    """The server's own messages come on a separate stream."""
+    def begin(self, child: Conversation) -> None:
+        self._child = child
+        self._messages = Messages(child.background, self._tell)
 
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
-
-    @property
-    def always_says_cause(self) -> bool:
-        """In the modern era every message about a request is on its response."""
-        return self.is_modern
+    def given_to(self, client: Client) -> None:
+        """Do nothing: the URL has no name of its client."""
 
     async def stop(self) -> None:
         async with self._ending:
@@ -108,12 +106,13 @@ class HttpChild(EitherEraChild):
                 await self._stop()
 
     async def _stop(self) -> None:
-        was_forgotten, self._is_over = self._is_over, True
+        was_forgotten = self._child.is_over
+        self._child.forget()
         if was_forgotten and self._posts:
             # They are answered 404 as well, and did not run.
             await asyncio.wait(self._posts, timeout=_ENDING)
-        self._give_up()
-        await self._background.close()
+        self._child.give_up()
+        await self._child.background.close()
         try:
             async with asyncio.timeout(_ENDING):
                 if not was_forgotten and self._wire.session is not None:
@@ -125,7 +124,7 @@ class HttpChild(EitherEraChild):
             await self._wire.close()
 
     def kill(self) -> None:
-        self._is_over = True
+        self._child.forget()
 
     async def last_words(self) -> str:
         return "the server ended its session"
@@ -138,23 +137,24 @@ class HttpChild(EitherEraChild):
         last_event_id: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[httpx2.Response]:
-        version = VERSION if self._modern is not None else self.result.get("protocolVersion")
+        child = self._child
+        version = VERSION if child.is_modern else child.result.get("protocolVersion")
         return self._wire.request(
             method, content, version=version, last_event_id=last_event_id, headers=headers
         )
 
     # --- what it is told ---------------------------------------------------------------------
 
-    def _write(self, message: bytes) -> None:
-        if self._modern is not None:
+    def write(self, message: bytes) -> None:
+        if self._child.is_modern:
             # That era tells a server nothing; whoever reads no more has cancelled.
             return
         self._messages.add(message)
 
-    def _room(self) -> Coroutine[Any, Any, None] | None:
+    def room(self) -> Coroutine[Any, Any, None] | None:
         return self._messages.until_taken()
 
-    async def _hand_over(self, message: bytes) -> None:
+    async def hand_over(self, message: bytes) -> None:
         await self._messages.add_in_turn(message)
 
     async def _tell(self, message: bytes) -> None:
@@ -162,25 +162,24 @@ class HttpChild(EitherEraChild):
             async with self._request("POST", message) as response:
                 await self._check(response)
         except Forgotten:
-            self._forget()
+            self._child.forget()
 
-    async def _exchange(
-        self, request_id: int, call: Call | None, method: str, params: Mapping[str, Any] | None
+    async def around(
+        self, exchange: SendOnce, method: str, params: Mapping[str, Any]
     ) -> dict[str, Any]:
-        known = self._param_headers.of(params or {}) if method == "tools/call" else {}
+        known = self._param_headers.of(params) if method == "tools/call" else {}
         try:
-            result = await super()._exchange(request_id, call, method, params)
+            result = await exchange(params)
         except UpstreamError as refused:
-            is_mismatch = refused.error.get("code") == HEADER_MISMATCH and method == "tools/call"
-            if self._modern is None or params is None or not is_mismatch:
+            if refused.error.get("code") != HEADER_MISMATCH or method != "tools/call":
                 raise
             # It did not run: what its headers have to be was not known, or is no longer.
             with suppress(UpstreamError):
                 await self._list_tools(params)
             if self._param_headers.of(params) == known:
                 raise
-            return await super()._exchange(self._next_id(), call, method, params)
-        if method == "tools/list" and self._modern is not None:
+            return await exchange(params)
+        if method == "tools/list":
             self._param_headers.learn(result)
         return result
 
@@ -193,7 +192,8 @@ class HttpChild(EitherEraChild):
         meta = {name: it for name, it in (meta_of(params) or {}).items() if name != "progressToken"}
         listed: dict[str, Any] = {"_meta": meta}
         for _ in range(_PAGES):
-            result = await self._exchange(self._next_id(), None, "tools/list", listed)
+            result = await self._child.exchange(self._child.next_id(), None, "tools/list", listed)
+            self._param_headers.learn(result)
             cursor: object = result.get("nextCursor")
             if not isinstance(cursor, str):
                 return
@@ -205,38 +205,38 @@ class HttpChild(EitherEraChild):
             headers |= self._param_headers.of(message["params"])
         return headers
 
-    def _submit(self, request_id: int, message: Mapping[str, Any]) -> None:
-        waiting = self._open[request_id]
-        task = self._background.run("a request to a URL", self._post(request_id, message, waiting))
+    def submit(self, waiting: Waiting, message: Mapping[str, Any]) -> None:
+        task = self._child.background.run("a request to a URL", self._post(message, waiting))
         self._posts.add(task)
         task.add_done_callback(self._posts.discard)
         # Whoever does not wait for its answer any more does not read it, either.
         waiting.future.add_done_callback(lambda it: task.cancel() if it.cancelled() else None)
 
-    async def _post(self, request_id: int, message: Mapping[str, Any], waiting: Waiting) -> None:
+    async def _post(self, message: Mapping[str, Any], waiting: Waiting) -> None:
+        request_id, child = waiting.request_id, self._child
         failed: UpstreamError
         try:
-            headers = self._headers_of(message) if self._modern is not None else None
+            headers = self._headers_of(message) if child.is_modern else None
             failed = await Exchange(self._session, waiting).run(encode(message), headers)
         except Forgotten as forgotten:
-            self._forget()
+            child.forget()
             failed = forgotten
         except UpstreamError as error:
             failed = error
         except UNSENT as unsent:
             lack = lack_of(unsent)
             failed = refused(lack or reason_of(unsent))
-            if lack is not None and not self.result:
+            if lack is not None and not child.result:
                 # The handshake: that it fails so is not to count as the server's failure.
                 failed = NoMeans(failed.error)
         except (BodyTooLarge, EventTooLarge):
-            self._fail(waiting, f"the server's answer has {more_than(self._longest)}")
+            child.fail(waiting, f"the server's answer has {more_than(self._longest)}")
             return
         except FAILURES as broken:
             failed = unknown(said(broken))
             if isinstance(broken, httpx2.TimeoutException) and not waiting.future.done():
                 about = {"requestId": request_id, "reason": "no answer in time"}
-                self._write(notification_message(CANCELLED, about))
+                self.write(notification_message(CANCELLED, about))
         except Exception as defect:
             # Whatever it is: whoever waits is answered.
             report("a request to a URL", defect)
@@ -250,10 +250,10 @@ class HttpChild(EitherEraChild):
             waiting.future.set_result(Answer(whose, None, failed.error))
 
     async def _check(self, response: httpx2.Response) -> None:
-        await self._wire.check(response, has_begun=bool(self.result))
+        await self._wire.check(response, has_begun=bool(self._child.result))
 
     def _begun(self, response: httpx2.Response) -> None:
-        if not self.result and self._modern is None:
+        if not self._child.result and not self._child.is_modern:
             self._wire.joined(response)
 
     # --- what it says ------------------------------------------------------------------------
@@ -261,31 +261,36 @@ class HttpChild(EitherEraChild):
     async def _on_event(self, event: ReadEvent, waiting: Waiting | None) -> None:
         if event.dropped is not None:
             said = outlined(event.dropped, f"has {more_than(self._longest)}")
-            if self._dropped(said, self._longest):
+            if self._child.dropped(said, self._longest):
                 return
             if waiting is not None:
                 raise EventTooLarge
-            self._leave_out(self._longest)
+            self._child.leave_out(self._longest)
             return
         if event.data and event.event == "message":
-            later = self._take(event.data, waiting)
+            later = self._child.take(event.data, waiting)
             if later is not None:
                 await later()
 
     async def _answered_whole(self, body: bytes, waiting: Waiting) -> None:
-        later = self._take(body, waiting)
+        later = self._child.take(body, waiting)
         if later is not None:
             await later()
 
     async def _said_by_itself(self, event: ReadEvent) -> None:
         await self._on_event(event, None)
 
-    def _stream(self) -> Hear:
-        if self._modern is not None:
-            return self._listen
+    def stream(self) -> Hear | None:
         return self._hears(lambda last_id: self._request("GET", last_event_id=last_id))
 
-    async def _hear(self, request_id: int, params: dict[str, Any], heard: Heard) -> float | None:
+    async def listen(
+        self,
+        request_id: int,
+        params: dict[str, Any],
+        heard: Heard,
+        *,
+        is_heard: Callable[[], bool],
+    ) -> float | None:
         message = {"jsonrpc": "2.0", "id": request_id, "method": LISTEN, "params": params}
         headers, content = headers_of(message), encode(message)
         hears = self._hears(
@@ -303,13 +308,10 @@ class HttpChild(EitherEraChild):
             open_,
             self._check,
             self._said_by_itself,
-            self._forget,
+            self._child.forget,
             self._longest,
             is_acknowledged=is_acknowledged,
         )
 
-    def _forget(self) -> None:
-        self._is_over = True
-
-    def _noise(self, size: int, why: str) -> None:
-        self._warn("noise", f"its answer is not a message: it {why}")
+    def noise(self, size: int, why: str) -> None:
+        self._child.warn("noise", f"its answer is not a message: it {why}")

@@ -18,7 +18,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions_transports.http.client.cookies import BoundedJar
-from mcp_sessions_transports.http.upstream.child import HttpChild
+from mcp_sessions_transports.http.upstream.child import HttpWire
 from mcp_sessions_transports.http.upstream.url_credentials import Credentials
 from mcp_sessions_transports.http.upstream.wire import Wire, refused
 
@@ -51,7 +51,7 @@ class HttpChildren:
             cookies=BoundedJar(),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=8),
         )
-        return HttpChild(
+        wire = HttpWire(
             Wire(
                 server.url,
                 client,
@@ -59,9 +59,9 @@ class HttpChildren:
                 credentials=credentials,
                 silence=server.silence,
             ),
-            place,
             self._longest,
         )
+        return Child(wire, place)
 
     async def _credential(self, principal: Principal) -> Credential:
         auth = self._server.auth

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import httpx2
 
-from mcp_sessions.server.upstream.external.child import Forgotten
+from mcp_sessions.server.upstream.external.child_requests import Forgotten
 from mcp_sessions.server.upstream.external.server_stream import Heard
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.failures import is_sse

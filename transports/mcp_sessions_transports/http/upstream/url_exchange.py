@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeVar
 
 import httpx2
 
-from mcp_sessions.server.upstream.external.child import Waiting
+from mcp_sessions.server.upstream.external.child_requests import Waiting
 from mcp_sessions.server.upstream.external.reopening import Reopening
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of

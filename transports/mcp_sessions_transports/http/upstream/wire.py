@@ -17,7 +17,7 @@ from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, pa
 from mcp_sessions.core.resume import is_sendable
 from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN
 from mcp_sessions.server.upstream.external.beginning import NO_MEANS
-from mcp_sessions.server.upstream.external.child import NOT_STARTED, Forgotten, Refused
+from mcp_sessions.server.upstream.external.child_requests import NOT_STARTED, Forgotten, Refused
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import causes_of, reason_of
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED, pieces

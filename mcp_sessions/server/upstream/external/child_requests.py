@@ -1,0 +1,67 @@
+"""Name the requests to a child: their clients, their errors, and how long the layer waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_sessions.core.messages import Answer, RequestId, error_body
+from mcp_sessions.errors import INTERNAL_ERROR
+from mcp_sessions.server.upstream.port import Call, UpstreamError
+
+NOT_STARTED = "not_started"
+"""Reason in the error of a request that was not sent."""
+
+ANSWERING = 10.0
+"""Seconds that a child has to answer a request of the layer that precedes a client's request. After
+that the client's request continues without it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    client: Mapping[str, Any]
+    """Params that its ``initialize`` would have."""
+
+    level: str | None
+    """Lowest log level that it wants meanwhile. None: no log messages."""
+
+    is_asked: bool = False
+    """Whether it accepts questions during the request."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    request_id: RequestId
+    future: asyncio.Future[Answer]
+    call: Call | None
+    """None: the request is the layer's own."""
+
+
+class Forgotten(UpstreamError):
+    """The child has ended, and did not run the request."""
+
+    def __init__(self) -> None:
+        data = {"reason": NOT_STARTED, "started": False}
+        super().__init__(error_body(INTERNAL_ERROR, "the server ended its session", data))
+
+
+class NotStarted(UpstreamError):
+    """There is no child to send the request to."""
+
+
+class Refused(UpstreamError):
+    """The server itself answered with that error."""
+
+
+def raised_anew(failed: UpstreamError, error: dict[str, Any] | None = None) -> UpstreamError:
+    """Copy an error for one of several callers. A raised exception keeps the frames of its caller
+    alive.
+
+    Args:
+        error: Replaces its error.
+    """
+    kind = Refused if isinstance(failed, Refused) else UpstreamError
+    return kind(error if error is not None else failed.error)

@@ -1,0 +1,218 @@
+"""Define the wire of a child: a process has pipes, a URL has requests (``stdio/stdio_child.py``,
+and ``http/upstream/child.py`` of the transports).
+
+A :class:`~mcp_sessions.server.upstream.external.child.Child` is a wire and an era. The wire writes,
+streams and closes. It gives each message that comes to the child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+from mcp_sessions.background import Background
+from mcp_sessions.server.upstream.external.child_requests import Waiting
+from mcp_sessions.server.upstream.external.receiver import Client
+from mcp_sessions.server.upstream.external.server_stream import Hear, Heard
+from mcp_sessions.server.upstream.external.unreadable import Unreadable
+from mcp_sessions.server.upstream.port import Call
+
+Later = Callable[[], Coroutine[Any, Any, None]]
+"""Work that has to be done, and may wait."""
+
+SendOnce = Callable[[Mapping[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
+"""Sends a request with these params once, under an id of its own, and returns its result."""
+
+
+class Conversation(Protocol):
+    """A child, as its wire and its era see it."""
+
+    background: Background
+    """Its tasks. They end with it."""
+
+    @property
+    def client(self) -> Client: ...
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """Result of ``initialize``. Empty: there is none yet."""
+        ...
+
+    @property
+    def capabilities(self) -> Mapping[str, Any]: ...
+
+    @property
+    def level(self) -> str | None:
+        """Lowest log level that it was set to. None: it decides itself."""
+        ...
+
+    @property
+    def subscribed(self) -> set[str]:
+        """Resources that the layer subscribed to."""
+        ...
+
+    @property
+    def is_modern(self) -> bool: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def failure(self) -> str:
+        """Fault of the child that ended it, if there was one."""
+        ...
+
+    # --- for a wire ------------------------------------------------------------------------------
+
+    def take(self, line: bytes, about: Waiting | None = None) -> Later | None:
+        """Handle a message of the child.
+
+        Args:
+            about: The request on whose response the message comes. None: on none.
+
+        Returns:
+            Work that has to be done before the next message is handled.
+        """
+        ...
+
+    def cannot_read(self, said: Unreadable, size: int) -> None:
+        """Handle a text that is no message. If it answers a request, the request fails.
+
+        Args:
+            size: Its bytes, if they are noise.
+        """
+        ...
+
+    def dropped(self, said: Unreadable, longest: int) -> bool:
+        """Handle a message that is too large to be read. False: its kind is unknown.
+
+        Args:
+            longest: Bytes of a message, at most.
+        """
+        ...
+
+    def leave_out(self, longest: int) -> None:
+        """Log that a message is dropped; see :meth:`dropped`."""
+        ...
+
+    def fail(self, waiting: Waiting, why: str) -> None:
+        """Fail a request whose answer cannot be used."""
+        ...
+
+    def warn(self, kind: str, text: str) -> None:
+        """Log the first message of a kind. A server may repeat its fault without a bound."""
+        ...
+
+    def breaks(self, failure: str) -> None:
+        """Note the fault that ends it."""
+        ...
+
+    def forget(self) -> None:
+        """Accept no more requests: it has ended, or ends."""
+        ...
+
+    def give_up(self) -> None:
+        """Fail all open requests: it has ended."""
+        ...
+
+    # --- for an era ------------------------------------------------------------------------------
+
+    def next_id(self) -> int: ...
+
+    async def exchange(
+        self, request_id: int, call: Call | None, method: str, params: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Send a request as it is; see :meth:`Child.request`."""
+        ...
+
+    def was_answered(self) -> None:
+        """Note that it answers requests, so that a broken stream may work again."""
+        ...
+
+    def is_set_to(self, level: str | None) -> None:
+        """Note its log level."""
+        ...
+
+    async def hear_anew(self) -> None:
+        """Open the stream of its own messages again, for all wanted changes."""
+        ...
+
+    def end_listen(self, request_id: object) -> None:
+        """End a listen of the layer, which the child cancelled."""
+        ...
+
+
+class ChildWire(Protocol):
+    """The way to one child, and back."""
+
+    is_in_order: bool
+    """Whether it carries everything on one stream, and nothing about a request after its answer."""
+
+    def begin(self, child: Conversation) -> None:
+        """Give the child each message from now on. Called once, before anything is sent."""
+        ...
+
+    def given_to(self, client: Client) -> None:
+        """Note that the child has another client."""
+        ...
+
+    def room(self) -> Coroutine[Any, Any, None] | None:
+        """Return a wait for space to send more, which raises nothing. None: there is space."""
+        ...
+
+    def submit(self, waiting: Waiting, message: Mapping[str, Any]) -> None:
+        """Send a request."""
+        ...
+
+    def write(self, message: bytes) -> None:
+        """Send a message that is no request. Never waits."""
+        ...
+
+    async def hand_over(self, message: bytes) -> None:
+        """Send a message of a client that is no request, after those before it."""
+        ...
+
+    async def around(
+        self, exchange: SendOnce, method: str, params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Send a request of the modern era, with what the wire adds to it, and return its
+        result.
+        """
+        ...
+
+    def stream(self) -> Hear | None:
+        """Return the stream of the child's own messages in the handshake era, not opened yet. None:
+        it needs no stream.
+        """
+        ...
+
+    async def listen(
+        self,
+        request_id: int,
+        params: dict[str, Any],
+        heard: Heard,
+        *,
+        is_heard: Callable[[], bool],
+    ) -> float | None:
+        """Send a listen of the modern era, and read its stream until it ends; see :data:`Hear`.
+
+        Args:
+            is_heard: Returns whether the listen was acknowledged.
+        """
+        ...
+
+    def noise(self, size: int, why: str) -> None:
+        """Handle bytes that are no message and answer nothing."""
+        ...
+
+    async def stop(self) -> None:
+        """End the child, and fail its open requests."""
+        ...
+
+    def kill(self) -> None:
+        """End the child at once, whatever it does."""
+        ...
+
+    async def last_words(self) -> str:
+        """Return how the child ended, in words for a client."""
+        ...
