@@ -17,6 +17,7 @@ from typing import Any, Literal
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from mcp_sessions import method_names
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
@@ -334,28 +335,28 @@ class SessionLayer:
                 and lists again.
             ConfigurationError: The layer does not run.
         """
-        await self._change("notifications/resources/updated", {"uri": str(uri)})
+        await self._change(method_names.RESOURCE_UPDATED, {"uri": str(uri)})
 
     async def notify_tools_changed(self) -> None:
         """Tell every session that the list of tools changed.
 
         Returns and raises as :meth:`notify_resource_updated`.
         """
-        await self._change("notifications/tools/list_changed", None)
+        await self._change(method_names.TOOLS_CHANGED, None)
 
     async def notify_prompts_changed(self) -> None:
         """Tell every session that the list of prompts changed.
 
         Returns and raises as :meth:`notify_resource_updated`.
         """
-        await self._change("notifications/prompts/list_changed", None)
+        await self._change(method_names.PROMPTS_CHANGED, None)
 
     async def notify_resources_changed(self) -> None:
         """Tell every session that the list of resources changed.
 
         Returns and raises as :meth:`notify_resource_updated`.
         """
-        await self._change("notifications/resources/list_changed", None)
+        await self._change(method_names.RESOURCES_CHANGED, None)
 
     async def _change(self, method: str, params: Mapping[str, Any] | None) -> None:
         self._assembly.availability.check_running()

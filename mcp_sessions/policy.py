@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from mcp_sessions import method_names
 from mcp_sessions.errors import ConfigurationError
 
 COALESCED_BY_DEFAULT: Mapping[str, str | None] = {
-    "notifications/resources/updated": "uri",
-    "notifications/tools/list_changed": None,
-    "notifications/prompts/list_changed": None,
-    "notifications/resources/list_changed": None,
+    method_names.RESOURCE_UPDATED: "uri",
+    method_names.TOOLS_CHANGED: None,
+    method_names.PROMPTS_CHANGED: None,
+    method_names.RESOURCES_CHANGED: None,
 }
 """Method → the member of ``params`` that is its key, or None: keyed by method alone."""
 
@@ -20,7 +21,7 @@ COALESCED_BY_DEFAULT: Mapping[str, str | None] = {
 FORGET_AFTER = 86_400 * 30
 """Seconds: ``SessionPolicy.forget_after`` if it is None, and the store outlives the process."""
 
-_NEVER_COALESCED = frozenset({"notifications/cancelled", "notifications/progress"})
+_NEVER_COALESCED = frozenset({method_names.CANCELLED, method_names.PROGRESS})
 """Notifications that belong to one request, where each message counts."""
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from mcp_sessions import method_names
 from mcp_sessions.client import rpc
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link
 from mcp_sessions.client.known_server import Peer
@@ -179,7 +180,7 @@ class SessionControl:
         failures = 0
         while True:
             try:
-                return await self._ask(link, "session/resume", params)
+                return await self._ask(link, method_names.RESUME_SESSION, params)
             except Refused as refused:
                 if refused.code in (SESSION_NOT_FOUND, METHOD_NOT_FOUND):
                     return None
@@ -255,10 +256,10 @@ class SessionControl:
         started = None
         try:
             if known.may("start"):
-                result = await self._ask_quietly(link, "session/start", {})
+                result = await self._ask_quietly(link, method_names.START_SESSION, {})
                 started = rpc.session_of_start(result) if result is not None else None
             if started is None and known.may("create"):
-                result = await self._ask_quietly(link, "sessions/create", None)
+                result = await self._ask_quietly(link, method_names.CREATE_SESSION, None)
                 if result is not None:
                     started = rpc.session_of_create(result, may_resume=known.may("resume"))
         finally:
@@ -309,9 +310,9 @@ class SessionControl:
         try:
             if session.resumable and self._peer.abilities.may("end"):
                 params: Json = {"sessionId": session.session_id}
-                await self._ask(link, "session/end", params, within)
+                await self._ask(link, method_names.END_SESSION, params, within)
             else:
                 params = {"_meta": {SESSION_META: session.metadata()}}
-                await self._ask(link, "sessions/delete", params, within)
+                await self._ask(link, method_names.DELETE_SESSION, params, within)
         except (Refused, Failed) as error:
             logger.debug("the session could not be ended: %s", error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from mcp_sessions import method_names
 from mcp_sessions.client.dialer import Failure, Json
 from mcp_sessions.core.named import NAMED
 
@@ -56,7 +57,7 @@ def what(message: Json) -> str:
     if not isinstance(name, str) or not name.isprintable():
         return method
     name = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
-    return name if method == "tools/call" else f"{method} {name}"
+    return name if method == method_names.CALL_TOOL else f"{method} {name}"
 
 
 def not_sent(message: Json, cause: str) -> str:

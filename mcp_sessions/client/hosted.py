@@ -24,6 +24,7 @@ from typing import cast
 
 import anyio
 
+from mcp_sessions import method_names
 from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import Pending
@@ -34,10 +35,12 @@ from mcp_sessions.errors import SESSION_DETACHED, SESSION_NOT_FOUND
 _ENDED_KEPT = 256
 """Sessions that ended, of which a late event may still arrive."""
 
-_TAKING = frozenset({"session/start", "session/resume", "sessions/create"})
+_TAKING = frozenset(
+    {method_names.START_SESSION, method_names.RESUME_SESSION, method_names.CREATE_SESSION}
+)
 """Their answer comes before the events of the session that they take (RES6)."""
 
-_SESSIONLESS = frozenset({rpc.INITIALIZE, rpc.DISCOVER, "ping", *rpc.OUR_METHODS})
+_SESSIONLESS = frozenset({rpc.INITIALIZE, rpc.DISCOVER, method_names.PING, *rpc.OUR_METHODS})
 
 
 class Standing(Enum):
@@ -171,7 +174,7 @@ class HostedSessions:
     def asking(self, pending: Pending) -> None:
         if pending.method in _TAKING:
             named = cast("Json", pending.message.get("params") or {}).get("sessionId")
-            resumes = pending.method == "session/resume" and isinstance(named, str)
+            resumes = pending.method == method_names.RESUME_SESSION and isinstance(named, str)
             self._taking[pending] = cast(str, named) if resumes else None
 
     def settled(self, pending: Pending) -> None:
@@ -202,22 +205,22 @@ class HostedSessions:
             self._refused(pending, error, asked)
             return
         match pending.method:
-            case "session/start":
+            case method_names.START_SESSION:
                 started = rpc.session_of_start(result)
                 if started is not None:
                     self.follow(started[0].session_id, started[1])
                     self._make_current(pending, started[0].session_id)
-            case "sessions/create":
+            case method_names.CREATE_SESSION:
                 created = rpc.session_of_create(result, may_resume=True)
                 if created is not None:
                     self.follow(created[0].session_id, created[1])
-            case "session/resume":
+            case method_names.RESUME_SESSION:
                 if is_session_id(asked):
                     self._resumed(pending, asked, params, result)
-            case "session/end":
+            case method_names.END_SESSION:
                 if is_session_id(asked):
                     self.ended(asked)
-            case "sessions/delete":
+            case method_names.DELETE_SESSION:
                 named = session_named(pending.message)
                 if named is not None:
                     self.ended(named)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from mcp_sessions import method_names
 from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.rpc import ACKNOWLEDGED, RESOURCE_UPDATED, notification
@@ -23,9 +24,9 @@ from mcp_sessions.client.stamping import SUBSCRIPTION_ID, with_meta
 from mcp_sessions.core.messages import RequestId, encode, members_of, meta_of
 
 _FLAGS = {
-    "notifications/tools/list_changed": "toolsListChanged",
-    "notifications/prompts/list_changed": "promptsListChanged",
-    "notifications/resources/list_changed": "resourcesListChanged",
+    method_names.TOOLS_CHANGED: "toolsListChanged",
+    method_names.PROMPTS_CHANGED: "promptsListChanged",
+    method_names.RESOURCES_CHANGED: "resourcesListChanged",
 }
 
 

@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass
 from typing import cast
 
+from mcp_sessions import method_names
 from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.connecting import Connector
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link, LinkSettings
@@ -24,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 _VERSION = "2025-11-25"
 _CLIENT_INFO = {"name": "mcp-sessions", "version": "1"}
-_PUSHED_TO = frozenset({"session/start", "session/resume", "sessions/create"})
+_PUSHED_TO = frozenset(
+    {method_names.START_SESSION, method_names.RESUME_SESSION, method_names.CREATE_SESSION}
+)
 
 
 @dataclass(slots=True, eq=False)

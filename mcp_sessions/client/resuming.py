@@ -16,6 +16,7 @@ from typing import cast
 import anyio
 import anyio.to_thread
 
+from mcp_sessions import method_names
 from mcp_sessions.client import explaining, hosted_requests, rpc, stamping
 from mcp_sessions.client.application import Application, Callbacks
 from mcp_sessions.client.connecting import Connector
@@ -322,7 +323,7 @@ class ResumingClient:
                 return
             case rpc.CANCELLED:
                 app.questions.withdrawn((params or {}).get("requestId"))
-            case "notifications/progress":
+            case method_names.PROGRESS:
                 pending = app.requests.reporting((params or {}).get("progressToken"))
                 if pending is not None:
                     pending.accepted()

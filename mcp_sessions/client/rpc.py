@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
+from mcp_sessions import method_names
 from mcp_sessions.client.dialer import Json
 from mcp_sessions.core.messages import (
     EVENT_ID_META,
@@ -28,21 +29,19 @@ from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
 
-INITIALIZE = "initialize"
-INITIALIZED = "notifications/initialized"
-DISCOVER = "server/discover"
-CANCELLED = "notifications/cancelled"
-DETACHED = "notifications/sessions/detached"
-LISTEN = "subscriptions/listen"
-ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
-SUBSCRIBE = "resources/subscribe"
-UNSUBSCRIBE = "resources/unsubscribe"
-RESOURCE_UPDATED = "notifications/resources/updated"
-TOOL_CALL = "tools/call"
+INITIALIZE = method_names.INITIALIZE
+INITIALIZED = method_names.INITIALIZED
+DISCOVER = method_names.DISCOVER
+CANCELLED = method_names.CANCELLED
+DETACHED = method_names.DETACHED
+LISTEN = method_names.LISTEN
+ACKNOWLEDGED = method_names.ACKNOWLEDGED
+SUBSCRIBE = method_names.SUBSCRIBE
+UNSUBSCRIBE = method_names.UNSUBSCRIBE
+RESOURCE_UPDATED = method_names.RESOURCE_UPDATED
+TOOL_CALL = method_names.CALL_TOOL
 
-OUR_METHODS = frozenset(
-    {"session/start", "session/resume", "session/end", "sessions/create", "sessions/delete"}
-)
+OUR_METHODS = method_names.OF_SESSIONS
 """An application that calls these itself manages sessions of its own: they pass as they are."""
 
 
@@ -51,7 +50,7 @@ def session_asked(message: Json) -> str | None:
     return named if is_session_id(named) else None
 
 
-ENDS_SESSION = frozenset({"session/end", "sessions/delete"})
+ENDS_SESSION = frozenset({method_names.END_SESSION, method_names.DELETE_SESSION})
 
 
 def received(data: bytes) -> Json | None:

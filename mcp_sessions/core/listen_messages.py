@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import SESSION_META, RequestId, decode, encode
 
-LISTEN = "subscriptions/listen"
+LISTEN = method_names.LISTEN
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 """``_meta`` key of every message on a listen stream: the listen request's id."""
 
-SET_LEVEL = "logging/setLevel"
+SET_LEVEL = method_names.SET_LEVEL
 LEVELS = (
     "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
 )  # fmt: skip
@@ -62,7 +63,7 @@ def level_of(params: Mapping[str, Any] | None) -> str | None:
 def acknowledgement(wanted: Filter, request_id: RequestId) -> dict[str, Any]:
     return {
         "jsonrpc": "2.0",
-        "method": "notifications/subscriptions/acknowledged",
+        "method": method_names.ACKNOWLEDGED,
         "params": {"notifications": wanted.honored(), "_meta": {SUBSCRIPTION_ID: request_id}},
     }
 

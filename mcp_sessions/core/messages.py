@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import orjson
 
+from mcp_sessions import method_names
 from mcp_sessions.core.log import Draft
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR, InvalidParams, WireError
 from mcp_sessions.ids import RequestKey, SessionId, parse_session_id
@@ -334,7 +335,7 @@ def request_key(params: Mapping[str, Any] | None) -> RequestKey | None:
     return RequestKey(value)
 
 
-PROGRESS = "notifications/progress"
+PROGRESS = method_names.PROGRESS
 
 
 def progress_token(params: Mapping[str, Any] | None) -> RequestId | None:

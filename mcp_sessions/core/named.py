@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from mcp_sessions import method_names
+
 NAMED: Mapping[str, str] = MappingProxyType(
-    {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+    {
+        method_names.CALL_TOOL: "name",
+        method_names.GET_PROMPT: "name",
+        method_names.READ_RESOURCE: "uri",
+    }
 )
 """Methods whose name a header repeats, and whose result may ask for input (2026-07-28)."""
 
 SUBSCRIBING: Mapping[str, str] = MappingProxyType(
-    {"resources/subscribe": "uri", "resources/unsubscribe": "uri"}
+    {method_names.SUBSCRIBE: "uri", method_names.UNSUBSCRIBE: "uri"}
 )

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any, cast
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.core.named import NAMED, SUBSCRIBING
 from mcp_sessions.core.readings import (
@@ -55,10 +56,10 @@ Rules = Mapping[str, list[Rule]]
 """By kind; of what is said of one name the last counts."""
 
 _LISTS = {
-    "tools/list": (TOOLS, "tools", "name"),
-    "prompts/list": (PROMPTS, "prompts", "name"),
-    "resources/list": (RESOURCES, "resources", "uri"),
-    "resources/templates/list": (RESOURCES, "resourceTemplates", "uriTemplate"),
+    method_names.LIST_TOOLS: (TOOLS, "tools", "name"),
+    method_names.LIST_PROMPTS: (PROMPTS, "prompts", "name"),
+    method_names.LIST_RESOURCES: (RESOURCES, "resources", "uri"),
+    method_names.LIST_TEMPLATES: (RESOURCES, "resourceTemplates", "uriTemplate"),
 }
 _MEMBERS = {TOOLS: "name", PROMPTS: "name", RESOURCES: "uri"}
 """The member that names the target, in a request whose method begins with the kind."""
@@ -67,7 +68,7 @@ _NAMING = NAMED.keys() | SUBSCRIBING.keys()
 """Methods of these that have no meaning without a name."""
 
 _REFERENCES = {"ref/prompt": (PROMPTS, "name"), "ref/resource": (RESOURCES, "uri")}
-_COMPLETE, _LISTEN = "completion/complete", "subscriptions/listen"
+_COMPLETE, _LISTEN = method_names.COMPLETE, method_names.LISTEN
 _CONTENTS = ("content", "contents", "messages")
 """Members of a result that have links to resources, or their contents."""
 
@@ -274,7 +275,7 @@ class Visibility:
         if method == _COMPLETE:
             return self._completed(result, params or {})
         result = self._unlinked(result)
-        return self._private(result) if method == "resources/read" else result
+        return self._private(result) if method == method_names.READ_RESOURCE else result
 
     def _unlinked(self, result: dict[str, Any]) -> dict[str, Any]:
         changed: dict[str, Any] = {}

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from opentelemetry import propagate, trace
 
+from mcp_sessions import method_names
 from mcp_sessions.core.conversation_keys import ConversationKey
 from mcp_sessions.core.ends import SessionEnd
 from mcp_sessions.core.message import Message
@@ -34,7 +35,7 @@ from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger("mcp_sessions.audit")
 
-_NAMES = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
+_NAMES = {method_names.CALL_TOOL: "gen_ai.tool.name", method_names.GET_PROMPT: "gen_ai.prompt.name"}
 _PROTOCOLS = {"http", "websocket"}
 _STARTED, _ENDED = "mcp_sessions.session.started", "mcp_sessions.session.ended"
 _DENIED = "mcp_sessions.denied"
@@ -223,7 +224,7 @@ class AuditEntry:
         self._error = {"error.type": "tool_error"} if result.get("isError") is True else {}
         if not self._error:
             self._audit.known.served(self._method, {"name": self._name}, result)
-        if self._method in ("session/start", "sessions/create"):
+        if self._method in (method_names.START_SESSION, method_names.CREATE_SESSION):
             made: Any = result.get("session", result)
             self.serve_in(digest(SessionId(made["sessionId"])), "session")
 

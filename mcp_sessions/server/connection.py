@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
+from mcp_sessions import method_names
 from mcp_sessions.core.conversation_keys import ConversationKey
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import (
@@ -223,7 +224,7 @@ class ClientConnection:
             params["retryAfter"] = retry_after
         if instance is not None:
             params["instance"] = instance
-        message = notification_message("notifications/sessions/detached", params)
+        message = notification_message(method_names.DETACHED, params)
         await self.send(plain_draft(message))
 
     async def withdraw(

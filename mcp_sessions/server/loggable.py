@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.security import is_minted
 
@@ -18,16 +19,39 @@ _MOST = 200
 _KEPT = 10_000
 """Names that are remembered. Any more are written down by nobody."""
 
-_METHODS = frozenset({
-    "completion/complete", "initialize", "logging/setLevel", "ping", "prompts/get", "prompts/list",
-    "resources/list", "resources/read", "resources/subscribe", "resources/templates/list",
-    "resources/unsubscribe", "server/discover", "session/end", "session/resume", "session/start",
-    "sessions/create", "sessions/delete", "subscriptions/listen", "tools/call", "tools/list",
-    "notifications/cancelled", "notifications/initialized", "notifications/progress",
-    "notifications/roots/list_changed",
-})  # fmt: skip
+_METHODS = frozenset(
+    {
+        method_names.COMPLETE,
+        method_names.INITIALIZE,
+        method_names.SET_LEVEL,
+        method_names.PING,
+        method_names.GET_PROMPT,
+        method_names.LIST_PROMPTS,
+        method_names.LIST_RESOURCES,
+        method_names.READ_RESOURCE,
+        method_names.SUBSCRIBE,
+        method_names.LIST_TEMPLATES,
+        method_names.UNSUBSCRIBE,
+        method_names.DISCOVER,
+        method_names.END_SESSION,
+        method_names.RESUME_SESSION,
+        method_names.START_SESSION,
+        method_names.CREATE_SESSION,
+        method_names.DELETE_SESSION,
+        method_names.LISTEN,
+        method_names.CALL_TOOL,
+        method_names.LIST_TOOLS,
+        method_names.CANCELLED,
+        method_names.INITIALIZED,
+        method_names.PROGRESS,
+        method_names.ROOTS_CHANGED,
+    }
+)
 
-_LISTS = {"tools/list": ("tools/call", "tools"), "prompts/list": ("prompts/get", "prompts")}
+_LISTS = {
+    method_names.LIST_TOOLS: (method_names.CALL_TOOL, "tools"),
+    method_names.LIST_PROMPTS: (method_names.GET_PROMPT, "prompts"),
+}
 
 
 class KnownNames:

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.core.client_description import of_envelope
-from mcp_sessions.core.listen_messages import LISTEN, Filter, acknowledgement
+from mcp_sessions.core.listen_messages import Filter, acknowledgement
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (
@@ -51,10 +52,8 @@ from mcp_sessions.server.connection import (
     WatchedChannel,
 )
 from mcp_sessions.server.dispatch.modern_limits import check_modern
-from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.upstream.port import UpstreamError
-from mcp_sessions.server.upstream.subscriptions import DISCOVER
 from mcp_sessions.stores.records import Attached, Peer, SessionRecord
 from mcp_sessions_transports.duplex_listen import DuplexListen
 from mcp_sessions_transports.handler_queue import HandlerQueue
@@ -233,7 +232,7 @@ class DuplexTransport:
 
     def cancels(self, notification: Message) -> bool:
         request_id = (notification.params or {}).get("requestId")
-        if notification.method != "notifications/cancelled" or not self.has_listen(request_id):
+        if notification.method != method_names.CANCELLED or not self.has_listen(request_id):
             return False
         for session_id, listen in list(self._listens.items()):
             if listen.request_id == request_id:
@@ -327,7 +326,7 @@ class DuplexConnection:
             return
         message = parsed if isinstance(parsed, Answer) else read(parsed)
         request = None if isinstance(message, Answer) or message.is_notification else message
-        lasts = request is not None and request.method == LISTEN
+        lasts = request is not None and request.method == method_names.LISTEN
         channel = DuplexChannel(self.transport, self.client.kind, lasts=lasts)
         size = len(body)
         if request is not None:
@@ -372,7 +371,7 @@ class DuplexConnection:
                 await router.cancel_keyed(message, self._inbound(channel))
                 return
             await self._notified(message, channel, size)
-        elif message.method == "initialize" and not self.client.peer.modern:
+        elif message.method == method_names.INITIALIZE and not self.client.peer.modern:
             await self._initialize(message, channel)
         elif PROTOCOL_VERSION_META in message.meta or self._lacks_envelope(message):
             await self._modern(message, channel, size)
@@ -402,7 +401,7 @@ class DuplexConnection:
         """A client of the modern era sends it with every request; the methods of ours and
         what names its session do without, in either era.
         """
-        ours = request.method in SESSION_METHODS or request.names_session
+        ours = request.method in method_names.OF_SESSIONS or request.names_session
         return self.client.peer.modern and not ours
 
     async def _initialize(self, request: Message, channel: DuplexChannel) -> None:
@@ -436,7 +435,7 @@ class DuplexConnection:
             return
         client = of_envelope(route.client_capabilities, route.client_info)
         peer = Peer(route.protocol_version, client, modern=True)
-        if self.client.peer.initialize_params is None and request.method != DISCOVER:
+        if self.client.peer.initialize_params is None and request.method != method_names.DISCOVER:
             # Who asks which versions there are may go on with a handshake (WSS10), above all if
             # that was refused.
             self.client.identify(peer)
@@ -446,7 +445,7 @@ class DuplexConnection:
                 InvalidReason.DUPLICATE_ID, "a request with this id is still open"
             )
             await inbound.answer(inbound.error(request.id, wire_error(refused)))
-        elif request.method == LISTEN and request.names_session:
+        elif request.method == method_names.LISTEN and request.names_session:
             await self._listen(request, inbound)
             # Its last message comes when it ends; nothing of it can break before.
             self.transport.channels.pop(channel, None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import RequestId, wire_error
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
@@ -21,7 +22,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.relay import Asker, Outcome, RequestRelay, Serve, Unserved
-from mcp_sessions.server.cluster.remote_children import PROGRESS, ChildrenElsewhere
+from mcp_sessions.server.cluster.remote_children import ChildrenElsewhere
 from mcp_sessions.server.cluster.replica_messages import (
     ChildNotification,
     ChildRequest,
@@ -86,7 +87,7 @@ class RemoteCall:
         await self.asker.update({"method": method, "params": params})
 
     async def report(self, params: Mapping[str, Any]) -> None:
-        await self.notify(PROGRESS, params)
+        await self.notify(method_names.PROGRESS, params)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
         told = {"progress": progress, "total": total, "message": message}

@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import SessionId, process_of
@@ -50,8 +51,6 @@ LEASE = LIVENESS / 2
 """Seconds that a look at who has a child is good for: who lived then is not taken for dead before
 that is over, even if its last sign of life was not the newest.
 """
-
-PROGRESS = "notifications/progress"
 
 
 class ChildrenElsewhere:
@@ -216,7 +215,7 @@ class ChildrenElsewhere:
 
         async def pass_on(message: Mapping[str, Any]) -> None:
             method, params = message["method"], message["params"]
-            if method == PROGRESS:
+            if method == method_names.PROGRESS:
                 await call.report(params or {})
             else:
                 await call.notify(method, dict(params) if params is not None else None)
@@ -242,7 +241,7 @@ class ChildrenElsewhere:
 async def _asked_of(call: Call, asker: Asker, asked: ClientRequest) -> Outcome:
     async def report(progress: float, total: float | None, message: str | None) -> None:
         params = {"progress": progress, "total": total, "message": message}
-        await asker.update({"method": PROGRESS, "params": params})
+        await asker.update({"method": method_names.PROGRESS, "params": params})
 
     try:
         question = PeerRequest(asked.method, asked.params, on_progress=report)

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import Context
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.background import give_way, stopped, watched
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.coalescing import coalescing_key
@@ -35,12 +36,7 @@ from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.hearing import Hearing
 from mcp_sessions.server.delivery.publisher import Publisher
-from mcp_sessions.server.delivery.waiting_changes import (
-    RESOURCE_UPDATED,
-    WaitingChange,
-    WaitingChanges,
-    note,
-)
+from mcp_sessions.server.delivery.waiting_changes import WaitingChange, WaitingChanges, note
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.contract import TOLD_AT_ONCE
 from mcp_sessions.stores.record_changes import RenewEvents
@@ -323,7 +319,7 @@ class ChangeBroadcaster:
         """
         self._waiting.begin_renewal()
         loop = asyncio.get_running_loop()
-        everyone = self._waiting.change(0, "notifications/tools/list_changed", None, None)
+        everyone = self._waiting.change(0, method_names.TOOLS_CHANGED, None, None)
         place = None
         try:
             while True:
@@ -363,7 +359,7 @@ class ChangeBroadcaster:
     def _sessionless_audience(
         self, method: str, params: Mapping[str, Any] | None
     ) -> list[ClientConnection]:
-        if method == RESOURCE_UPDATED:
+        if method == method_names.RESOURCE_UPDATED:
             return self._connections.sessionless_subscribers(str((params or {}).get("uri", "")))
         return [
             connection

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.core.visibility import RESOURCES, Visibility
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.waiting_changes import RESOURCE_UPDATED
 from mcp_sessions.stores.contract import SessionStore
 
 
@@ -28,7 +28,9 @@ class Hearing:
         """Whether a change is of a resource that is hidden where no session's rule says
         otherwise. A session that hides one itself ends its subscriptions to it.
         """
-        return method == RESOURCE_UPDATED and self._visibility.is_hidden(RESOURCES, _uri(params))
+        return method == method_names.RESOURCE_UPDATED and self._visibility.is_hidden(
+            RESOURCES, _uri(params)
+        )
 
     async def is_hidden_from(
         self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
@@ -38,7 +40,7 @@ class Hearing:
         Raises:
             StoreUnavailable: Unknown.
         """
-        if method != RESOURCE_UPDATED:
+        if method != method_names.RESOURCE_UPDATED:
             return False
         record = await self._store.load(session_id, now=0)
         if record is None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import (
     Answer,
     error_body,
@@ -23,9 +24,9 @@ from mcp_sessions.server.upstream.rounds import Rounds
 from mcp_sessions.stores.records import Peer
 
 _NEEDS_CAPABILITY = {
-    "sampling/createMessage": "sampling",
-    "elicitation/create": "elicitation",
-    "roots/list": "roots",
+    method_names.SAMPLE: "sampling",
+    method_names.ELICIT: "elicitation",
+    method_names.LIST_ROOTS: "roots",
 }
 
 
@@ -64,7 +65,7 @@ class PendingQuestion:
             return None
         self.is_withdrawn = True
         return notification_message(
-            "notifications/cancelled", {"requestId": self.id, "reason": reason}
+            method_names.CANCELLED, {"requestId": self.id, "reason": reason}
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import notification_message
 from mcp_sessions.errors import (
     Detached,
@@ -206,7 +207,7 @@ def _refetch(subscriptions: Collection[str], lists: frozenset[str]) -> list[byte
 
     They are one update for each subscribed resource, and one change for each list.
     """
-    updated = "notifications/resources/updated"
+    updated = method_names.RESOURCE_UPDATED
     return [
         *(notification_message(updated, {"uri": uri}) for uri in sorted(subscriptions)),
         *(

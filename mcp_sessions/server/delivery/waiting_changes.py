@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.errors import StoreUnavailable
@@ -31,7 +32,6 @@ from mcp_sessions.stores.records import ServerChange, Told
 
 logger = logging.getLogger(__name__)
 
-RESOURCE_UPDATED = "notifications/resources/updated"
 
 EACH = 64
 """Changes that may wait before those with the same coalescing key are told as one."""
@@ -215,7 +215,7 @@ class WaitingChanges:
     def change(
         self, number: int, method: str, params: Mapping[str, Any] | None, key: str | None
     ) -> ServerChange:
-        is_update = method == RESOURCE_UPDATED
+        is_update = method == method_names.RESOURCE_UPDATED
         return ServerChange(
             f"{self._name}.{number}",
             self._clock(),

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.conversations import Conversations
 from mcp_sessions.core.conversation_keys import (
     PLATFORM,
@@ -35,7 +36,7 @@ from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 
-_OF_NONE = frozenset({"ping", "server/discover", "subscriptions/listen"})
+_OF_NONE = frozenset({method_names.PING, method_names.DISCOVER, method_names.LISTEN})
 """Methods that never reach a handler of the application with a use for a session."""
 
 

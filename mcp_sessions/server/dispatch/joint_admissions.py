@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mcp_sessions import method_names
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import NotNamed
 from mcp_sessions.core.request_keys import KeyUse, content_digest
@@ -16,13 +17,12 @@ from mcp_sessions.ids import ConnectionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
 from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.records import CurrentUse
 
-_OTHERWISE = SESSION_METHODS | {"initialize", "ping"}
+_OTHERWISE = method_names.OF_SESSIONS | {method_names.INITIALIZE, method_names.PING}
 """Methods that are not served in the current session, or not only."""
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mcp_sessions.core.listen_messages import LISTEN, Filter
+from mcp_sessions import method_names
+from mcp_sessions.core.listen_messages import Filter
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import LimitReached, SessionNotFound
@@ -51,7 +52,7 @@ class Listening:
                 scopes than the session was made with (SEC3).
             UpstreamError: The wrapped server's rules refuse the params.
         """
-        self._upstream.validate(LISTEN, inbound.peer.protocol_version, request.params)
+        self._upstream.validate(method_names.LISTEN, inbound.peer.protocol_version, request.params)
         try:
             self._runner.calls.take(inbound)
         except LimitReached as refused:
@@ -60,7 +61,9 @@ class Listening:
         record = await self._router.admitted(request, inbound)
         if record is None or not inbound.principal.scopes >= record.principal.scopes:
             raise SessionNotFound(record.session_id if record is not None else "")
-        seen, _ = self._visibility.of(record.state.values).concealed(LISTEN, request.params)
+        seen, _ = self._visibility.of(record.state.values).concealed(
+            method_names.LISTEN, request.params
+        )
         heard, before = Filter(seen or {}), record.client.subscriptions
         if not await self._store.change(record.session_id, SetFilter(heard.uris, heard.lists)):
             raise SessionNotFound(record.session_id)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from mcp_sessions import method_names
 from mcp_sessions.core.client_description import ENVELOPE, size_of
-from mcp_sessions.core.listen_messages import LISTEN
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.errors import LimitReached
@@ -34,7 +34,7 @@ def check_modern(request: Message, size: int, policy: SessionPolicy) -> None:
         said = {name: meta[name] for name in ENVELOPE if name in meta}
         if size_of(said) > policy.max_client_bytes:
             raise LimitReached("max_client_bytes", policy.max_client_bytes)
-    if request.method == LISTEN:
+    if request.method == method_names.LISTEN:
         wanted = members_of((request.params or {}).get("notifications"))
         listed: object = wanted.get("resourceSubscriptions")
         uris = cast("list[object]", listed) if isinstance(listed, list) else []

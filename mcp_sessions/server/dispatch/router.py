@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import Answer, NotNamed, error_body, result_message, wire_error
 from mcp_sessions.core.visibility import Visibility
@@ -28,7 +29,6 @@ from mcp_sessions.server.cluster.replica_messages import CancelKeyed, CancelRequ
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.dispatch.path import Path, Stages
-from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.loggable import loggable_method
@@ -138,7 +138,7 @@ class Router:
 
     async def request(self, request: Message, inbound: Inbound) -> None:
         path = self.path
-        if request.method in SESSION_METHODS:
+        if request.method in method_names.OF_SESSIONS:
             stages = path.ours
         else:
             stages = path.keyless if request.key is None else path.keyed
@@ -187,7 +187,7 @@ class Router:
         The result may wait for the client. A binding calls this in addition to
         :meth:`notification`.
         """
-        if notification.method != "notifications/progress":
+        if notification.method != method_names.PROGRESS:
             return None
 
         async def report() -> None:
@@ -207,7 +207,7 @@ class Router:
             nothing. Everything else that it changes is changed by then.
         """
         method = notification.method
-        if method == "notifications/cancelled":
+        if method == method_names.CANCELLED:
             await self._cancel(notification, inbound)
         call = Call(notification, inbound)
         try:
@@ -234,7 +234,7 @@ class Router:
         """Take a modern-era notification: a cancellation that names session and key, or
         nothing that concerns us.
         """
-        if notification.method == "notifications/cancelled":
+        if notification.method == method_names.CANCELLED:
             await self._cancel(notification, inbound)
 
     async def admitted(self, request: Message, inbound: Inbound) -> SessionRecord | None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection
 from typing import Any, cast
 
+from mcp_sessions import method_names
 from mcp_sessions.core.ends import EndReason
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import (
@@ -41,10 +42,6 @@ from mcp_sessions.stores.records import Attached, CurrentSession, SessionRecord
 
 logger = logging.getLogger(__name__)
 
-SESSION_METHODS = frozenset(
-    {"session/start", "session/resume", "session/end", "sessions/create", "sessions/delete"}
-)
-
 
 class SessionMethods(Stage):
     """Answers the methods that make, resume and end sessions.
@@ -72,15 +69,15 @@ class SessionMethods(Stage):
             # SLS1: without a store, only ``sessions/*`` is spoken.
             raise UpstreamError(error_body(METHOD_NOT_FOUND, "Method not found", request.method))
         match request.method:
-            case "session/start":
+            case method_names.START_SESSION:
                 result = await self._start(inbound)
-            case "session/resume":
+            case method_names.RESUME_SESSION:
                 result = await self._resume(request, inbound)
-            case "session/end":
+            case method_names.END_SESSION:
                 result = await self._end(request.params, inbound)
-            case "sessions/create":
+            case method_names.CREATE_SESSION:
                 result = await self._create(request, inbound)
-            case "sessions/delete":
+            case method_names.DELETE_SESSION:
                 result = await self._delete(request, inbound)
             case _:
                 raise AssertionError(f"{request.method} is no session method")

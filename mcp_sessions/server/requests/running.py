@@ -11,8 +11,9 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
+from mcp_sessions import method_names
 from mcp_sessions.core.handles import HANDLE
-from mcp_sessions.core.messages import PROGRESS, RequestId, error_body, wire_error
+from mcp_sessions.core.messages import RequestId, error_body, wire_error
 from mcp_sessions.core.named import NAMED
 from mcp_sessions.core.progress import Progress
 from mcp_sessions.core.visibility import restored
@@ -363,12 +364,12 @@ class RunningRequest:
         if self._held is not None and (newest := self._newest) is not None:
             await newest.notify(method, params)
         elif not self.done:
-            if method == PROGRESS and params is not None:
+            if method == method_names.PROGRESS and params is not None:
                 self.told = self.told or Progress()
                 params = self.told.reported(params)
             inbound = self.waiters[-1].inbound
             await inbound.channel.emit(inbound.notification(method, params))
-        elif method not in (PROGRESS, "notifications/cancelled"):
+        elif method not in (method_names.PROGRESS, method_names.CANCELLED):
             # The request's way back is gone with its answer. What was meant for the client
             # and not for this request alone still reaches it.
             await self._standalone().notify(method, params)
@@ -389,14 +390,16 @@ class RunningRequest:
     async def _tell(self, waiter: Call, params: Mapping[str, Any]) -> None:
         token = waiter.request.token
         if token is not None and not self.done:
-            await self.notify(PROGRESS, {"progressToken": token, **params})
+            await self.notify(method_names.PROGRESS, {"progressToken": token, **params})
 
     async def still_runs(self, token: RequestId) -> None:
         if not self.done:
             self.told = self.told or Progress()
             params = {"progressToken": token, **self.told.still()}
             # In a stream's log it replaces the one before it.
-            await self._emit(self.waiters[-1].inbound.notification(PROGRESS, params), "still")
+            await self._emit(
+                self.waiters[-1].inbound.notification(method_names.PROGRESS, params), "still"
+            )
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         inbound = self.waiters[-1].inbound

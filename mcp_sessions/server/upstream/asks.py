@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import members_of
 
 _MODES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -18,9 +19,9 @@ _MODES: Final[Mapping[str, tuple[str, ...]]] = {
 """Kind of request to a client → its modes."""
 
 _NEEDS: Final = {
-    "elicitation/create": "elicitation",
-    "sampling/createMessage": "sampling",
-    "roots/list": "roots",
+    method_names.ELICIT: "elicitation",
+    method_names.SAMPLE: "sampling",
+    method_names.LIST_ROOTS: "roots",
 }
 """Request to a client → the capability that it has to declare for it."""
 

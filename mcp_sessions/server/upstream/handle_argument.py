@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from mcp_sessions import method_names
 from mcp_sessions.core.handles import (
     carrying,
     extended,
@@ -20,8 +21,6 @@ from mcp_sessions.server.upstream.port import Call, UpstreamPeer
 
 logger = logging.getLogger(__name__)
 
-LIST = "tools/list"
-CALL = "tools/call"
 _PAGES = 100
 """Pages of a list of tools that are read, at most."""
 
@@ -40,7 +39,9 @@ class HandleArgument:
     _tells: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
 
     def tool_of(self, request: Message) -> str | None:
-        tool = (request.params or {}).get("name") if request.method == CALL else None
+        tool = (
+            (request.params or {}).get("name") if request.method == method_names.CALL_TOOL else None
+        )
         return tool if isinstance(tool, str) and tool in self.tools else None
 
     def is_unknown(self, tool: str | None) -> bool:
@@ -71,7 +72,7 @@ class HandleArgument:
         cursor: object = None
         for _ in range(_PAGES):
             asked = meta if cursor is None else {**meta, "cursor": cursor}
-            result = await peer.request(call, LIST, asked or None)
+            result = await peer.request(call, method_names.LIST_TOOLS, asked or None)
             self.listed(result)
             cursor = result.get("nextCursor")
             if cursor is None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import level_of
 from mcp_sessions.core.messages import error_body, wire_error
 from mcp_sessions.errors import (
@@ -15,9 +16,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.server.upstream.port import Call, Upstream, UpstreamError, UpstreamPeer
 
-DISCOVER = "server/discover"
-SUBSCRIBE = "resources/subscribe"
-SUBSCRIPTION_METHODS = frozenset({SUBSCRIBE, "resources/unsubscribe"})
+SUBSCRIPTION_METHODS = frozenset({method_names.SUBSCRIBE, method_names.UNSUBSCRIBE})
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -60,7 +59,7 @@ class Subscriptions(Around):
         if self._upstream.serves(method):
             result = await self._peer.request(call, method, params)
         try:
-            remembered = await self._remember(uri, method == SUBSCRIBE)
+            remembered = await self._remember(uri, method == method_names.SUBSCRIBE)
         except WireError as refused:
             raise UpstreamError(wire_error(refused)) from refused
         if not remembered:

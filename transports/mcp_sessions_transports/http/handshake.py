@@ -16,6 +16,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
+from mcp_sessions import method_names
 from mcp_sessions.background import Background
 from mcp_sessions.core.ends import EndReason
 from mcp_sessions.core.message import Message
@@ -34,7 +35,6 @@ from mcp_sessions.ids import ConnectionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.connection import DEFAULT_VERSION, HttpFacts, Inbound
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions.server.dispatch.session_methods import SESSION_METHODS
 from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions.turns import Turns
@@ -189,7 +189,7 @@ class HandshakeHttp:
             if not await self._served.router.answer(message, inbound) and connection is None:
                 await _send_missing(send)
                 return None
-        elif message.method == "initialize" and not message.is_notification:
+        elif message.method == method_names.INITIALIZE and not message.is_notification:
             await self._initialize(message, inbound, channel, call)
             return None
         elif connection is None and not self._may_be_alone(message):
@@ -266,7 +266,7 @@ class HandshakeHttp:
 
     def _may_be_alone(self, message: Message) -> bool:
         served = self._served
-        if not served.remembers or message.method in SESSION_METHODS:
+        if not served.remembers or message.method in method_names.OF_SESSIONS:
             return True
         if served.conversations is not None:
             # Hosts that start no session have one all the same: no header shuts them out.
@@ -312,6 +312,10 @@ async def _send_refused(
 def _mirrors(message: Message | Answer, session_header: str) -> bool:
     if isinstance(message, Answer):
         return False
-    resumed = (message.params or {}).get("sessionId") if message.method == "session/resume" else ""
+    resumed = (
+        (message.params or {}).get("sessionId")
+        if message.method == method_names.RESUME_SESSION
+        else ""
+    )
     # The elevation document: both transport headers and resume parameters for one attempt.
     return message.session == session_header and resumed != session_header

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
+from mcp_sessions import method_names
 from mcp_sessions.core.client_description import of_envelope
-from mcp_sessions.core.listen_messages import LISTEN
 from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import (
     Notification,
@@ -113,7 +113,11 @@ class ModernHttp:
         route: Route,
     ) -> None:
         inbound, channel = self._inbound(call, peer, http_request, route)
-        if request.method == LISTEN and self._served.remembers and request.names_session:
+        if (
+            request.method == method_names.LISTEN
+            and self._served.remembers
+            and request.names_session
+        ):
             await self._listen(request, inbound, channel, call)
             return
         try:

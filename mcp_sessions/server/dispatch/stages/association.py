@@ -11,6 +11,7 @@ session that its handlers see, and its client does not (``conversation.py``).
 
 from __future__ import annotations
 
+from mcp_sessions import method_names
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import NotNamed
 from mcp_sessions.core.request_keys import Begun, KeyUse, content_digest
@@ -83,7 +84,7 @@ class Association(Stage):
                 if not await self._is_alive(current, inbound):
                     await inbound.set_current(None)
                 current = None
-            exempt = not is_request or message.method == "ping"
+            exempt = not is_request or message.method == method_names.PING
             if current is not None and exempt and not await self._is_alive(current, inbound):
                 current = None
             if current is None:

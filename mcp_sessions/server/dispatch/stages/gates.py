@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from mcp_sessions import method_names
 from mcp_sessions.core.readings import folded, is_one_of
 from mcp_sessions.core.visibility import TOOLS, Visibility, calls_one
 from mcp_sessions.errors import SessionRequiredByServer
@@ -32,7 +33,7 @@ class Gates(Stage):
         request = call.request
         if request.method in self._methods:
             raise SessionRequiredByServer
-        if not self._tools or request.method != "tools/call":
+        if not self._tools or request.method != method_names.CALL_TOOL:
             return None
         params = request.params or {}
         name = params.get("name")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from mcp_sessions import method_names
 from mcp_sessions.core.handles import without_handle
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
 from mcp_sessions.server.dispatch.conversation_sessions import BoundSessions
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
-from mcp_sessions.server.upstream.handle_argument import CALL, LIST, HandleArgument
+from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class HandleTools(Stage):
     async def before(self, call: Call) -> Outcome | None:
         request, argument = call.request, self._argument
         takes = argument.takes(argument.tool_of(request)) and not call.instead
-        if not takes and request.method != LIST:
+        if not takes and request.method != method_names.LIST_TOOLS:
             return None
         if self._conversations.argument_for(call.inbound) is None:
             return None
@@ -68,9 +69,9 @@ class HandleTools(Stage):
         result, request, argument = outcome.result, call.request, self._argument
         if result is None:
             return outcome
-        if request.method == LIST:
+        if request.method == method_names.LIST_TOOLS:
             return outcome._replace(result=argument.listed(result))
         tool = argument.tool_of(request)
-        if request.method != CALL or tool is None or call.started is None:
+        if request.method != method_names.CALL_TOOL or tool is None or call.started is None:
             return outcome
         return outcome._replace(result=argument.told(tool, result, call.started))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypedDict
 
-from mcp_sessions.core.listen_messages import SET_LEVEL
+from mcp_sessions import method_names
 from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.ids import SessionId
@@ -34,7 +34,6 @@ from mcp_sessions.server.upstream.port import (
     wanted_by,
 )
 from mcp_sessions.server.upstream.subscriptions import (
-    DISCOVER,
     SUBSCRIPTION_METHODS,
     Discovery,
     LogLevel,
@@ -98,12 +97,12 @@ class UpstreamPeers(Stage):
         request, inbound, record = call.request, call.inbound, call.record
         method, peer = request.method, self.of(inbound, record)
         if inbound.peer.modern:
-            if method == DISCOVER:
+            if method == method_names.DISCOVER:
                 peer = Discovery(peer, self._advertise)
         elif method in SUBSCRIPTION_METHODS and self._store.remembers:
             remember = self._remember_subscription(inbound, record)
             peer = Subscriptions(peer, self.upstream, remember)
-        elif method == SET_LEVEL and self.upstream.is_outside:
+        elif method == method_names.SET_LEVEL and self.upstream.is_outside:
             session_id = _session_of(inbound, record)
             if session_id is not None:
 

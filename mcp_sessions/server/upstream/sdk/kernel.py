@@ -32,6 +32,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, is_version_at_least
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
+from mcp_sessions import method_names
 from mcp_sessions.core.client_description import described
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, name_for_handlers
@@ -214,7 +215,7 @@ class SdkUpstream:
     ) -> tuple[dict[str, Any], Peer, SdkPeer]:
         connection = Connection.for_loop(SdkOutbound(outbound))
         peer = SdkPeer(self.runner, connection)
-        result = await peer.request(call, "initialize", params)
+        result = await peer.request(call, method_names.INITIALIZE, params)
         agreed = Peer(connection.protocol_version, described(params))
         capabilities: dict[str, Any] = result.setdefault("capabilities", {})
         if self._adds_subscriptions:
@@ -345,7 +346,7 @@ class SdkPeer:
             context = CallContext(call, call.request_id, metadata)
             result = await runner.on_request(context, method, params)
             if method in methods.SPEC_CLIENT_METHODS:
-                if call.store_failure is None or method != "tools/call":
+                if call.store_failure is None or method != method_names.CALL_TOOL:
                     return result
                 lost = crashed_with(call, (params or {}).get("name"), result)
                 if lost is None:
@@ -391,7 +392,7 @@ def _bus_of(server: object, lowlevel: Server[Any]) -> SubscriptionBus | None:
     if isinstance(server, MCPServer):
         known = cast("MCPServer[Any]", server)
         return known._subscriptions  # pyright: ignore[reportPrivateUsage]
-    entry = lowlevel.get_request_handler("subscriptions/listen")
+    entry = lowlevel.get_request_handler(method_names.LISTEN)
     if entry is not None and isinstance(entry.handler, ListenHandler):
         return entry.handler._bus  # pyright: ignore[reportPrivateUsage]
     return None

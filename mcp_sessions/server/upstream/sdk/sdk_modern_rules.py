@@ -31,6 +31,7 @@ from mcp_types import (
 from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import Notification, Request, error_body, members_of
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
 from mcp_sessions.server.upstream.modern_rules import Refused
@@ -117,7 +118,7 @@ class SdkModernRules:
     ) -> InboundLadderRejection | None:
         params = members_of(request.params)
         name: object = params.get("name")
-        if request.method != "tools/call" or not isinstance(name, str):
+        if request.method != method_names.CALL_TOOL or not isinstance(name, str):
             return None
         schema = declared(name)
         if schema is None:
@@ -131,7 +132,7 @@ class SdkModernRules:
         """
         lookup = self._upstream.lowlevel.get_tool_input_schema
         name = (request.params or {}).get("name")
-        if request.method != "tools/call" or lookup is None or not isinstance(name, str):
+        if request.method != method_names.CALL_TOOL or lookup is None or not isinstance(name, str):
             return False
         try:
             schema = lookup(name)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import anyio
 import httpx2
 
+from mcp_sessions import method_names
 from mcp_sessions.client.dialer import (
     CONNECTION_CLOSED,
     Accepted,
@@ -60,7 +61,7 @@ class Exchange:
             if status >= 400:
                 return await self.requester.refused(response, request_id)
             given = response.headers.get(SESSION_HEADER)
-            if message.get("method") == "initialize" and given:
+            if message.get("method") == method_names.INITIALIZE and given:
                 if not is_sendable(given):
                     text = f"{name}: the server gave a transport session an id that cannot be sent"
                     return refusal(status, INVALID_REQUEST, text)

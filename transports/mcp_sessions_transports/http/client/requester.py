@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import httpx2
 
+from mcp_sessions import method_names
 from mcp_sessions.client.dialer import Failure, Json, LinkSettings
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.messages import RequestId, encode
@@ -79,7 +80,7 @@ class Requester:
         self.transport_session = transport_session
 
     def note_version(self, message: Json, headers: Mapping[str, str]) -> None:
-        if message.get("method") == "initialize":
+        if message.get("method") == method_names.INITIALIZE:
             # It is the negotiation: what a probe before it said does not hold.
             self._version = None
         if self.settings.protocol_version is not None:
@@ -139,7 +140,7 @@ class Requester:
         if self.transport_session is not None:
             fields[SESSION_HEADER] = self.transport_session
         version = self._version or self.settings.protocol_version
-        if version is not None and (message or {}).get("method") != "initialize":
+        if version is not None and (message or {}).get("method") != method_names.INITIALIZE:
             fields[_VERSION_HEADER] = version
         fields.update({name.lower(): value for name, value in headers.items()})
         options: dict[str, Any] = {}

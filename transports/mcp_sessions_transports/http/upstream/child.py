@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import httpx2
 
+from mcp_sessions import method_names
 from mcp_sessions.background import report
-from mcp_sessions.core.listen_messages import LISTEN
 from mcp_sessions.core.messages import (
     Answer,
     encode,
@@ -167,11 +167,11 @@ class HttpWire:
     async def around(
         self, exchange: SendOnce, method: str, params: Mapping[str, Any]
     ) -> dict[str, Any]:
-        known = self._param_headers.of(params) if method == "tools/call" else {}
+        known = self._param_headers.of(params) if method == method_names.CALL_TOOL else {}
         try:
             result = await exchange(params)
         except UpstreamError as refused:
-            if refused.error.get("code") != HEADER_MISMATCH or method != "tools/call":
+            if refused.error.get("code") != HEADER_MISMATCH or method != method_names.CALL_TOOL:
                 raise
             # It did not run: what its headers have to be was not known, or is no longer.
             with suppress(UpstreamError):
@@ -179,7 +179,7 @@ class HttpWire:
             if self._param_headers.of(params) == known:
                 raise
             return await exchange(params)
-        if method == "tools/list":
+        if method == method_names.LIST_TOOLS:
             self._param_headers.learn(result)
         return result
 
@@ -192,7 +192,9 @@ class HttpWire:
         meta = {name: it for name, it in (meta_of(params) or {}).items() if name != "progressToken"}
         listed: dict[str, Any] = {"_meta": meta}
         for _ in range(_PAGES):
-            result = await self._child.exchange(self._child.next_id(), None, "tools/list", listed)
+            result = await self._child.exchange(
+                self._child.next_id(), None, method_names.LIST_TOOLS, listed
+            )
             self._param_headers.learn(result)
             cursor: object = result.get("nextCursor")
             if not isinstance(cursor, str):
@@ -201,7 +203,7 @@ class HttpWire:
 
     def _headers_of(self, message: Mapping[str, Any]) -> dict[str, str]:
         headers = headers_of(message)
-        if message["method"] == "tools/call":
+        if message["method"] == method_names.CALL_TOOL:
             headers |= self._param_headers.of(message["params"])
         return headers
 
@@ -291,7 +293,12 @@ class HttpWire:
         *,
         is_heard: Callable[[], bool],
     ) -> float | None:
-        message = {"jsonrpc": "2.0", "id": request_id, "method": LISTEN, "params": params}
+        message = {
+            "jsonrpc": "2.0",
+            "id": request_id,
+            "method": method_names.LISTEN,
+            "params": params,
+        }
         headers, content = headers_of(message), encode(message)
         hears = self._hears(
             lambda _: self._request("POST", content, headers=headers), is_acknowledged=True
