@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from mcp_sessions.core.expiry import idle_time
-from mcp_sessions.core.states import Mode
+from mcp_sessions.core.states import BEGINS, Change, Mode, after
 from mcp_sessions.policy import SessionPolicy
 
 MOST_ENDS = 10_000
@@ -47,19 +47,22 @@ class EndReason(Enum):
     """Its record was not in the store any more, or could not be read."""
 
     @property
+    def change(self) -> Change:
+        """The change of a session's state that it is the reason of."""
+        return Change.EXPIRE if self in _BY_TIME else Change.END
+
+    @property
     def kind(self) -> str:
-        return _KINDS[self]
+        """What the count of ends says: the state that follows, if somebody or time ended it."""
+        follows = after(BEGINS, self.change)
+        if follows is None:
+            raise AssertionError("every session can end")
+        return _KINDS.get(self, follows.value)
 
 
-_KINDS = {
-    EndReason.IDLE: "expired",
-    EndReason.LIFETIME: "expired",
-    EndReason.CLIENT: "ended",
-    EndReason.OPERATOR: "ended",
-    EndReason.LIMIT: "evicted",
-    EndReason.EMPTIED: "lost",
-    EndReason.LOST: "lost",
-}
+_BY_TIME = frozenset({EndReason.IDLE, EndReason.LIFETIME})
+
+_KINDS = {EndReason.LIMIT: "evicted", EndReason.EMPTIED: "lost", EndReason.LOST: "lost"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Define the life of a session, as a table (SES19).
 
 ``TRANSITIONS`` has every change of a session's state. Other changes cannot happen. A session begins
-by :data:`BEGINS`. Stores ask it by ``attachment.py``, and keep live sessions only: an ended session
-is in no store (END2).
+by :data:`BEGINS`. Stores ask it by ``attachment.py`` and by :func:`is_last`, and keep live sessions
+only: an ended session is in no store (END2). The count of ends names the state that follows.
 """
 
 from __future__ import annotations
@@ -78,5 +78,13 @@ TRANSITIONS = MappingProxyType(
 attach never brings a session back (SES18)."""
 
 
+OVER = frozenset({State.ENDED, State.EXPIRED})
+
+
 def after(state: State, change: Change) -> State | None:
     return TRANSITIONS.get((state, change))
+
+
+def is_last(state: State, change: Change) -> bool:
+    """Whether a change ends a session for ever: no store keeps it after that (END2)."""
+    return after(state, change) in OVER

@@ -4,7 +4,7 @@ import pytest
 
 from mcp_sessions import SessionPolicy
 from mcp_sessions.core.ends import EndReason, SessionEnd, duration, times_of
-from mcp_sessions.core.states import Mode
+from mcp_sessions.core.states import Mode, State
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,19 @@ def test_what_a_store_keeps_of_an_end_is_the_end(reason: EndReason) -> None:
     end = SessionEnd("a" * 12, reason, 1.5, Mode.BOUND, 2.0, None, "max_sessions")
     assert SessionEnd.from_json(end.to_json()) == end
     assert str(end) and reason.kind
+
+
+def test_the_count_of_ends_names_the_state_that_follows_and_else_what_went_wrong() -> None:
+    """SES19."""
+    assert {reason: reason.kind for reason in EndReason} == {
+        EndReason.IDLE: State.EXPIRED.value,
+        EndReason.LIFETIME: State.EXPIRED.value,
+        EndReason.CLIENT: State.ENDED.value,
+        EndReason.OPERATOR: State.ENDED.value,
+        EndReason.LIMIT: "evicted",
+        EndReason.EMPTIED: "lost",
+        EndReason.LOST: "lost",
+    }
 
 
 @pytest.mark.parametrize("kept", [None, [], {}, {"session": "a", "reason": "new", "at": 1}])

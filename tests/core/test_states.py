@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 
-from mcp_sessions.core.states import BEGINS, TRANSITIONS, Change, State, after
+from mcp_sessions.core.states import BEGINS, OVER, TRANSITIONS, Change, State, after, is_last
 
 LIVE = frozenset({State.DETACHED, State.ATTACHED})
-OVER = frozenset(State) - LIVE
 
 
 @pytest.mark.parametrize(("state", "change"), list(itertools.product(State, Change)))
@@ -41,7 +40,7 @@ def test_what_follows_a_change_depends_on_the_change_alone_while_a_session_lives
 
 def test_a_session_that_is_over_has_no_way_out() -> None:
     """SES18, END1: ended and expired are two words, and both are for ever."""
-    assert OVER == {State.ENDED, State.EXPIRED}
+    assert frozenset(State) - LIVE == OVER
     assert not any(state in OVER for state, _ in TRANSITIONS)
 
 
@@ -62,3 +61,12 @@ def test_every_state_is_reached_from_the_first() -> None:
 def test_a_session_begins_with_nobody_listening() -> None:
     """``sessions/create`` and a lone POST make sessions that are attached nowhere."""
     assert BEGINS is State.DETACHED and BEGINS in LIVE
+
+
+@pytest.mark.parametrize("state", [State.DETACHED, State.ATTACHED])
+@pytest.mark.parametrize("change", Change)
+def test_only_an_end_and_time_are_the_last_change_of_a_session(
+    state: State, change: Change
+) -> None:
+    """END2: after that no store keeps it."""
+    assert is_last(state, change) == (change in (Change.END, Change.EXPIRE))

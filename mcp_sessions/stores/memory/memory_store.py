@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, assert_never
 
 from mcp_sessions.core.admission import Admission, admission
+from mcp_sessions.core.attachment import state_of
 from mcp_sessions.core.client_description import size_of
 from mcp_sessions.core.expiry import (
     SLEEPERS,
@@ -27,7 +28,7 @@ from mcp_sessions.core.expiry import (
 from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import KeyUse, RequestKeys, found
-from mcp_sessions.core.states import Mode
+from mcp_sessions.core.states import Change, Mode, is_last
 from mcp_sessions.ids import GET_STREAM, FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -102,7 +103,7 @@ class MemoryStore(Events, EndsInMemory):
             known.record.is_new = False
             return known.record
         if known is not None:
-            self._forget(known)
+            self._change(known, Change.EXPIRE)
         check_peer(peer, policy)
         owner = self._by_principal.get(principal) or Owner(principal)
         check_sessions(len(self._sessions), owner.sessions, policy, mode)
@@ -205,8 +206,12 @@ class MemoryStore(Events, EndsInMemory):
         session = self._sessions.get(session_id)
         if session is None:
             return None
-        self._forget(session)
+        self._change(session, Change.END)
         return session.record
+
+    def _change(self, session: Session, change: Change) -> None:
+        if is_last(state_of(is_attached=session.record.attachment is not None), change):
+            self._forget(session)
 
     async def expire(
         self, *, now: float, held: Collection[SessionId], limit: int
@@ -222,7 +227,7 @@ class MemoryStore(Events, EndsInMemory):
             record = session.record
             expires_at, ends_at = record.life.expires_at, record.life.ends_at
             if is_over(now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held):
-                self._forget(session)
+                self._change(session, Change.EXPIRE)
                 expired.append(record)
                 continue
             if now >= expires_at:
@@ -300,7 +305,7 @@ class MemoryStore(Events, EndsInMemory):
         )
         going = heapq.nsmallest(limit, candidates, key=order)
         for record in going:
-            self._forget(self._sessions[record.session_id])
+            self._change(self._sessions[record.session_id], Change.END)
         return going
 
     async def evict_heavy(

@@ -177,8 +177,7 @@ class Lives(Sleepers):
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         now = await self._clock.at(now)
-        times = self._idle_times
-        await each_of(self._on(each, scripts.TOUCH, repr(now), *times) for each in session_ids)
+        await each_of(self._on(each, scripts.TOUCH, repr(now)) for each in session_ids)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         member, found, tokens = await self._on(session_id, scripts.END)
@@ -242,11 +241,4 @@ class Lives(Sleepers):
         self, member: bytes, held: Collection[str], now: float
     ) -> tuple[SessionRecord | None, bool]:
         is_held = int(tag_in(member) in held)
-        return await self._leave(
-            member, scripts.EXPIRE, repr(now), is_held, *self._idle_times, now=now
-        )
-
-    @property
-    def _idle_times(self) -> list[float]:
-        modes = (Mode.PROTOCOL, Mode.TRANSPORT, Mode.BOUND)
-        return [idle_time(mode, self._policy) for mode in modes]
+        return await self._leave(member, scripts.EXPIRE, repr(now), is_held, now=now)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from mcp_sessions.core.attachment import state_of
 from mcp_sessions.core.expiry import SLEEPERS as SLEEPING_MODES
 from mcp_sessions.core.expiry import Life, idle_deadline, idle_time, is_over
 from mcp_sessions.core.log import UNBOUNDED, Window
 from mcp_sessions.core.messages import decode, encode
-from mcp_sessions.core.states import Mode
+from mcp_sessions.core.states import Change, Mode, is_last
 from mcp_sessions.ids import (
     EVENTS,
     ConnectionId,
@@ -169,8 +170,10 @@ def end(tx: Transaction, session_id: SessionId) -> SessionRecord | None:
     found = record_of(tx, session_id)
     if found is None:
         return None
-    forget(tx, found[0], session_id)
-    return found[1]
+    sid, record = found
+    if is_last(state_of(is_attached=record.attachment is not None), Change.END):
+        forget(tx, sid, session_id)
+    return record
 
 
 def request_end(tx: Transaction, session_id: SessionId) -> None:
@@ -223,9 +226,12 @@ def expire(
             # A newer version's, or not ours. It is over all the same, and stops no other.
             logger.error("an expired session could not be read: %s", type(failed).__name__)
             found = None
-        forget(tx, sid, session_id)
-        if found is not None:
-            expired.append(found[1])
+        record = found[1] if found is not None else None
+        is_attached = record is not None and record.attachment is not None
+        if is_last(state_of(is_attached=is_attached), Change.EXPIRE):
+            forget(tx, sid, session_id)
+        if record is not None:
+            expired.append(record)
     return expired
 
 

@@ -1,7 +1,7 @@
 -- needs: session
--- ARGV: now, held, idle times (3)
+-- ARGV: now, held
 local now = tonumber(ARGV[1])
-local times = redis.call('HMGET', base, 'expires', 'ends', 'mode')
+local times = redis.call('HMGET', base, 'expires', 'ends', 'idle')
 if not times[1] then
     return { 'gone' }
 end
@@ -10,7 +10,7 @@ if expires > now then
     return { 'later', times[1] }
 end
 if ARGV[2] == '1' and ends > now then
-    return { 'later', move_deadline(now, idle_of(times[3], ARGV[3], ARGV[4], ARGV[5]), ends) }
+    return { 'later', move_deadline(now, tonumber(times[3]), ends) }
 end
 local found = record()
 local tokens = redis.call('HGETALL', base .. ':u')

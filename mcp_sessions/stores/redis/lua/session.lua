@@ -81,18 +81,15 @@ local function share_lifetime(key)
     end
 end
 
--- How long a session of a mode may be idle, of the three times that there are.
-local function idle_of(mode, idle, transport, bound)
-    return tonumber(mode == 'bound' and bound or mode == 'transport' and transport or idle)
-end
-
--- The idle time begins anew; the new deadline, as text.
+-- The idle time begins anew; the new deadline, as text. The rule is that of core/expiry.py, and both
+-- numbers come from there: `idle` with each use, and is kept for who does not know the mode; `ends`
+-- when the session was made.
 local function move_deadline(now, idle, ends)
     if ends == math.huge then
         return 'inf'
     end
     local expires = math.min(now + idle, ends)
-    redis.call('HSET', base, 'expires', exact(expires))
+    redis.call('HSET', base, 'expires', exact(expires), 'idle', exact(idle))
     -- Not every time: there are many keys, and the margin is long.
     local covered = tonumber(redis.call('HGET', base, 'covered') or '-1')
     if expires > covered + SLACK or covered < 0 then
