@@ -101,12 +101,12 @@ async def load(store: SessionStore, session_id: SessionId, count: int) -> tuple[
     return took, grown
 
 
-async def measure(kind: str, count: int, place: Path) -> tuple[float, int]:
+async def measure(kind: str, count: int, position: Path) -> tuple[float, int]:
     if kind == "memory":
         store: SessionStore = KeptMemory()
         await store.open(SessionPolicy())
         return await load(store, await record(store, count), count)
-    path = place / f"{count}.db"
+    path = position / f"{count}.db"
     store = SQLiteStore(path)
     await store.open(SessionPolicy())
     session_id = await record(store, count)
@@ -116,9 +116,9 @@ async def measure(kind: str, count: int, place: Path) -> tuple[float, int]:
 
 def in_its_own_process(kind: str, count: int) -> tuple[float, int]:
     """`measure`, where nothing raised the peak before."""
-    with tempfile.TemporaryDirectory(prefix="mcp-sessions-") as place:
+    with tempfile.TemporaryDirectory(prefix="mcp-sessions-") as position:
         done = subprocess.run(
-            [sys.executable, "-m", "bench.bench_acp", "--one", kind, str(count), place],
+            [sys.executable, "-m", "bench.bench_acp", "--one", kind, str(count), position],
             check=True,
             capture_output=True,
             text=True,
@@ -149,8 +149,8 @@ def rows(count: int) -> Iterator[Row]:
 
 def main() -> None:
     if sys.argv[1:2] == ["--one"]:
-        kind, count, place = sys.argv[2:]
-        print(*asyncio.run(measure(kind, int(count), Path(place))))
+        kind, count, position = sys.argv[2:]
+        print(*asyncio.run(measure(kind, int(count), Path(position))))
         return
     report(rows(int(sys.argv[1]) if len(sys.argv) > 1 else UPDATES))
 

@@ -99,7 +99,7 @@ def prepared(way: str, port: int, sessions: int) -> Callable[[], None]:
 
 
 def measure(store: Callable[[str], str], sessions: int, updates: int) -> dict[str, float]:
-    """Microseconds for each session and update, by the way in which it is heard."""
+    """Microseconds for each session and update, by the way in which it is received."""
     ways = ("waiting", "WebSocket", "GET")
     servers = {way: Server("noisy", store(way)) for way in ways}
     try:
@@ -128,7 +128,7 @@ def rows(wanted: str, sessions: int, updates: int) -> Iterator[Row]:
                     measured=figure,
                     unit="µs",
                     ratio=None if way == "waiting" else figure / found["waiting"],
-                    beside="times one that waits",
+                    basis="times one that waits",
                 )
         yield from each.missing()
 

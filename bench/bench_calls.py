@@ -184,13 +184,13 @@ def rows(calls: int) -> Iterator[Row]:
     figures = measure(calls)
     for case in CASES:
         figure = figures[case.name]
-        beside = "SDK, modern era" if case.version == MODERN else "SDK, handshake era"
+        basis = "SDK, modern era" if case.version == MODERN else "SDK, handshake era"
         yield Row(
             name=case.name,
             measured=figure,
             unit="µs",
-            ratio=None if case.name == beside else figures[beside] / figure,
-            beside=f"times cheaper than the {beside}",
+            ratio=None if case.name == basis else figures[basis] / figure,
+            basis=f"times cheaper than the {basis}",
         )
 
 

@@ -208,7 +208,7 @@ def rows(calls: int) -> Iterator[Row]:
                 measured=figure,
                 unit="µs",
                 ratio=None if is_ours else figure / ours,
-                beside="times ours, handshake era, in a session",
+                basis="times ours, handshake era, in a session",
             )
     for name, figure in starts().items():
         yield Row(

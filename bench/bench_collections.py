@@ -87,7 +87,7 @@ def rows(count: int) -> Iterator[Row]:
         unit="ms",
         most=50,
         ratio=bare / longest,
-        beside="times shorter than with the collector left alone",
+        basis="times shorter than with the collector left alone",
         includes=f"{rate:,.0f} starts a second",
     )
     yield Row(
@@ -95,7 +95,7 @@ def rows(count: int) -> Iterator[Row]:
         measured=total * 1e3,
         unit="ms",
         ratio=bare_total / total,
-        beside="times shorter than with the collector left alone",
+        basis="times shorter than with the collector left alone",
         includes=f"{number:.0f} collections",
     )
 

@@ -133,7 +133,7 @@ def rows(calls: int) -> Iterator[Row]:
                     unit="µs",
                     most=MOST_SHARE * named,
                     ratio=bound / named,
-                    beside="times one in a session that the client names",
+                    basis="times one in a session that the client names",
                 )
         yield from each.missing()
         yield Row(

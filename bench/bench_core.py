@@ -220,13 +220,13 @@ def rows() -> Iterator[Row]:
     yield Row(name="json.dumps of an event", measured=found["dumps"], unit="µs")
     for name, which in (("event appended to a full log", "append"), ("event replayed", "replay")):
         ratio = found[which] / found["dumps"]
-        yield Row(name=name, measured=found[which], unit="µs", ratio=ratio, beside=json_of)
+        yield Row(name=name, measured=found[which], unit="µs", ratio=ratio, basis=json_of)
     yield Row(
         name="one update to 10,000 sessions, each",
         measured=found["fan-out"],
         unit="µs",
         ratio=found["fan-out"] / found["append"],
-        beside="times the append alone",
+        basis="times the append alone",
     )
     yield Row(name="SDK: initialize", measured=found["SDK's start"], unit="µs")
     yield Row(
@@ -234,7 +234,7 @@ def rows() -> Iterator[Row]:
         measured=found["start"],
         unit="µs",
         ratio=found["SDK's start"] / found["start"],
-        beside="times cheaper than the SDK's initialize",
+        basis="times cheaper than the SDK's initialize",
         includes=f"{1e6 / found['start']:,.0f} in a second of CPU",
     )
     yield Row(name="SDK: idle session", measured=found["SDK's idle"], unit="KiB")
@@ -247,7 +247,7 @@ def rows() -> Iterator[Row]:
             measured=found[which],
             unit="KiB",
             ratio=found["SDK's idle"] / found[which],
-            beside="times smaller than the SDK's",
+            basis="times smaller than the SDK's",
         )
 
 

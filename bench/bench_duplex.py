@@ -204,7 +204,7 @@ def rows(calls: int) -> Iterator[Row]:
             measured=figures[case],
             unit="µs",
             ratio=None if case is ECHO else figures[case] / figures[ECHO],
-            beside="echoes",
+            basis="echoes",
         )
     for case in OVER_STDIO:
         sdk = SDK[case.version]
@@ -213,7 +213,7 @@ def rows(calls: int) -> Iterator[Row]:
             measured=figures[case],
             unit="µs",
             ratio=None if case is sdk else figures[sdk] / figures[case],
-            beside=f"times cheaper than the {sdk.name}",
+            basis=f"times cheaper than the {sdk.name}",
         )
 
 

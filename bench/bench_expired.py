@@ -73,7 +73,7 @@ def rows(count: int) -> Iterator[Row]:
         measured=after / 2**20,
         unit="MiB",
         ratio=after / nothing,
-        beside="times the file without any",
+        basis="times the file without any",
         most=(nothing + 64 * 4_096) * 1.1 / 2**20,
         includes=f"{full / 2**20:.0f} MiB with them",
     )

@@ -44,7 +44,7 @@ class Found(NamedTuple):
     alone: float
     """Milliseconds of the slowest call."""
 
-    beside: float
+    with_noise: float
 
 
 async def slowest(client: Loopback, session: bytes, until: Callable[[int], bool]) -> float:
@@ -73,19 +73,21 @@ async def measure(store: str, count: int, rounds: int, store_cpu: Callable[[], f
         looking = asyncio.create_task(look())
         bystander = await client.initialize()
         cpu, store_used, took = list[float](), list[float](), list[float]()
-        alone, beside = list[float](), list[float]()
+        alone, with_noise = list[float](), list[float]()
         for _ in range(rounds):
             begun, used, its = time.perf_counter(), time.process_time(), store_cpu()
             await layer.notify_resource_updated(URI)
             cpu.append((time.process_time() - used) / count * 1e6)
             store_used.append((store_cpu() - its) / count * 1e6)
             took.append(time.perf_counter() - begun)
-            told = asyncio.create_task(layer.notify_resource_updated(URI))
-            beside.append(await slowest(client, bystander, lambda _, told=told: told.done()))
-            await told
+            notified = asyncio.create_task(layer.notify_resource_updated(URI))
+            with_noise.append(
+                await slowest(client, bystander, lambda _, notified=notified: notified.done())
+            )
+            await notified
             alone.append(await slowest(client, bystander, lambda calls: calls >= 200))
         looking.cancel()
-        return Found(min(cpu), min(store_used), min(took), min(alone), min(beside))
+        return Found(min(cpu), min(store_used), min(took), min(alone), min(with_noise))
 
 
 async def look() -> None:
@@ -115,11 +117,11 @@ def rows(wanted: str, rounds: int, most: int) -> Iterator[Row]:
                 )
                 yield Row(
                     name=f"{name}: slowest call",
-                    measured=found.beside,
+                    measured=found.with_noise,
                     unit="ms",
                     most=most_wait,
-                    ratio=found.beside / found.alone,
-                    beside="times the slowest without an update",
+                    ratio=found.with_noise / found.alone,
+                    basis="times the slowest without an update",
                 )
             if len(totals) > 1:
                 yield growth(f"{store}, CPU of all", totals)

@@ -196,7 +196,7 @@ def rows(count: int) -> Iterator[Row]:
             measured=kept,
             unit="KiB",
             ratio=kept * 1024 / message_size(size),
-            beside="times one answer",
+            basis="times one answer",
             most=MOST[size],
             includes=f"resident {held:,.0f} KiB, the SDK {sdk:,.0f} KiB",
         )
@@ -207,7 +207,7 @@ def rows(count: int) -> Iterator[Row]:
                 measured=mine,
                 unit="KiB",
                 ratio=other / mine,
-                beside="times less than the SDK",
+                basis="times less than the SDK",
                 includes=f"the SDK {other:,.0f} KiB",
             )
 

@@ -83,7 +83,7 @@ def rows(wanted: str, most: int) -> Iterator[Row]:
                     measured=server,
                     unit="%",
                     ratio=server / floor,
-                    beside="times the bare application",
+                    basis="times the bare application",
                     most=MOST[store],
                     includes=f"measured with {count:,}",
                 )

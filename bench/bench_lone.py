@@ -33,7 +33,7 @@ class Measured(NamedTuple):
     """Before each round: a server closes a connection that was idle for some seconds."""
 
     run: Callable[[int], None]
-    beside: str
+    basis: str
     most: float | None = None
     """The aim, in microseconds."""
 
@@ -69,8 +69,8 @@ def over_http(kind: str, aim: float | None, stack: ExitStack) -> Iterator[Measur
     yield Measured(f"HTTP, {kind}, {AT_ONCE} in flight", pid, wake, together, alone)
     if kind != "floor":
         most = 400.0 if kind == "ours" else None
-        name, beside = f"HTTP, {kind}, handshake", "HTTP, sdk, handshake"
-        yield Measured(name, pid, wake, handshakes, beside, most)
+        name, basis = f"HTTP, {kind}, handshake", "HTTP, sdk, handshake"
+        yield Measured(name, pid, wake, handshakes, basis, most)
 
 
 def over_stdio(kind: str, aim: float | None, stack: ExitStack) -> Iterator[Measured]:
@@ -120,13 +120,13 @@ def measure(calls: int) -> tuple[list[Measured], dict[str, float]]:
 def rows(calls: int) -> Iterator[Row]:
     measured, least = measure(calls)
     for row in measured:
-        is_alike = row.beside.endswith(row.name.rpartition(", ")[2])
+        is_alike = row.basis.endswith(row.name.rpartition(", ")[2])
         yield Row(
             name=row.name,
             measured=least[row.name],
             unit="µs",
-            ratio=least[row.beside] / least[row.name] if row.beside != row.name else None,
-            beside="times cheaper than " + (row.beside if is_alike else "alone"),
+            ratio=least[row.basis] / least[row.name] if row.basis != row.name else None,
+            basis="times cheaper than " + (row.basis if is_alike else "alone"),
             most=row.most,
         )
 

@@ -34,7 +34,7 @@ from typing import Any
 import uvloop
 
 from bench.bench_calls import Server
-from bench.crowd import BUSY, TOLD
+from bench.crowd import BUSY, NOTES
 from bench.rows import Row, report
 from bench.stores import cpu_of
 from bench.wire import Connection
@@ -131,7 +131,7 @@ class Callers:
                 await asyncio.sleep(BETWEEN)
         return took
 
-    async def beside(self, work: Awaitable[Any]) -> list[float]:
+    async def during(self, work: Awaitable[Any]) -> list[float]:
         doing = asyncio.ensure_future(work)
         took = await self.call(lambda _: doing.done())
         await doing
@@ -235,18 +235,18 @@ class Run:
         self.stalls["while some call"] = self.process.stalls()
 
     def updates(self) -> Iterator[Row]:
-        """A resource changes that all streams hear of, again and again."""
+        """A resource changes that all streams learn of, again and again."""
         delays: list[float] = []
 
         async def updates() -> None:
             for number in range(1, UPDATES + 1):
                 begun = time.monotonic()
                 await self.callers.touch(BUSY)
-                heard = await self.crowd.meanwhile("hear", BUSY, str(number))
-                delays.append(heard["at"] - begun)
+                received = await self.crowd.meanwhile("hear", BUSY, str(number))
+                delays.append(received["at"] - begun)
 
         cpu = self.process.cpu
-        took = self.runner.run(self.callers.beside(updates()))
+        took = self.runner.run(self.callers.during(updates()))
         cpu = self.process.cpu - cpu
         yield Row(
             name="an update to all streams, for each: CPU",
@@ -273,20 +273,20 @@ class Run:
 
         async def come_back() -> None:
             nonlocal cut, back, caught_up
-            on_its_way = asyncio.ensure_future(self.callers.touch(TOLD[0]))
+            on_its_way = asyncio.ensure_future(self.callers.touch(NOTES[0]))
             # The first streams have it, the last do not.
-            await self.crowd.meanwhile("hears", TOLD[0])
+            await self.crowd.meanwhile("hears", NOTES[0])
             cut = (await self.crowd.meanwhile("cut"))["at"]
             await on_its_way
-            await self.callers.touch(*TOLD[1:4])
+            await self.callers.touch(*NOTES[1:4])
             coming = asyncio.ensure_future(self.crowd.meanwhile("back"))
-            await self.callers.touch(*TOLD[4:6])
+            await self.callers.touch(*NOTES[4:6])
             back = (await coming)["at"]
-            for uri in TOLD[:6]:
+            for uri in NOTES[:6]:
                 caught_up = max(caught_up, (await self.crowd.meanwhile("hear", uri, "1"))["at"])
 
         cpu = self.process.cpu
-        took = self.runner.run(self.callers.beside(come_back()))
+        took = self.runner.run(self.callers.during(come_back()))
         cpu = self.process.cpu - cpu
         yield Row(
             name="cut: until all streams are open again",
@@ -316,13 +316,13 @@ class Run:
 
     def is_whole(self) -> Iterator[Row]:
         """Whether each stream has everything, once."""
-        self.runner.run(self.callers.touch(*TOLD[6:]))
-        for uri in TOLD[6:]:
+        self.runner.run(self.callers.touch(*NOTES[6:]))
+        for uri in NOTES[6:]:
             self.crowd.does("hear", uri, "1")
-        judged = self.crowd.does("judge", *TOLD)
-        told = f"of {len(TOLD) * self.streams:,}, in {judged['open']:,} streams that are open"
-        yield Row(name="events lost", measured=judged["lost"], most=0, includes=told)
-        yield Row(name="events told twice", measured=judged["twice"], most=0, includes=told)
+        judged = self.crowd.does("judge", *NOTES)
+        notified = f"of {len(NOTES) * self.streams:,}, in {judged['open']:,} streams that are open"
+        yield Row(name="events lost", measured=judged["lost"], most=0, includes=notified)
+        yield Row(name="events told twice", measured=judged["twice"], most=0, includes=notified)
         away = self.streams - judged["open"]
         yield Row(name="streams that did not come back", measured=away, most=0)
         self.stalls["while all are told again"] = self.process.stalls()

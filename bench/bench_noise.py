@@ -25,7 +25,7 @@ SESSION = "io.modelcontextprotocol/session"
 URI = "note://noisy"
 
 SUBSCRIPTIONS = 1_500
-"""Sessions of the noisy client that hear of each of its updates."""
+"""Sessions of the noisy client that learn of each of its updates."""
 
 ATTACHED = 100
 """The same, on one GET stream, which it reads."""

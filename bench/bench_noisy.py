@@ -52,7 +52,7 @@ class Noise:
         )
         self.count = 0
         self.errors = 0
-        if self._hear() != ["ready"]:
+        if self._receive() != ["ready"]:
             raise SystemExit(f"the client that makes {kind} could not begin")
 
     def go(self) -> None:
@@ -60,7 +60,7 @@ class Noise:
 
     def stop(self) -> None:
         self._say("stop")
-        _, count, errors = self._hear()
+        _, count, errors = self._receive()
         self.count += int(count)
         self.errors += int(errors)
 
@@ -75,15 +75,15 @@ class Noise:
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
 
-    def _hear(self) -> list[str]:
+    def _receive(self) -> list[str]:
         return self._process.stdout.readline().split() if self._process.stdout is not None else []
 
 
 class Figures(NamedTuple):
-    """Milliseconds until an answer, alone and beside."""
+    """Milliseconds until an answer, alone and with the noise."""
 
     alone: list[float]
-    beside: list[float]
+    with_noise: list[float]
     noise: int
     errors: int
 
@@ -126,14 +126,14 @@ def measure(kind: str, store: str, rounds: int) -> Figures:
             quiet.wake()
             waited(quiet)
             alone: list[float] = []
-            beside: list[float] = []
+            with_noise: list[float] = []
             for _ in range(rounds):
                 quiet.wake()
                 alone += waited(quiet)
                 noise.go()
-                beside += waited(quiet)
+                with_noise += waited(quiet)
                 noise.stop()
-            return Figures(alone, beside, noise.count, noise.errors)
+            return Figures(alone, with_noise, noise.count, noise.errors)
         finally:
             noise.end()
     finally:
@@ -145,16 +145,16 @@ def rows(wanted: str, noises: Sequence[str], rounds: int) -> Iterator[Row]:
         for store in each.names:
             for kind in noises:
                 found = measure(kind, each.url(store, kind), rounds)
-                alone, beside = p99(found.alone), p99(found.beside)
+                alone, with_noise = p99(found.alone), p99(found.with_noise)
                 yield Row(
                     name=f"{store}, beside {kind}: p99",
-                    measured=beside,
+                    measured=with_noise,
                     unit="ms",
-                    ratio=beside / alone,
-                    beside="times what it is alone",
+                    ratio=with_noise / alone,
+                    basis="times what it is alone",
                     most=MOST * alone,
                     includes=f"p50 {statistics.median(found.alone):.2f} alone, "
-                    f"{statistics.median(found.beside):.2f} beside; noise {KINDS[kind]}",
+                    f"{statistics.median(found.with_noise):.2f} beside; noise {KINDS[kind]}",
                 )
                 if found.errors:
                     yield Row(

@@ -79,13 +79,13 @@ class One:
 class Outage:
     seconds: float
     delays: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    told: dict[str, int] = field(default_factory=dict[str, int])
+    notified: dict[str, int] = field(default_factory=dict[str, int])
     failed: list[str] = field(default_factory=list[str])
     cpu: float = 0.0
     """Seconds of the server's, from its start until all are answered."""
 
     def of(self, one: One, back_at: float) -> None:
-        self.told[one.way] = self.told.get(one.way, 0) + bool(one.outcomes)
+        self.notified[one.way] = self.notified.get(one.way, 0) + bool(one.outcomes)
         if one.failed is not None:
             self.failed.append(f"{one.way}: {one.failed}")
         else:
@@ -94,9 +94,9 @@ class Outage:
     def rows(self) -> Iterator[Row]:
         for way, delays in self.delays.items():
             name = f"{way}, {self.seconds:g} s away, {len(delays)} clients"
-            told = f"on_resume told {self.told[way]}"
+            notified = f"on_resume told {self.notified[way]}"
             yield Row(
-                name=f"{name}: p50", measured=at(delays, 0.5), unit="s", most=1, includes=told
+                name=f"{name}: p50", measured=at(delays, 0.5), unit="s", most=1, includes=notified
             )
             yield Row(name=f"{name}: p90", measured=at(delays, 0.9), unit="s")
             yield Row(name=f"{name}: p99", measured=at(delays, 0.99), unit="s", most=5)
@@ -125,8 +125,8 @@ def most_in(delays: Sequence[float], window: float = 1.0) -> int:
 
 
 async def run(outage: Outage, ways: Sequence[str], count: int) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        served = KilledServer(Path(place))
+    with tempfile.TemporaryDirectory() as position:
+        served = KilledServer(Path(position))
         await asyncio.to_thread(served.start)
         try:
             async with asyncio.timeout(WITHIN), AsyncExitStack() as stack:
@@ -156,7 +156,7 @@ class Crowd:
     connected: anyio.Event = field(default_factory=anyio.Event)
     killed: anyio.Event = field(default_factory=anyio.Event)
     answered: anyio.Event = field(default_factory=anyio.Event)
-    over: anyio.Event = field(default_factory=anyio.Event)
+    finished: anyio.Event = field(default_factory=anyio.Event)
     left: int = field(init=False)
     """Clients that wait for their answer."""
 
@@ -176,15 +176,15 @@ class Crowd:
             self.left -= 1
             if not self.left:
                 self.answered.set()
-            await self.over.wait()
+            await self.finished.wait()
 
 
 async def run_apart(count: int) -> list[Row]:
     outage, crowd, room = Outage(APART), Crowd(count), anyio.Semaphore(AT_ONCE)
     waited: list[float] = []
     back_at = 0.0
-    with tempfile.TemporaryDirectory() as place:
-        served = KilledServer(Path(place))
+    with tempfile.TemporaryDirectory() as position:
+        served = KilledServer(Path(position))
         await asyncio.to_thread(served.start)
         try:
             async with asyncio.timeout(APART_WITHIN), anyio.create_task_group() as tasks:
@@ -199,7 +199,7 @@ async def run_apart(count: int) -> list[Row]:
                 async with bystander(served.port, waited):
                     await crowd.answered.wait()
                     outage.cpu = served.cpu - started
-                crowd.over.set()
+                crowd.finished.set()
             for one in crowd.clients:
                 outage.of(one, back_at)
         finally:

@@ -29,7 +29,7 @@ from bench.rows import Row, report
 from mcp_sessions.client_transport import resumable
 from tests.support import apps
 from tests.support.proxy import TcpProxy
-from tests.support.resuming import Heard, serving, subscribe, text_of
+from tests.support.resuming import Received, serving, subscribe, text_of
 
 CLIENTS = 200
 WITHIN = 120.0
@@ -59,32 +59,34 @@ class Barrier:
 @dataclass
 class One:
     number: int
-    heard: Heard = field(default_factory=Heard)
-    heard_at: float | None = None
-    """When it heard of the change that it was away for."""
+    received: Received = field(default_factory=Received)
+    received_at: float | None = None
+    """When it learned of the change that it was away for."""
     failed: str | None = None
 
-    async def hears(self, uri: str) -> None:
-        board = self.heard.board
+    async def receives(self, uri: str) -> None:
+        board = self.received.board
         await board.until(
-            lambda: uri in self.heard.updates, what=f"{uri} at client {self.number}", within=WITHIN
+            lambda: uri in self.received.updates,
+            what=f"{uri} at client {self.number}",
+            within=WITHIN,
         )
 
     async def run(self, url: str, barriers: list[Barrier]) -> None:
         ahead = list(barriers)
         try:
-            transport = resumable(url, on_resume=self.heard.on_resume)
+            transport = resumable(url, on_resume=self.received.on_resume)
             async with Client(
-                transport, mode="legacy", message_handler=self.heard.on_message
+                transport, mode="legacy", message_handler=self.received.on_message
             ) as client:
                 session = text_of(await client.call_tool("session_id", {}))
                 await subscribe(client, BEFORE)
                 await subscribe(client, DURING)
                 ahead.pop(0).arrive()
-                await self.hears(BEFORE)
+                await self.receives(BEFORE)
                 ahead.pop(0).arrive()
-                await self.hears(DURING)
-                self.heard_at = time.monotonic()
+                await self.receives(DURING)
+                self.received_at = time.monotonic()
                 # Until all are back, every new connection is one that was lost.
                 back = ahead.pop(0)
                 back.arrive()
@@ -100,11 +102,11 @@ class One:
     def judge(self, before: str, after: str) -> str | None:
         if before != after or before == "none":
             return f"session {before} became {after}"
-        if self.heard.updates != [BEFORE, DURING]:
-            return f"heard {self.heard.updates}"
-        # Over HTTP only the stream is opened anew, and the application is told nothing.
-        if not all(outcome.recovered for outcome in self.heard.outcomes):
-            return f"was told {self.heard.outcomes}"
+        if self.received.updates != [BEFORE, DURING]:
+            return f"heard {self.received.updates}"
+        # Over HTTP only the stream is opened anew, and the application is sent nothing.
+        if not all(outcome.recovered for outcome in self.received.outcomes):
+            return f"was told {self.received.outcomes}"
         return None
 
 
@@ -133,7 +135,7 @@ class Run:
                         for one in self.clients:
                             tasks.start_soon(one.run, proxy.url(scheme=scheme), barriers)
                         await subscribed.wait()
-                        # Who hears of it has a connection that events come on.
+                        # Who learns of it has a connection that events come on.
                         await server.call(layer.notify_resource_updated, BEFORE, within=WITHIN)
                         await ready.wait()
                         self.cut_at, self.cut = time.monotonic(), proxy.cut_all()
@@ -153,10 +155,10 @@ class Run:
             most=0,
             includes=said or f"{self.cut} connections cut at once",
         )
-        heard = [one.heard_at for one in self.clients if one.heard_at is not None]
+        received = [one.received_at for one in self.clients if one.received_at is not None]
         for name, moments in (
             ("until reconnected", self.accepted_at),
-            ("until caught up", heard),
+            ("until caught up", received),
         ):
             delays = sorted(moment - self.cut_at for moment in moments)
             if not delays:

@@ -122,8 +122,8 @@ class Round:
         for session in self.sessions:
             arguments = {"uri": f"{URI}/{session}"}
             await self.client.ask("tools/call", {"name": "touch", "arguments": arguments})
-        told = zip(self.streams, was, strict=True)
-        pending = [(stream, last) for stream, last in told]
+        notified = zip(self.streams, was, strict=True)
+        pending = [(stream, last) for stream, last in notified]
         await until(lambda: all(each.last != last for each, last in pending), "all are told")
 
 

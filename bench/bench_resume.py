@@ -120,10 +120,10 @@ def rows(rounds: int) -> Iterator[Row]:
         client = Client(server.port)
         client.initialize()
         kinds = {"WebSocket": OverWebSocket, "GET": OverGet}
-        over = {way: [kind(server) for _ in range(SESSIONS)] for way, kind in kinds.items()}
-        found: dict[str, list[float]] = {way: [] for way in over}
+        finished = {way: [kind(server) for _ in range(SESSIONS)] for way, kind in kinds.items()}
+        found: dict[str, list[float]] = {way: [] for way in finished}
         for _ in range(rounds):
-            for way, each in over.items():
+            for way, each in finished.items():
                 client.wake()
                 for number in range(MISSED):
                     client.call("touch", uri=f"test://{number}")
@@ -137,7 +137,7 @@ def rows(rounds: int) -> Iterator[Row]:
         measured=least["WebSocket"],
         unit="µs",
         ratio=least["WebSocket"] / least["GET"],
-        beside="times the GET",
+        basis="times the GET",
         most=800,
     )
 

@@ -33,7 +33,7 @@ ROUNDS = 5
 BASE = "memory"
 ERAS = {HANDSHAKE: "2025 era", MODERN: "2026 era"}
 SCRIPTS_AIM = {False: 1.05, True: 2.05}
-"""By whether there is a key; what a server does now and then beside is within the rest."""
+"""By whether there is a key; what a server does now and then is within the rest."""
 
 CPU_AIM = {False: 520.0, True: 650.0}
 """Microseconds, on Redis."""
@@ -99,7 +99,7 @@ def rows(calls: int) -> Iterator[Row]:
                 measured=found.cpu,
                 unit="µs",
                 ratio=None if case.store == BASE else found.cpu / base,
-                beside="times memory",
+                basis="times memory",
                 most=CPU_AIM[case.keyed] if is_redis else None,
                 includes=f"{found.answer:.0f} µs until the answer",
             )

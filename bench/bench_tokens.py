@@ -1,8 +1,8 @@
-"""What a token costs that was seen before, and how a good client fares beside many bad tokens.
+"""What a token costs that was seen before, and how a good client fares next to many bad tokens.
 
     python -m bench.bench_tokens [--calls N] [--rounds N] [--connections N,…]
 
-The cost is the server's CPU for each call with a JWT, beside a server without authentication.
+The cost is the server's CPU for each call with a JWT, next to a server without authentication.
 Rounds alternate between the two. The aim: at most 15 % more.
 
 The flood is made by a process on another core. Each of its connections sends one bad token after
@@ -131,13 +131,13 @@ def cost(calls: int, rounds: int) -> Row:
         measured=token,
         unit="µs",
         ratio=token / alone,
-        beside="times one without authentication",
+        basis="times one without authentication",
         most=1.15 * alone,
     )
 
 
-def beside(connections: int, rounds: int, path: str) -> Iterator[Row]:
-    """A good client beside bad tokens on so many connections."""
+def basis(connections: int, rounds: int, path: str) -> Iterator[Row]:
+    """A good client next to bad tokens on so many connections."""
     with on_cores(CORES[:1]):
         server = guarded()
     try:
@@ -146,7 +146,7 @@ def beside(connections: int, rounds: int, path: str) -> Iterator[Row]:
         try:
             client.wake()
             waited(client)
-            alone, besides = list[float](), list[float]()
+            alone, with_bad = list[float](), list[float]()
             before = resident(server)
             for _ in range(rounds):
                 client.wake()
@@ -154,7 +154,7 @@ def beside(connections: int, rounds: int, path: str) -> Iterator[Row]:
                 flood.go()
                 # In the first second the server refuses as many at once as it may.
                 waited(client)
-                besides += waited(client)
+                with_bad += waited(client)
                 flood.stop()
             larger = resident(server) - before
         finally:
@@ -163,12 +163,12 @@ def beside(connections: int, rounds: int, path: str) -> Iterator[Row]:
         server.stop()
     yield Row(
         name=f"beside bad tokens on {connections} connections: p99",
-        measured=p99(besides),
+        measured=p99(with_bad),
         unit="ms",
-        ratio=p99(besides) / p99(alone),
-        beside="times what it is alone",
+        ratio=p99(with_bad) / p99(alone),
+        basis="times what it is alone",
         most=MOST * p99(alone),
-        includes=f"p50 {statistics.median(alone):.2f} alone, {statistics.median(besides):.2f} "
+        includes=f"p50 {statistics.median(alone):.2f} alone, {statistics.median(with_bad):.2f} "
         f"beside; {flood.answers / flood.seconds:,.0f} refused a second",
     )
     yield Row(
@@ -184,7 +184,7 @@ def rows(calls: int, rounds: int, connections: list[int]) -> Iterator[Row]:
     with on_cores(CORES[1:]), file_of_bad_tokens() as path:
         yield cost(calls, rounds)
         for number in connections:
-            yield from beside(number, rounds, path)
+            yield from basis(number, rounds, path)
 
 
 def main() -> None:

@@ -180,17 +180,17 @@ class Events:
     answer: float
     """Milliseconds, the median: until the call that caused it was answered."""
 
-    heard: float
+    received: float
     cpu: float
     """Microseconds of all workers for each, without the call that caused it."""
 
     redis: float
 
 
-async def events(workers: Workers, count: int, *, held_elsewhere: bool) -> Events:
+async def events(workers: Workers, count: int, *, held_by_another: bool) -> Events:
     async with workers.connections(3) as at:
         holder = workers.pids[0]
-        caller = workers.pids[-1] if held_elsewhere else holder
+        caller = workers.pids[-1] if held_by_another else holder
         client, carries = at[holder][:2]
         calling = at[caller][2]
         for connection in (client, calling):
@@ -198,14 +198,14 @@ async def events(workers: Workers, count: int, *, held_elsewhere: bool) -> Event
         await client.initialize()
         await client.ask("resources/subscribe", {"uri": URI})
         assert client.session is not None
-        heard: list[float] = []
+        received: list[float] = []
         arrived = asyncio.Event()
 
-        def hear(_: bytes) -> None:
-            heard.append(time.perf_counter())
+        def receive(_: bytes) -> None:
+            received.append(time.perf_counter())
             arrived.set()
 
-        stream = Stream(client.session, hear)
+        stream = Stream(client.session, receive)
         carries.meta = {}
         stream.open_on(carries)
         await until(lambda: stream.is_open, "the stream is open")
@@ -214,8 +214,8 @@ async def events(workers: Workers, count: int, *, held_elsewhere: bool) -> Event
         request = calling.request("tools/call", params)
         # The first finds its way.
         await calling.send(request)
-        await until(lambda: len(heard) == 1, "the first event")
-        heard.clear()
+        await until(lambda: len(received) == 1, "the first event")
+        received.clear()
         echo = calling.request("tools/call", ECHO)
         before, store_before = workers.cpu()
         for _ in range(count):
@@ -229,9 +229,9 @@ async def events(workers: Workers, count: int, *, held_elsewhere: bool) -> Event
             await calling.send(request)
             answers.append(time.perf_counter() - begun)
             await arrived.wait()
-            delays.append(heard[-1] - begun)
+            delays.append(received[-1] - begun)
         after, its = workers.cpu()
-        assert len(heard) == count, f"{len(heard)} events of {count}"
+        assert len(received) == count, f"{len(received)} events of {count}"
         return Events(
             statistics.median(answers) * 1e3,
             statistics.median(delays) * 1e3,
@@ -285,7 +285,7 @@ def _calls(one: Workers, several: Workers, count: int, rounds: int) -> Iterator[
                 measured=best.a_second,
                 unit="calls/s",
                 ratio=best.a_second / base if number > 1 else None,
-                beside="times one worker",
+                basis="times one worker",
                 includes=f"an answer in {best.answer:.1f} ms, the median",
             )
             cpu = min(each.cpu for each in those)
@@ -295,7 +295,7 @@ def _calls(one: Workers, several: Workers, count: int, rounds: int) -> Iterator[
                 measured=cpu,
                 unit="µs",
                 ratio=cpu / base_cpu if number > 1 else None,
-                beside="times with one worker",
+                basis="times with one worker",
                 includes=f"all workers; Redis takes {redis:.0f} µs, who calls {client:.0f} µs",
             )
 
@@ -303,19 +303,19 @@ def _calls(one: Workers, several: Workers, count: int, rounds: int) -> Iterator[
 def _events(workers: Workers, count: int, rounds: int) -> Iterator[Row]:
     found: dict[bool, list[Events]] = {False: [], True: []}
     for _ in range(rounds):
-        for elsewhere, those in found.items():
-            those.append(uvloop.run(events(workers, count, held_elsewhere=elsewhere)))
-    here = min(each.heard for each in found[False])
+        for is_other, those in found.items():
+            those.append(uvloop.run(events(workers, count, held_by_another=is_other)))
+    here = min(each.received for each in found[False])
     here_cpu = min(each.cpu for each in found[False])
-    for elsewhere, those in found.items():
-        name = f"an event, its stream at {'another' if elsewhere else 'the same'} worker"
-        heard, answer = min(each.heard for each in those), min(each.answer for each in those)
+    for is_other, those in found.items():
+        name = f"an event, its stream at {'another' if is_other else 'the same'} worker"
+        received, answer = min(each.received for each in those), min(each.answer for each in those)
         yield Row(
             name=name,
-            measured=heard,
+            measured=received,
             unit="ms",
-            ratio=heard / here if elsewhere else None,
-            beside="times at the same",
+            ratio=received / here if is_other else None,
+            basis="times at the same",
             includes=f"from the call on, which is answered after {answer:.2f} ms; the median",
         )
         cpu, redis = min(each.cpu for each in those), min(each.redis for each in those)
@@ -323,8 +323,8 @@ def _events(workers: Workers, count: int, rounds: int) -> Iterator[Row]:
             name=f"{name}: CPU",
             measured=cpu,
             unit="µs",
-            ratio=cpu / here_cpu if elsewhere else None,
-            beside="times at the same",
+            ratio=cpu / here_cpu if is_other else None,
+            basis="times at the same",
             includes=f"all workers, without a call that causes nothing; Redis takes {redis:.0f} µs",
         )
 

@@ -3,7 +3,7 @@
     python -m bench.crowd PORT SESSIONS STREAMS
 
 Each is a stock client of the handshake era: it shakes hands, and some open a GET stream and
-subscribe to the resources of :data:`TOLD`. It does what the lines of its input say, one after
+subscribe to the resources of :data:`NOTES`. It does what the lines of its input say, one after
 the other, and answers each with a line of JSON. What ``cut`` cuts comes back by itself, as
 a stock client does: all at once, when the time is over that the server named (``retry``), with
 the id of the last event it had.
@@ -28,8 +28,8 @@ from bench.wire import Connection, Refused, Stream, until
 BUSY = "note://busy"
 """Changes all the time; the newest change replaces what is not sent yet."""
 
-TOLD = [f"note://{number}" for number in range(8)]
-"""Each changes once, so that each stream hears of each exactly once."""
+NOTES = [f"note://{number}" for number in range(8)]
+"""Each changes once, so that each stream learns of each exactly once."""
 
 AT_ONCE = 32
 """Connections on which clients shake hands."""
@@ -50,9 +50,9 @@ class Crowd:
     """Streams."""
 
     streams: list[Stream] = field(default_factory=list[Stream])
-    heard: list[Counter[str]] = field(default_factory=list[Counter[str]])
+    received: list[Counter[str]] = field(default_factory=list[Counter[str]])
     in_all: Counter[str] = field(default_factory=Counter[str])
-    """How many streams heard of a resource, the same stream twice if it did."""
+    """How many streams learned of a resource, the same stream twice if it did."""
 
     refused: int = 0
     """Connections that the system did not make."""
@@ -78,19 +78,19 @@ class Crowd:
         connection.close()
 
     def _stream(self, session: str) -> Stream:
-        heard = Counter[str]()
-        self.heard.append(heard)
+        received = Counter[str]()
+        self.received.append(received)
 
-        def hear(event: bytes) -> None:
+        def receive(event: bytes) -> None:
             found = _URI.search(event)
             if found is None:
                 raise Refused(f"no update: {event[:200]!r}")
             uri = found[1].decode()
-            heard[uri] += 1
+            received[uri] += 1
             self.in_all[uri] += 1
             self.last_at = time.monotonic()
 
-        return Stream(session, hear, self._comes_back)
+        return Stream(session, receive, self._comes_back)
 
     async def subscribe(self) -> dict[str, Any]:
         streams = iter(self.streams)
@@ -99,7 +99,7 @@ class Crowd:
             connection = await Connection.to(self.port)
             for stream in streams:
                 connection.session = stream.session
-                for uri in (BUSY, *TOLD):
+                for uri in (BUSY, *NOTES):
                     await connection.ask("resources/subscribe", {"uri": uri})
             connection.close()
 
@@ -116,12 +116,12 @@ class Crowd:
     async def _until_open(self, some: list[Stream]) -> None:
         await until(lambda: all(stream.is_open for stream in some), "the streams open", WITHIN)
 
-    async def hear(self, uri: str, times: str) -> dict[str, Any]:
+    async def receive(self, uri: str, times: str) -> dict[str, Any]:
         wanted = len(self.streams) * int(times)
         await until(lambda: self.in_all[uri] >= wanted, f"all hear of {uri}", WITHIN)
         return {"at": self.last_at}
 
-    async def hears(self, uri: str) -> dict[str, Any]:
+    async def receives(self, uri: str) -> dict[str, Any]:
         await until(lambda: self.in_all[uri] > 0, f"one hears of {uri}", WITHIN)
         return {}
 
@@ -149,12 +149,12 @@ class Crowd:
         await self._until_open(self.streams)
         return {"at": time.monotonic()}
 
-    async def judge(self, *told: str) -> dict[str, Any]:
+    async def judge(self, *notified: str) -> dict[str, Any]:
         """How many events were lost, and how many came twice, of the resources that changed
         once each; and whether all streams are open.
         """
-        lost = sum(heard[uri] == 0 for heard in self.heard for uri in told)
-        twice = sum(max(0, heard[uri] - 1) for heard in self.heard for uri in told)
+        lost = sum(received[uri] == 0 for received in self.received for uri in notified)
+        twice = sum(max(0, received[uri] - 1) for received in self.received for uri in notified)
         is_open = sum(stream.is_open for stream in self.streams)
         return {"lost": lost, "twice": twice, "open": is_open}
 
@@ -165,8 +165,8 @@ async def serve(crowd: Crowd) -> None:
         "start": crowd.start,
         "subscribe": crowd.subscribe,
         "listen": crowd.listen,
-        "hear": crowd.hear,
-        "hears": crowd.hears,
+        "hear": crowd.receive,
+        "hears": crowd.receives,
         "cut": crowd.cut,
         "back": crowd.back,
         "judge": crowd.judge,

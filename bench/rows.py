@@ -28,7 +28,7 @@ class Row:
     ratio: float | None = None
     """Beside something else of the same run: what a second machine finds as well."""
 
-    beside: str = ""
+    basis: str = ""
     """The meaning of the ratio: "times cheaper than the SDK", "echoes"."""
 
     most: float | None = None
@@ -65,12 +65,12 @@ class Row:
         if self.most is not None:
             aims.append(f"≤ {short(self.most)} {self.unit}".rstrip())
         if self.least_ratio is not None:
-            aims.append(f"≥ {short(self.least_ratio)} {self.beside}")
+            aims.append(f"≥ {short(self.least_ratio)} {self.basis}")
         return ", ".join(aims)
 
     @property
     def compared(self) -> str:
-        return "" if self.ratio is None else f"{self.ratio:.2f} {self.beside}"
+        return "" if self.ratio is None else f"{self.ratio:.2f} {self.basis}"
 
 
 def short(number: float) -> str:

@@ -112,7 +112,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        self.told = 0
+        self.notified = 0
         """Messages that all others were told."""
 
         self.at_replicas = [Station() for _ in range(self.replicas)]
@@ -139,13 +139,13 @@ class Fleet:
                         tick * TICK,
                         lambda now, station=station, work=work: station.serve(now, work * TICK),
                     )
-        over = self.simulation.run()
+        finished = self.simulation.run()
         took = sorted(self.simulation.took)
         return Found(
             took[int(len(took) * 0.99) - 1] * 1e3,
             max(each.busy for each in self.at_replicas) / seconds,
             max(each.busy for each in self.at_shards) / seconds,
-            over - seconds,
+            finished - seconds,
         )
 
     def storm(self, streams: int, within: float) -> float:
@@ -156,9 +156,9 @@ class Fleet:
                 lambda now: self.simulation.send(now, self._open()),
             )
         self._tick(within)
-        over = self.simulation.run()
-        # What others heard of it is work as well.
-        return max(over, *(each.free_at for each in self.at_replicas))
+        finished = self.simulation.run()
+        # What others learned of it is work as well.
+        return max(finished, *(each.free_at for each in self.at_replicas))
 
     def _come(self, rate: float, seconds: float, way: Callable[[], Way]) -> None:
         def come(now: float) -> None:
@@ -175,12 +175,14 @@ class Fleet:
 
         def tick(now: float) -> None:
             published, self._published = self._published, 0
-            self.told += published
+            self.notified += published
             changed, self._changed = self._changed, 0
             opened, self._opened = self._opened, 0
-            heard = (changed * self.costs.change_heard + opened * self.costs.opens_heard) / 1e6
+            received = (
+                changed * self.costs.change_received + opened * self.costs.opens_received
+            ) / 1e6
             for station in self.at_replicas:
-                station.serve(now, heard)
+                station.serve(now, received)
             for station in self.at_shards:
                 station.serve(now, published * self.costs.bus / 1e6)
             if now < seconds or published or self.simulation.is_under_way:
@@ -248,7 +250,7 @@ def paper(costs: Costs) -> Iterator[str]:
         yield (
             f"| {name} | {_count(found.replicas)} | {_count(found.shards)}"
             f" | {found.memory / 1e9:.1f} GB | {found.network * 8 / 1e9:.1f} Gbit/s"
-            f" | {found.heard:.0%} | {found.bus:.0%} |"
+            f" | {found.received:.0%} | {found.bus:.0%} |"
         )
     yield ""
     yield "| bound that more machines do not move | |"

@@ -33,12 +33,12 @@ class Costs:
     event_redis: float = measured(133, "replicas", "an event to its stream: CPU of Redis")
     event_network: float = measured(2174, "replicas", "an event to its stream: network")
     event_memory: float = measured(4807, "replicas", "an event to its stream: memory of Redis")
-    change_heard: float = measured(125, "replicas", "an event to its stream: CPU of another")
-    """At every other replica, of a change that any session may hear of."""
+    change_received: float = measured(125, "replicas", "an event to its stream: CPU of another")
+    """At every other replica, of a change that any session may learn of."""
 
     opens: float = measured(1006, "replicas", "a stream opens: CPU of its replica")
     opens_redis: float = measured(336, "replicas", "a stream opens: CPU of Redis")
-    opens_heard: float = measured(137, "replicas", "a stream opens: CPU of another")
+    opens_received: float = measured(137, "replicas", "a stream opens: CPU of another")
     opens_network: float = measured(3051, "replicas", "a stream opens: network")
     stream_memory: float = measured(392, "replicas", "a stream opens: memory of Redis")
     session_memory: float = measured(1702, "replicas", "a session begins: memory of Redis")
@@ -46,8 +46,8 @@ class Costs:
     bus: float = measured(1.55, "replicas", "a published message: CPU of each other node")
     """At every other shard, of each message and each event."""
 
-    told: float = measured(33, "fanout", "redis, 8,000 sessions: CPU of each")
-    """For each session that one change is told to, of many."""
+    notified: float = measured(33, "fanout", "redis, 8,000 sessions: CPU of each")
+    """For each session that one change is asked to, of many."""
 
     idle: float = measured(25, "idle", "redis: server")
     """For an open stream in a second."""
@@ -66,9 +66,9 @@ class Costs:
         # Of idle streams a row is percent of a core for each 1,000.
         scale = {"idle": 10.0}
         known = {
-            each.name: found[place] * scale.get(place[0], 1.0)
+            each.name: found[position] * scale.get(position[0], 1.0)
             for each in fields(Costs)
-            if (place := (each.metadata["bench"], each.metadata["row"])) in found
+            if (position := (each.metadata["bench"], each.metadata["row"])) in found
         }
         return replace(Costs(), **known)
 
@@ -82,7 +82,7 @@ class Load:
     calls: float = 20_000
     events: float = 100_000
     changes: float = 0
-    """Server-wide ones among the events: each is told to all replicas. The others are of one
+    """Server-wide ones among the events: each is asked to all replicas. The others are of one
     session, such as what its handler says."""
 
     lifetime: float = 600
@@ -105,7 +105,7 @@ class Size:
     network: float
     """Bytes in a second between replicas and Redis."""
 
-    heard: float
+    received: float
     """Part of each replica's core that goes for what happened at others."""
 
     bus: float
@@ -126,17 +126,17 @@ def size(load: Load, costs: Costs, busy: float = BUSY) -> Size:
         + load.opens * costs.opens_redis
         + load.streams * costs.idle_redis
     ) / 1e6
-    heard = (load.changes * costs.change_heard + load.opens * costs.opens_heard) / 1e6
+    received = (load.changes * costs.change_received + load.opens * costs.opens_received) / 1e6
     bus = published(load) * costs.bus / 1e6
     return Size(
-        _among(work, busy - heard),
+        _among(work, busy - received),
         _among(redis, busy - bus),
         load.sessions * (costs.session_memory + costs.subscription_memory + costs.event_memory)
         + load.streams * costs.stream_memory,
         load.calls * costs.call_network
         + load.events * costs.event_network
         + load.opens * costs.opens_network,
-        heard,
+        received,
         bus,
     )
 
@@ -151,8 +151,8 @@ def _among(work: float, room: float) -> float:
 
 
 def most_changes(costs: Costs, busy: float = BUSY) -> float:
-    """Server-wide changes in a second that a replica hears of and does nothing else."""
-    return busy / costs.change_heard * 1e6
+    """Server-wide changes in a second that a replica learns of and does nothing else."""
+    return busy / costs.change_received * 1e6
 
 
 def most_published(costs: Costs, busy: float = BUSY) -> float:

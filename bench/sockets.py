@@ -21,7 +21,7 @@ _OPENING = (
 
 
 class RawSocket:
-    """A client of the 2025 era on one WebSocket. What comes beside an answer is counted."""
+    """A client of the 2025 era on one WebSocket. What comes next to an answer is counted."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=WITHIN)

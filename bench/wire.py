@@ -157,15 +157,15 @@ class Connection(asyncio.Protocol):
 
     # --- streams -------------------------------------------------------------------------
 
-    def listen(self, hear: Callable[[bytes], None], last: str | None = None) -> None:
+    def listen(self, receive: Callable[[bytes], None], last: str | None = None) -> None:
         """Open the GET stream on this connection, which has no other use then.
 
         Args:
-            hear: Called with what comes, as it comes; `frames` reads it.
+            receive: Called with what comes, as it comes; `frames` reads it.
             last: ``Last-Event-ID``.
         """
         assert self.transport is not None
-        self._on_bytes = hear
+        self._on_bytes = receive
         more = f"Last-Event-ID: {last}\r\n" if last is not None else ""
         self.transport.write(self._head("GET", HANDSHAKE, 0, more))
 
@@ -200,19 +200,19 @@ class Stream:
     """The GET stream of one client, over the connections that it needs.
 
     Args:
-        hear: Called with each event that is one, not only a position.
+        receive: Called with each event that is one, not only a position.
         lost: Called when its connection is gone, by whomever it was cut.
     """
 
-    __slots__ = ("_got", "_hear", "_lost", "connection", "is_open", "last", "session")
+    __slots__ = ("_got", "_receive", "_lost", "connection", "is_open", "last", "session")
 
     def __init__(
         self,
         session: str,
-        hear: Callable[[bytes], None],
+        receive: Callable[[bytes], None],
         lost: Callable[[Stream], None] | None = None,
     ) -> None:
-        self._hear = hear
+        self._receive = receive
         self._lost = lost
         self._got = bytearray()
         self.session = session
@@ -251,7 +251,7 @@ class Stream:
         for last, event in frames(self._got):
             self.last = last
             if event:
-                self._hear(event)
+                self._receive(event)
 
 
 async def until(condition: Callable[[], bool], what: str, within: float = WITHIN) -> None:

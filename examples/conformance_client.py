@@ -1,4 +1,4 @@
-"""The client that the conformance duties are looked at with: it does what it is told.
+"""The client that the conformance duties are looked at with: it does what it is asked.
 
     mcp-sessions conformance --client 'python examples/conformance_client.py'
 
@@ -28,7 +28,7 @@ TRIES = 5
 
 @dataclass
 class Noted:
-    heard: list[str] = field(default_factory=list[str])
+    received: list[str] = field(default_factory=list[str])
     """Resources that changed, in order."""
 
     asked: int = 0
@@ -38,16 +38,16 @@ class Noted:
 
     async def message(self, message: object) -> None:
         if isinstance(message, types.ResourceUpdatedNotification):
-            self.heard.append(str(message.params.uri))
+            self.received.append(str(message.params.uri))
             self.changed.set()
 
     async def question(self, context: object, params: object) -> types.ElicitResult:
         self.asked += 1
         return types.ElicitResult(action="accept", content={"answer": f"answer {self.asked}"})
 
-    async def hear(self, count: int) -> None:
+    async def receive(self, count: int) -> None:
         async with asyncio.timeout(20):
-            while len(self.heard) < count:
+            while len(self.received) < count:
                 self.changed.clear()
                 await self.changed.wait()
 
@@ -65,7 +65,7 @@ class Program:
     async def ask(self, outcome: str) -> dict[str, Any]:
         """Ask for the next instruction. Asking is harmless, so it may be repeated."""
         for attempt in range(TRIES):
-            said = {"outcome": outcome, "heard": self.noted.heard[:], "asked": self.noted.asked}
+            said = {"outcome": outcome, "heard": self.noted.received[:], "asked": self.noted.asked}
             try:
                 return json.loads(await self.call("next", said))
             except MCPError:
@@ -78,16 +78,16 @@ class Program:
         """Do what the server says, until it says that it is done."""
         outcome = ""
         while True:
-            told = await self.ask(outcome)
-            match told.get("do"):
+            instruction = await self.ask(outcome)
+            match instruction.get("do"):
                 case "done":
                     return
                 case "call":
-                    outcome = await self.outcome_of(told["tool"], told["arguments"])
+                    outcome = await self.outcome_of(instruction["tool"], instruction["arguments"])
                 case "hear":
-                    await self.noted.hear(told["count"])
+                    await self.noted.receive(instruction["count"])
                 case "connect":
-                    await connect(told["url"])
+                    await connect(instruction["url"])
                 case _:
                     pass  # "nothing": ask again
 
@@ -99,7 +99,7 @@ class Program:
 
 
 async def connect(url: str) -> None:
-    """Connect, and do as told."""
+    """Connect, and do as asked."""
     if os.environ.get("CONFORMANCE_ERA") == "modern":
         await connect_modern(url)
         return
@@ -125,17 +125,17 @@ async def connect_modern(url: str) -> None:
         client.listen(resource_subscriptions=RESOURCES) as changes,
     ):
 
-        async def hear() -> None:
+        async def receive() -> None:
             async for change in changes:
-                noted.heard.append(str(getattr(change, "uri", "")))
+                noted.received.append(str(getattr(change, "uri", "")))
                 noted.changed.set()
 
-        hearing = asyncio.create_task(hear())
+        receiving = asyncio.create_task(receive())
         try:
             await Program(client, noted).obey()
         finally:
-            hearing.cancel()
-            await asyncio.wait({hearing})
+            receiving.cancel()
+            await asyncio.wait({receiving})
 
 
 def main() -> None:

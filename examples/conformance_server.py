@@ -12,7 +12,7 @@ for one of these bearer tokens; each is a principal of its own. ``CONFORMANCE_WE
 another one of the first principal, with fewer scopes. With ``CONFORMANCE_CONVERSATIONS`` it binds
 conversations, and its tool ``counter`` takes a handle: ``mcp-sessions conformance
 --conversations``. ``CONFORMANCE_KIND`` is for those that its tool ``beside`` starts: they end with
-their standard input, and shut down when they are told to, have short times, or no store.
+their standard input, and shut down when they are asked to, have short times, or no store.
 """
 
 import asyncio
@@ -189,7 +189,7 @@ async def members_only() -> str:
 
 @mcp.tool(structured_output=False)
 async def update(uri: str, times: int = 1) -> str:
-    """A resource changes: told to all who subscribed, whoever they are."""
+    """A resource changes: sent to all who subscribed, whoever they are."""
     for _ in range(times):
         await layer.notify_resource_updated(uri)
     return "updated"
@@ -197,7 +197,7 @@ async def update(uri: str, times: int = 1) -> str:
 
 @mcp.tool(structured_output=False)
 async def announce(kind: str) -> str:
-    """The list of ``tools``, ``prompts`` or ``resources`` changes: told to all."""
+    """The list of ``tools``, ``prompts`` or ``resources`` changes: sent to all."""
     changed = {
         "tools": layer.notify_tools_changed,
         "prompts": layer.notify_prompts_changed,
@@ -323,8 +323,8 @@ def greet(name: str) -> str:
     return f"Greet {name}."
 
 
-class Beside:
-    """The servers that were started beside this one."""
+class OtherServers:
+    """The servers that were started next to this one."""
 
     def __init__(self) -> None:
         self._urls: dict[str, str] = {}
@@ -354,17 +354,17 @@ class Beside:
         return url.decode().strip()
 
 
-besides = Beside()
+other_servers = OtherServers()
 
 
 @mcp.tool(structured_output=False)
 async def beside(kind: str = "") -> str:
-    """Starts a server beside this one and returns its URL; without a kind: the kinds there are."""
+    """Starts a server next to this one and returns its URL; without a kind: the kinds there are."""
     if not kind:
         return " ".join(KINDS)
     if kind not in KINDS:
         raise ToolError(f"there is no kind {kind}")
-    return await besides.url(kind)
+    return await other_servers.url(kind)
 
 
 @mcp.tool(structured_output=False)
@@ -393,7 +393,7 @@ def end_with_input() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def serve_beside() -> None:
+def serve_another() -> None:
     """Serve on a free port, and say where, for whoever started this server."""
     threading.Thread(target=end_with_input, daemon=True).start()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -402,9 +402,9 @@ def serve_beside() -> None:
 
 
 def main() -> None:
-    """Serve on http://127.0.0.1:8000/mcp and on the WebSocket beside it."""
+    """Serve on http://127.0.0.1:8000/mcp and on the WebSocket next to it."""
     if KIND is not None:
-        serve_beside()
+        serve_another()
     else:
         layer.run("http", port=int(os.environ.get("PORT", "8000")))
 

@@ -6,7 +6,7 @@ Run it, from the directory that should hold the notes or with ``NOTES_DIR`` nami
     mcp-sessions serve examples/notes_server.py
 
 Every note is a resource, ``note://{name}``. A client that subscribed to a note, lost its
-connection and resumed its session is told that the note changed meanwhile: once, however
+connection and resumed its session gets the change of the note meanwhile: once, however
 often it did.
 """
 
@@ -68,7 +68,7 @@ def note(name: str) -> str:
 async def write_note(name: str, text: str, ctx: Context) -> str:
     """Replace the text of a note, or make a new note."""
     is_new = await on_disk(notes.write, name, text)
-    await tell_changed(ctx, name, is_list_changed=is_new)
+    await notify_changed(ctx, name, is_list_changed=is_new)
     return f"{'created' if is_new else 'changed'} {note_uri(name)}"
 
 
@@ -76,7 +76,7 @@ async def write_note(name: str, text: str, ctx: Context) -> str:
 async def append_note(name: str, text: str, ctx: Context) -> str:
     """Add lines to the end of a note."""
     await on_disk(notes.append, name, text)
-    await tell_changed(ctx, name)
+    await notify_changed(ctx, name)
     return f"changed {note_uri(name)}"
 
 
@@ -84,7 +84,7 @@ async def append_note(name: str, text: str, ctx: Context) -> str:
 async def delete_note(name: str, ctx: Context) -> str:
     """Delete a note."""
     await on_disk(notes.delete, name)
-    await tell_changed(ctx, name, is_list_changed=True)
+    await notify_changed(ctx, name, is_list_changed=True)
     return f"deleted {note_uri(name)}"
 
 
@@ -109,7 +109,7 @@ async def index_notes(
     index = WordIndex()
     names = [name for name in await on_disk(notes.names) if name != "word-index"]
     for done, name in enumerate(names, start=1):
-        with suppress(ToolError):  # deleted while we were at work
+        with suppress(ToolError):  # deleted while we were running
             index.add(name, await on_disk(notes.read, name))
         await ctx.report_progress(done, len(names), f"read {name}")
         await anyio.sleep(pause)
@@ -139,10 +139,10 @@ async def recent_notes() -> list[str]:
     return list(data.get("recent", []))
 
 
-async def tell_changed(ctx: Context, name: str, *, is_list_changed: bool = False) -> None:
+async def notify_changed(ctx: Context, name: str, *, is_list_changed: bool = False) -> None:
     """Tell who subscribed to the note, and everybody if a note came or went.
 
-    A note that came or went is told to its subscribers too: the address stays the same, and
+    A note that came or went is sent to its subscribers too: the address stays the same, and
     what a client has read there is no longer true.
     """
     await ctx.notify_resource_updated(note_uri(name))

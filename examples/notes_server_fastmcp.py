@@ -65,7 +65,7 @@ layer = SessionLayer(mcp)
 async def write_note(name: str, text: str) -> str:
     """Replace the text of a note, or make a new note."""
     is_new = await on_disk(notes.write, name, text)
-    await tell_changed(name, is_list_changed=is_new)
+    await notify_changed(name, is_list_changed=is_new)
     return f"{'created' if is_new else 'changed'} {note_uri(name)}"
 
 
@@ -73,7 +73,7 @@ async def write_note(name: str, text: str) -> str:
 async def append_note(name: str, text: str) -> str:
     """Add lines to the end of a note."""
     await on_disk(notes.append, name, text)
-    await tell_changed(name)
+    await notify_changed(name)
     return f"changed {note_uri(name)}"
 
 
@@ -81,7 +81,7 @@ async def append_note(name: str, text: str) -> str:
 async def delete_note(name: str) -> str:
     """Delete a note."""
     await on_disk(notes.delete, name)
-    await tell_changed(name, is_list_changed=True)
+    await notify_changed(name, is_list_changed=True)
     return f"deleted {note_uri(name)}"
 
 
@@ -106,7 +106,7 @@ async def index_notes(
     index = WordIndex()
     names = [name for name in await on_disk(notes.names) if name != "word-index"]
     for done, name in enumerate(names, start=1):
-        with suppress(ToolError):  # deleted while we were at work
+        with suppress(ToolError):  # deleted while we were running
             index.add(name, await on_disk(notes.read, name))
         await ctx.report_progress(done, len(names), f"read {name}")
         await anyio.sleep(pause)
@@ -136,10 +136,10 @@ async def recent_notes() -> list[str]:
     return list(data.get("recent", []))
 
 
-async def tell_changed(name: str, *, is_list_changed: bool = False) -> None:
+async def notify_changed(name: str, *, is_list_changed: bool = False) -> None:
     """Tell who subscribed to the note, and everybody if a note came or went.
 
-    A note that came or went is told to its subscribers too: the address stays the same, and
+    A note that came or went is sent to its subscribers too: the address stays the same, and
     what a client has read there is no longer true.
     """
     await layer.notify_resource_updated(note_uri(name))

@@ -113,7 +113,7 @@ class Assembly:
         self.publisher, self.broadcaster = delivery.publisher, delivery.broadcaster
         self.questions = delivery.questions
         self.sealed = sealed = SealedState(self.store, security, clock)
-        outcomes = Outcomes(environment, delivery.owed, stamp=sealed.stamp)
+        outcomes = Outcomes(environment, delivery.pending_writes, stamp=sealed.stamp)
         self.runner = runner = RequestRunner(
             outcomes, delivery.questions, self.policy, process=environment.process
         )
@@ -131,7 +131,7 @@ class Assembly:
             runner,
             sealed=sealed,
             history=History(environment, audit),
-            session_over=self.upstream.session_over,
+            session_ended=self.upstream.session_ended,
             binds=conversations is not None,
         )
         self.sessions = Sessions(self.store, clock, self.lifecycle.finish)
@@ -258,13 +258,15 @@ class Assembly:
         dispatch: _Dispatch,
         outside: Outside,
     ) -> None:
-        runner, elsewhere = self.runner, outside.elsewhere
+        runner, remote_children = self.runner, outside.remote_children
         children = None
-        if elsewhere is not None and (self.external is not None or outside.rounds is not None):
+        if remote_children is not None and (
+            self.external is not None or outside.rounds is not None
+        ):
             children = ChildHost(
                 outside.relay,
                 self.store,
-                elsewhere,
+                remote_children,
                 upstream=self.external,
                 rounds=outside.rounds,
                 way_to=dispatch.peers.way_to,

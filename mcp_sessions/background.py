@@ -57,7 +57,7 @@ class TimeSlice:
     def __init__(self) -> None:
         self._until: float | None = None
 
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         loop = asyncio.get_running_loop()
         if self._until is None:
             self._until = loop.time() + _SLICE
@@ -109,7 +109,7 @@ class Background:
 
     async def close(self) -> None:
         """Cancel every task and wait for it. More can be run afterwards."""
-        # They raise nothing that was not told (rule 1).
+        # They raise nothing that was not reported (rule 1).
         await stopped(*(task for task in self._tasks if task is not asyncio.current_task()))
 
     def hold(self, what: str, task: asyncio.Task[None]) -> None:
@@ -211,8 +211,8 @@ def report(what: str, failed: BaseException) -> None:
     if isinstance(failed, StoreUnavailable):
         logger.warning("%s: the session store failed: %s", what, failed)
         return
-    told = failed if isinstance(failed, SessionsError) else _Failure(type(failed).__name__)
-    logger.error("%s failed", what, exc_info=(type(told), told, failed.__traceback__))
+    raised = failed if isinstance(failed, SessionsError) else _Failure(type(failed).__name__)
+    logger.error("%s failed", what, exc_info=(type(raised), raised, failed.__traceback__))
 
 
 class _Failure(Exception):

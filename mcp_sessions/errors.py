@@ -140,7 +140,7 @@ class StoreUnavailable(SessionsError):
     """The store did not answer; whether its last write happened is unknown."""
 
     @property
-    def told(self) -> str:
+    def client_text(self) -> str:
         """The text for clients. It names no address, no file and no secret."""
         return "the session store is away"
 
@@ -158,7 +158,7 @@ class StoreRefused(StoreUnavailable):
         self.why = why
 
     @property
-    def told(self) -> str:
+    def client_text(self) -> str:
         because = f" ({self.why})" if self.why is not None else ""
         return f"the session store refuses requests{because}"
 

@@ -94,7 +94,7 @@ resumable = _for_fastmcp(client_transport.resumable)
 """As `mcp_sessions.resumable`, for FastMCP's ``Client``."""
 
 
-def session_state(beside: AsyncKeyValue | None = None) -> AsyncKeyValue:
+def session_state(fallback: AsyncKeyValue | None = None) -> AsyncKeyValue:
     """Make the store for ``FastMCP(session_state_store=…)``.
 
     The layer's session then keeps the values of ``ctx.set_state``, and the session's view of the
@@ -102,11 +102,11 @@ def session_state(beside: AsyncKeyValue | None = None) -> AsyncKeyValue:
     the 2026 era.
 
     Args:
-        beside: Keeps the values that belong to no session of the layer's: those of a request
+        fallback: Keeps the values that belong to no session of the layer's: those of a request
             without a session, and those that FastMCP keeps for a user or under its own id. None:
             this process keeps them.
     """
-    return _SessionState(beside if beside is not None else MemoryStore())
+    return _SessionState(fallback if fallback is not None else MemoryStore())
 
 
 async def elicit(
@@ -160,21 +160,21 @@ _ATTEMPTS = 20
 
 
 class _SessionState(AsyncKeyValue):
-    def __init__(self, beside: AsyncKeyValue) -> None:
-        self._beside = beside
+    def __init__(self, fallback: AsyncKeyValue) -> None:
+        self._fallback = fallback
 
     async def get(self, key: str, *, collection: str | None = None) -> dict[str, Any] | None:
-        place = _place(key)
-        if place is None:
-            return await self._beside.get(key, collection=collection)
-        session, name = place
+        session_key = _session_key(key)
+        if session_key is None:
+            return await self._fallback.get(key, collection=collection)
+        session, name = session_key
         return (await session.data.read()).get(_MEMBER, {}).get(name)
 
     async def ttl(
         self, key: str, *, collection: str | None = None
     ) -> tuple[dict[str, Any] | None, float | None]:
-        if _place(key) is None:
-            return await self._beside.ttl(key, collection=collection)
+        if _session_key(key) is None:
+            return await self._fallback.ttl(key, collection=collection)
         # It goes with its session.
         return await self.get(key), None
 
@@ -186,17 +186,17 @@ class _SessionState(AsyncKeyValue):
         collection: str | None = None,
         ttl: SupportsFloat | None = None,
     ) -> None:
-        place = _place(key)
-        if place is None:
-            await self._beside.put(key, value, collection=collection, ttl=ttl)
+        session_key = _session_key(key)
+        if session_key is None:
+            await self._fallback.put(key, value, collection=collection, ttl=ttl)
         else:
-            await _change(*place, dict(value))
+            await _change(*session_key, dict(value))
 
     async def delete(self, key: str, *, collection: str | None = None) -> bool:
-        place = _place(key)
-        if place is None:
-            return await self._beside.delete(key, collection=collection)
-        return await _change(*place, None)
+        session_key = _session_key(key)
+        if session_key is None:
+            return await self._fallback.delete(key, collection=collection)
+        return await _change(*session_key, None)
 
     async def get_many(
         self, keys: Sequence[str], *, collection: str | None = None
@@ -223,7 +223,7 @@ class _SessionState(AsyncKeyValue):
         return sum([await self.delete(key, collection=collection) for key in keys])
 
 
-def _place(key: str) -> tuple[SessionHandle, str] | None:
+def _session_key(key: str) -> tuple[SessionHandle, str] | None:
     """The session that a key of FastMCP's is of, and its name there; None: of none of the layer's.
 
     FastMCP puts in front of a key what it takes for the session's id: of a request in the 2026 era

@@ -31,7 +31,7 @@ from mcp_sessions.serve.stdio import serve_stdio
 from mcp_sessions.serve.tls import certificate_of
 from mcp_sessions.serve.uvicorn_server import RUN_IS_REFUSED, Leaving, draining_server
 from mcp_sessions.server.delivery.waiting_changes import noting
-from mcp_sessions.server.upstream.port import told_handler
+from mcp_sessions.server.upstream.port import note_store_failure
 from mcp_sessions.server.upstream.sdk.authentication import (
     Authentication,
     AuthSettings,
@@ -150,11 +150,11 @@ class SessionLayer:
         Raises:
             ConfigurationError: The layer cannot take over the server's authentication.
         """
-        beside = self.health_routes(health) if health is not None else ()
+        extra_routes = self.health_routes(health) if health is not None else ()
         settings = EndpointSettings(
             path=path, host=host, security=security, max_body=max_body, application=application
         )
-        return self._assembly.endpoint(settings).app(self.lifespan, beside)
+        return self._assembly.endpoint(settings).app(self.lifespan, extra_routes)
 
     def health_routes(self, path: str = "/") -> list[BaseRoute]:
         """Return health checks for an application that mounts :meth:`routes`.
@@ -305,7 +305,7 @@ class SessionLayer:
 
         New HTTP requests are answered 503 with ``Retry-After``; one that came before is served,
         also if it is still being authenticated, read or looked up, which has 5 seconds; clients
-        that declared our extension hear ``notifications/sessions/detached`` with reason
+        that declared our extension receive ``notifications/sessions/detached`` with reason
         ``draining``; what still runs after ``grace`` seconds is cancelled and answered -31012.
         Sessions stay in the store. Calling it again changes nothing.
         """
@@ -360,16 +360,16 @@ class SessionLayer:
 
     async def _change(self, method: str, params: Mapping[str, Any] | None) -> None:
         self._assembly.availability.check_running()
-        # On the server's own bus, if it has one, so that its modern-era listeners hear it;
+        # On the server's own bus, if it has one, so that its modern-era listeners receive it;
         # it comes back from there.
         with noting() as announced:
             if not await self._assembly.upstream.publish(method, params):
                 self._assembly.broadcaster.announce(method, params)
         failed = await announced.settled()
         if failed is not None:
-            untold = StoreUnavailable(
+            unreported = StoreUnavailable(
                 "the server keeps the change, and sends it to the other sessions when the store "
                 f"is back: {failed}"
             )
-            told_handler(untold)
-            raise untold
+            note_store_failure(unreported)
+            raise unreported

@@ -46,8 +46,8 @@ def session_made(mode: str) -> None:
     _counter("sessions").add(1, {"mode": mode})
 
 
-def session_over(mode: str, reason: str) -> None:
-    """A session is over: ``ended``, ``expired``, or ``evicted`` to make room."""
+def session_ended(mode: str, reason: str) -> None:
+    """A session has ended: ``ended``, ``expired``, or ``evicted`` to make room."""
     _counter("ended").add(1, {"mode": mode, "reason": reason})
 
 
@@ -112,7 +112,7 @@ def child_runs() -> None:
     _up_down("children_running").add(1)
 
 
-def child_over(reason: str) -> None:
+def child_ended(reason: str) -> None:
     """One of them is no more: it ``died``, or was ``ended`` here."""
     _up_down("children_running").add(-1)
     _counter("children_over").add(1, {"reason": reason})

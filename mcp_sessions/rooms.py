@@ -15,14 +15,14 @@ from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.codec import VERSION
 from mcp_sessions.server.cluster.relay import RequestRelay
-from mcp_sessions.server.cluster.remote_children import ChildrenElsewhere
+from mcp_sessions.server.cluster.remote_children import RemoteChildren
 from mcp_sessions.server.cluster.shared_bus import SharedBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.delivery import Delivery
-from mcp_sessions.server.delivery.hearing import Hearing
-from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
+from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
@@ -109,7 +109,7 @@ class Outside:
     """Sends requests to other replicas, and serves theirs."""
 
     external: ExternalUpstream | None
-    elsewhere: ChildrenElsewhere | None
+    remote_children: RemoteChildren | None
     """The children of other replicas."""
 
     rounds: Rounds | None
@@ -120,12 +120,12 @@ class Outside:
         server: object, environment: Environment, shell: SdkUpstream, *, declared: DeclaredHeaders
     ) -> Outside:
         store, bus, policy = environment.store, environment.bus, environment.policy
-        relay, elsewhere = RequestRelay(bus), None
+        relay, remote_children = RequestRelay(bus), None
         if store.exchange is not None:
-            elsewhere = ChildrenElsewhere(relay, store, store.exchange)
+            remote_children = RemoteChildren(relay, store, store.exchange)
         room = server.room_of_one if isinstance(server, ExternalServer) else None
         process = bus.process if bus.is_shared else None
-        rounds = Rounds(policy, room, process, elsewhere=elsewhere)
+        rounds = Rounds(policy, room, process, other_replicas=remote_children)
         asking = rounds if policy.question_timeout else None
         if isinstance(server, ExternalServer):
             lasting = store.remembers and store.survives_process
@@ -134,14 +134,14 @@ class Outside:
                 server,
                 starter,
                 shell,
-                elsewhere=elsewhere,
+                other_replicas=remote_children,
                 policy=policy,
                 declared=declared,
                 rounds=rounds,
                 remembers=store.remembers,
             )
-            return Outside(relay, external, elsewhere, rounds=asking)
-        return Outside(relay, None, elsewhere, rounds=asking)
+            return Outside(relay, external, remote_children, rounds=asking)
+        return Outside(relay, None, remote_children, rounds=asking)
 
 
 def _starter(server: ExternalServer, longest: int, *, lasting: bool) -> Starter:
@@ -161,7 +161,10 @@ def delivery_of(
         environment.policy,
         environment.clock,
     )
-    owed, questions = Owed(), PendingQuestions(bus.process if bus.is_shared else None, rounds)
+    pending_writes, questions = (
+        PendingWrites(),
+        PendingQuestions(bus.process if bus.is_shared else None, rounds),
+    )
     streams = partial(StreamLog, store, clock)
 
     def new_connection(record: SessionRecord, peer: Peer) -> StoredConnection:
@@ -171,22 +174,24 @@ def delivery_of(
         return StoredConnection(record, peer, transport, store=store, clock=clock, bus=bus)
 
     connections = ConnectionRegistry(environment, new_connection)
-    attachments = Attachments(environment, connections, questions=questions, owed=owed)
+    attachments = Attachments(
+        environment, connections, questions=questions, pending_writes=pending_writes
+    )
     publisher = Publisher(environment, connections, attachments, questions=questions)
-    hearing = Hearing(store, connections, visibility)
+    hidden_updates = HiddenUpdates(store, connections, visibility)
     broadcaster = ChangeBroadcaster(
         environment,
         publisher,
         connections=connections,
         attachments=attachments,
-        hearing=hearing if visibility.outside else None,
+        hidden_updates=hidden_updates if visibility.outside else None,
     )
     return Delivery(
         connections=connections,
         attachments=attachments,
         publisher=publisher,
         broadcaster=broadcaster,
-        hearing=hearing,
+        hidden_updates=hidden_updates,
         questions=questions,
-        owed=owed,
+        pending_writes=pending_writes,
     )

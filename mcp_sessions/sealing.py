@@ -13,7 +13,7 @@ Rules, owned by ``tests/test_sealing.py``:
 
 1. A token opens with the ring, purpose and binding that it was made with, and no other.
 2. A token has one spelling. What opens is, character by character, what was sealed.
-3. Equal claims give equal tokens, on every replica, unless a codec is told otherwise.
+3. Equal claims give equal tokens, on every replica, unless a codec is set otherwise.
 4. What does not open was worked through alike, and its cause is for the log only.
 
 This module imports ``cryptography`` and itsdangerous, so whoever only mints ids, or

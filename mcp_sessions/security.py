@@ -370,8 +370,8 @@ def _check_keys(keys: Sequence[str]) -> None:
         raise ConfigurationError("keys must be a list of strings, not one string")
     if not keys:
         raise ConfigurationError("there is no key (mcp-sessions keygen prints one)")
-    for place, key in enumerate(keys, start=1):
-        name = f"key {place} of {len(keys)}"
+    for position, key in enumerate(keys, start=1):
+        name = f"key {position} of {len(keys)}"
         if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"{name} is a {type(key).__name__}, not a string")
         if len(key) < MIN_KEY_CHARACTERS:
@@ -379,7 +379,7 @@ def _check_keys(keys: Sequence[str]) -> None:
                 f"{name} has {len(key)} characters, and needs at least {MIN_KEY_CHARACTERS} "
                 "(mcp-sessions keygen prints one)"
             )
-        if key in keys[: place - 1]:
+        if key in keys[: position - 1]:
             raise ConfigurationError(f"{name} is the same as one before it: leave it out")
 
 

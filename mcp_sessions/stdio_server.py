@@ -134,7 +134,7 @@ class StdioServer(ExternalServer):
         self.program = self._found()
         """The path of the command."""
 
-    def place_of(self, principal: str, session: str) -> tuple[dict[str, str], str | None]:
+    def env_and_cwd(self, principal: str, session: str) -> tuple[dict[str, str], str | None]:
         """The environment and the directory of a process.
 
         Args:
@@ -154,7 +154,7 @@ class StdioServer(ExternalServer):
 
     def directory_of(self, principal: str, session: str) -> str | None:
         """The directory that is made for a session, in or below which its process runs; None: none
-        is. See :meth:`place_of`.
+        is. See :meth:`env_and_cwd`.
         """
         if self.cwd is None or "session" not in _PLACEHOLDER.findall(self.cwd):
             return None

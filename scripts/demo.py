@@ -1,4 +1,4 @@
-"""The main job, told as a story: a connection is cut, 50 things change, nothing is missed.
+"""The main job as a story: a connection is cut, 50 things change, nothing is missed.
 
     ./scripts/demo                                     # sets up what it needs, then runs this
     ./scripts/demo --picture docs/demo.svg             # and draws what it showed
@@ -40,8 +40,8 @@ from rich.table import Table
 
 LONGEST = 120.0
 """Seconds that the whole story may take. It takes about five, on a slow machine more."""
-HEARD_LIVE = "recipes"
-"""Changed once before the cut and never while away: it must not be told again."""
+RECEIVED_LIVE = "recipes"
+"""Changed once before the cut and never while away: it must not come again."""
 AT_FIRST = (*SUBSCRIBED, "drafts", "old-plans")
 WHILE_AWAY = (
     [("append_note", "groceries")] * 20
@@ -56,7 +56,7 @@ WHILE_AWAY = (
 # --- The story ------------------------------------------------------------------------------
 
 
-async def tell(story: Story, console: Console, *, target: str, directory: Path) -> None:
+async def narrate(story: Story, console: Console, *, target: str, directory: Path) -> None:
     """Live through the story from its first connection to its end, saying what happens.
 
     Fills ``story`` as it goes, so that it holds what had come to pass if this raises.
@@ -92,7 +92,7 @@ async def tell(story: Story, console: Console, *, target: str, directory: Path) 
 
 
 async def begin(story: Story, console: Console, client: PlainClient, other: PlainClient) -> None:
-    """A client connects, starts a session and hears of one change."""
+    """A client connects, starts a session and learns of one change."""
     await client.initialize()
     story.first_connection = client.connection_id
     story.session_id = (await client.request("session/start"))["sessionId"]
@@ -101,7 +101,7 @@ async def begin(story: Story, console: Console, client: PlainClient, other: Plai
     for name in OPENED:
         await client.call_tool("open_note", name=name)
     await client.open_stream()
-    await other.call_tool("append_note", name=HEARD_LIVE, text="Soup.")
+    await other.call_tool("append_note", name=RECEIVED_LIVE, text="Soup.")
     first = (await client.has_received(1))[0]
     story.position = event_id(first)
 
@@ -244,8 +244,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mcp-sessions-demo-") as name:
         directory = Path(name)
         try:
-            telling = tell(story, console, target=target, directory=directory)
-            asyncio.run(asyncio.wait_for(telling, LONGEST))
+            narration = narrate(story, console, target=target, directory=directory)
+            asyncio.run(asyncio.wait_for(narration, LONGEST))
         except Exception as error:
             # Whatever broke the story off: the checks say what it did not come to, and the
             # server's last words say why.

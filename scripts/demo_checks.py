@@ -34,7 +34,7 @@ class Move:
     length: int = 0
     """How many steps the call has."""
     steps_before: int = 0
-    """How many had come when the session was told to move."""
+    """How many had come when the session was asked to move."""
     moved_to: str = ""
     """The address of the session after the move."""
     was_recovered: bool = False
@@ -48,11 +48,11 @@ class Move:
     answer: str = ""
     """The call's answer."""
     written: list[Key] = field(default_factory=list[Key])
-    """The changes by the server that another client heard of, its index among them."""
+    """The changes by the server that another client learned of, its index among them."""
     changes: list[str] = field(default_factory=list[str])
     """The notes that somebody changed before, during and after the move."""
-    heard: list[str] = field(default_factory=list[str])
-    """The notes of whose changes the client heard."""
+    received: list[str] = field(default_factory=list[str])
+    """The notes of whose changes the client received."""
     recent: list[str] = field(default_factory=list[str])
     """The notes that the session says were opened last, asked over WebSocket."""
 
@@ -92,7 +92,7 @@ class Story:
     move: Move = field(default_factory=Move)
     """The second act."""
     is_whole: bool = False
-    """Whether the story was told to its end."""
+    """Whether the story ran to its end."""
 
 
 def said(message: Message) -> Key:
@@ -171,7 +171,7 @@ def it_is_as_many_as_promised(story: Story) -> bool:
 
 
 def subscriptions_live_on(story: Story) -> bool:
-    """The next change is heard at once, with a newer id, though nobody subscribed again."""
+    """The next change is received at once, with a newer id, though nobody subscribed again."""
     return (
         len(story.live) > 0
         and said(story.live[0]) == (UPDATED, story.live_change)
@@ -228,14 +228,14 @@ def it_was_answered_over_websocket(story: Story) -> bool:
 
 
 def it_ran_once(story: Story) -> bool:
-    """One index was written, and no step of the work was heard of twice."""
+    """One index was written, and no step of the work was seen twice."""
     steps = story.move.steps
     return story.move.written.count((UPDATED, INDEX)) == 1 and steps == sorted(set(steps)) != []
 
 
 def subscriptions_moved_along(story: Story) -> bool:
-    """Changes before, during and after the move are heard once each, in order."""
-    return story.move.heard == story.move.changes and len(story.move.changes) == 3
+    """Changes before, during and after the move are received once each, in order."""
+    return story.move.received == story.move.changes and len(story.move.changes) == 3
 
 
 def data_moved_along(story: Story) -> bool:
@@ -243,7 +243,7 @@ def data_moved_along(story: Story) -> bool:
     return story.move.recent == story.move.changes[:1] != []
 
 
-def it_was_told_to_the_end(story: Story) -> bool:
+def it_ran_to_the_end(story: Story) -> bool:
     """Nothing broke the story off."""
     return story.is_whole
 
@@ -266,5 +266,5 @@ CHECKS: list[tuple[str, Callable[[Story], bool]]] = [
     ("the call ran exactly once", it_ran_once),
     ("subscriptions moved along: nothing lost, nothing twice", subscriptions_moved_along),
     ("the session's data moved along", data_moved_along),
-    ("the story was told to its end", it_was_told_to_the_end),
+    ("the story ran to its end", it_ran_to_the_end),
 ]

@@ -37,21 +37,21 @@ async def move(
         client.listen(resource_subscriptions=notes) as changes,
         asyncio.TaskGroup() as tasks,
     ):
-        # A client of its own, which hears of every index that the server writes.
+        # A client of its own, which learns of every index that the server writes.
         await watcher.initialize()
         await watcher.request("resources/subscribe", {"uri": f"note://{INDEX}"})
         await watcher.open_stream()
-        hearing = tasks.create_task(hear(changes, seen))
+        receiving = tasks.create_task(receive(changes, seen))
         await client.call_tool("open_note", {"name": BEFORE})
         began = time.monotonic()
         call = tasks.create_task(index(client, seen))
         await change(seen, other, BEFORE)
-        await until(lambda: seen.steps != [] and seen.heard != [], "a step of the call")
+        await until(lambda: seen.steps != [] and seen.received != [], "a step of the call")
         chapter(console, "6. Second act: the SDK's own client, and a call that takes a while")
         seen.lines_before = http.open, websocket.open
         line(console, f"Client(resumable(HTTP, WS)) -> TCP connections: {tcp(seen.lines_before)}")
         line(console, f"tools/call index_notes      -> at note {seen.steps[-1]} of {seen.length}")
-        line(console, f"subscriptions/listen        -> {seen.heard[0]} changed, live")
+        line(console, f"subscriptions/listen        -> {seen.received[0]} changed, live")
 
         seen.steps_before = len(seen.steps)
         moving = tasks.create_task(transport.move_to(to_url))
@@ -70,8 +70,8 @@ async def move(
         seen.recent = returned(await client.call_tool("recent_notes"))
         # A second run, had the move or the cut begun one, would end this much after the first.
         await asyncio.sleep(cut_after + REST)
-        await until(lambda: len(seen.heard) >= len(seen.changes), "the changes")
-        hearing.cancel()
+        await until(lambda: len(seen.received) >= len(seen.changes), "the changes")
+        receiving.cancel()
         seen.written = [said(message) for message in watcher.received]
         line(console, f"the call's progress         -> {', '.join(map(str, seen.steps))}")
         line(console, f"the call's answer           -> {seen.answer}")
@@ -80,7 +80,7 @@ async def move(
             console,
             f"index written on the server -> {seen.written.count((UPDATED, INDEX))} time(s)",
         )
-        line(console, f"subscriptions/listen        -> {', '.join(seen.heard[1:])} changed")
+        line(console, f"subscriptions/listen        -> {', '.join(seen.received[1:])} changed")
         line(console, f"the session's data          -> opened last: {', '.join(seen.recent)}")
     http.mend()
 
@@ -103,10 +103,10 @@ def tcp(connections: tuple[int, int]) -> str:
     return f"HTTP {connections[0]}, WebSocket {connections[1]}"
 
 
-async def hear(changes: Subscription, seen: Move) -> None:
+async def receive(changes: Subscription, seen: Move) -> None:
     async for change in changes:
         if isinstance(change, ResourceUpdated):
-            seen.heard.append(change.uri.removeprefix("note://"))
+            seen.received.append(change.uri.removeprefix("note://"))
 
 
 async def change(seen: Move, other: PlainClient, name: str) -> None:

@@ -1,6 +1,6 @@
 """Draws the pictures of the documentation: ``python -m scripts.pictures``.
 
-Each ``docs/pictures/NAME.txt`` becomes ``NAME.svg`` beside it. A picture is one file for light and
+Each ``docs/pictures/NAME.txt`` becomes ``NAME.svg`` next to it. A picture is one file for light and
 dark: it follows the reader's setting. ``tests/docs/test_pictures.py`` compares files and texts.
 
 A text begins with ``title: …``, the alternative text. Then it has either lanes, from left to right,

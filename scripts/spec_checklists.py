@@ -19,14 +19,14 @@ FORM: Stage = (
     "The form of the message",
     "KEY15 REQ1 REQ2 ASC10 ASC11 ERR8 ERR11",
 )
-WHOSE: Stage = (
+OWNER: Stage = (
     "Which session it belongs to, and whether it may run",
     "ASC1 ASC2 ASC3 ASC4 ASC16 ASC17 ASC18 ASC19 ASC20 ASC21 SES3 SES7 SES10 SES11 SES12 "
     "ERR1 ERR2 ERR9 "
     "STT6 STT8 STT9 STT10 TKO5 TKO6 ERR5 GAT1 GAT2 ERR4 KEY8 KEY18 KEY13 ERR6 ERR10",
 )
-WHOSE_MODERN: Stage = (
-    WHOSE[0],
+OWNER_MODERN: Stage = (
+    OWNER[0],
     "ASC1 ASC2 ASC3 ASC4 ASC8 ASC16 ASC20 SES3 SES7 SES10 SES11 SES12 ERR1 ERR2 ERR9 STT6 "
     "STT8 STT9 STT10 "
     "GAT1 GAT2 ERR4 KEY8 KEY18 KEY13 ERR6 ERR10",
@@ -80,7 +80,7 @@ HTTP_HANDSHAKE: list[Stage] = [
     ("initialize", "HTL1 ASC7 HTL2 CAP1-4 RTE1"),
     ("The headers of every other request", "HTL13 HTL14 HTL15 HTL16 HTL18 HTP3 ASC9 HTP7"),
     (FORM[0], FORM[1] + " REQ3 REQ9"),
-    WHOSE,
+    OWNER,
     START,
     RESUME,
     END,
@@ -99,7 +99,7 @@ HTTP_MODERN: list[Stage] = [
     ("server/discover", "CAP1-4 RTE1"),
     ("The headers", "HTM11 HTM12 HTP3"),
     ("The form of the message", "KEY15 REQ1 ASC10 ASC11 ERR8 ERR12 ASC9"),
-    WHOSE_MODERN,
+    OWNER_MODERN,
     (
         START[0],
         "STA2 STA3 STA4 STA5 SES1 SES4 SES5 SES6 CRE1 CRE3 CRE4 CRE5 CRE6 HTM5 HTM13",
@@ -125,7 +125,7 @@ WEBSOCKET: list[Stage] = [
     ("Which era it is of", "WSS10 WSS20 ASC7 ASC9 HTP7"),
     DISCOVERY,
     FORM,
-    WHOSE,
+    OWNER,
     START,
     RESUME,
     END,
@@ -144,7 +144,7 @@ STDIO: list[Stage] = [
     ("Which era it is of", "WSS10 WSS20 STD5 ASC7 ASC9 HTP7"),
     DISCOVERY,
     FORM,
-    WHOSE,
+    OWNER,
     START,
     RESUME,
     END,

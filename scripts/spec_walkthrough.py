@@ -165,7 +165,7 @@ class _Names:
         """Lines of the transcript that were looked at."""
 
         self.shown: set[int] = set()
-        self.places: dict[str, str] = {}
+        self.positions: dict[str, str] = {}
         self.words: dict[str, str] = {}
 
     def lines(self, player: Player, step: dict[str, Any]) -> list[str]:
@@ -201,10 +201,10 @@ class _Names:
         text = self.named(json.dumps(message, ensure_ascii=False))
         if arrival.stream != "get" or arrival.sse_id is None:
             return text
-        return f"{self.place(arrival.sse_id)} {text}"
+        return f"{self.position(arrival.sse_id)} {text}"
 
-    def place(self, sse_id: str) -> str:
-        return self.places.setdefault(sse_id, f"i{len(self.places) + 1}")
+    def position(self, sse_id: str) -> str:
+        return self.positions.setdefault(sse_id, f"i{len(self.positions) + 1}")
 
     def request(self, what: str) -> str:
         if what.startswith("{"):
@@ -215,7 +215,7 @@ class _Names:
             return "POST " + json.dumps(message, ensure_ascii=False)
         verb, _, rest = what.partition(" ")
         named = re.findall(r"'(Mcp-Session-Id|Last-Event-ID)': '([^']*)'", rest)
-        shown = [f"{name}: {self.places.get(value, value)}" for name, value in named]
+        shown = [f"{name}: {self.positions.get(value, value)}" for name, value in named]
         return ", ".join([f"{verb} {shown[0]}", *shown[1:]])
 
     def named(self, text: str) -> str:

@@ -116,7 +116,7 @@ def test_reasons_are_spelled_as_the_protocol_spells_them(spelled: str, reasons: 
     assert reasons == spelled.split()
 
 
-def test_a_displaced_client_is_told_a_reason_of_the_protocol() -> None:
+def test_a_displaced_client_is_notified_a_reason_of_the_protocol() -> None:
     """TKO7, WSS17."""
     assert {"taken_over", "draining"} <= {reason.value for reason in Detached}
 

@@ -114,7 +114,7 @@ def test_a_digest_names_a_session_without_being_its_id(session_id: str) -> None:
 
 
 def test_digests_of_different_sessions_differ() -> None:
-    """SEC2: two sessions can be told apart in a log."""
+    """SEC2: two sessions can be distinguished in a log."""
     assert len({digest(f"session-{number}") for number in range(10_000)}) == 10_000
 
 
@@ -123,7 +123,7 @@ def test_a_digest_takes_whatever_a_caller_sent() -> None:
     assert digest("\ud800") != digest("")
 
 
-def test_the_place_before_the_first_event_is_a_position() -> None:
+def test_the_position_before_the_first_event_is_a_position() -> None:
     """STA4."""
     start = Position(LogEpoch("1" * 19), 0)
 

@@ -159,9 +159,9 @@ def test_each_form_and_each_purpose_has_a_key_of_its_own() -> None:
     """STT8: wrong purpose. Of all codecs under one key, each opens what it sealed alone."""
     tokens = [codec.seal({"a": 1}, binding=BINDING) for codec in codecs(NEW)]
 
-    for place, codec in enumerate(codecs(NEW)):
+    for position, codec in enumerate(codecs(NEW)):
         for other, token in enumerate(tokens):
-            if other == place:
+            if other == position:
                 assert codec.open(token, binding=BINDING) == {"a": 1}
             else:
                 with pytest.raises(InvalidState):

@@ -14,26 +14,26 @@ class Many:
     """Those who come together, each with its number; who went on, turn by turn."""
 
     def __init__(self, turns: Turns, count: int) -> None:
-        self.went_on: list[int] = []
+        self.continued: list[int] = []
         self.tasks = [asyncio.create_task(self._one(turns, number)) for number in range(count)]
 
     async def _one(self, turns: Turns, number: int) -> None:
         await turns.take()
-        self.went_on.append(number)
+        self.continued.append(number)
 
     async def counts(self) -> list[int]:
         """How many had gone on after each turn, until all have."""
         found: list[int] = []
         while not all(task.done() for task in self.tasks):
             await asyncio.sleep(0)
-            found.append(len(self.went_on))
+            found.append(len(self.continued))
         return found
 
 
-async def test_of_many_who_come_together_a_few_go_on_in_each_turn() -> None:
+async def test_of_many_who_come_together_a_few_continue_in_each_turn() -> None:
     many = Many(Turns(10), 95)
     counts = await many.counts()
-    assert many.went_on == list(range(95))
+    assert many.continued == list(range(95))
     assert max(b - a for a, b in zip([0, *counts], counts, strict=False)) <= 10
 
 
@@ -53,12 +53,12 @@ async def test_who_is_cancelled_takes_no_turn_from_another() -> None:
     for task in many.tasks[5:25]:
         task.cancel()
     counts = await many.counts()
-    assert many.went_on == [*range(5), *range(25, 30)]
+    assert many.continued == [*range(5), *range(25, 30)]
     # None of them was waited for.
     assert len(counts) <= 15
 
 
-def test_what_waited_in_a_loop_that_is_over_keeps_nobody_waiting() -> None:
+def test_what_waited_in_a_loop_that_has_ended_keeps_nobody_waiting() -> None:
     turns = Turns(1)
 
     async def come() -> None:

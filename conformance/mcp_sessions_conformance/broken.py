@@ -5,7 +5,7 @@ for, in the order of `WAYS`. The tests of the runner play this table; a vector t
 it fails them.
 """
 
-from mcp_sessions_conformance.faults.beside import CAUGHT_BY
+from mcp_sessions_conformance.faults.shutdown import CAUGHT_BY
 
 WAYS = (
     "websocket/handshake",
@@ -26,10 +26,10 @@ unknown-methods-are-method-not-found: knows-all-methods
 resume-answers-what-happened: resume-says-little
 resume-of-an-unknown-session-fails: knows-every-session
 resume-params-have-types: not-found-for-everything
-resume-in-place-displaces-nobody: tells-who-resumes
+resume-in-place-displaces-nobody: names-who-resumes
 resume-answers-before-it-replays: answers-after-replay
 resume-keeps-subscriptions: forgets-subscriptions
-resume-on-a-new-connection-moves-the-session: everyone-hears
+resume-on-a-new-connection-moves-the-session: everyone-receives
 drop-then-resume: loses-replay
 end-answers-with-nothing: end-names-session
 end-again-is-not-found: knows-every-session
@@ -49,15 +49,15 @@ rule-2-is-not-for-the-modern-era: always-current
 null-names-no-session: ignores-metadata
 create-sets-no-current-session: always-current
 malformed-metadata-is-an-error: tolerates-malformed
-named-elsewhere-is-not-named: takes-misplaced
-named-elsewhere-is-not-named-2: takes-misplaced
+named-in-the-wrong-member-is-not-named: takes-misplaced
+named-in-the-wrong-member-is-not-named-2: takes-misplaced
 results-carry-the-metadata: no-metadata
 list-results-carry-the-metadata: no-metadata-on-lists
 results-carry-the-newest-state: oldest-state
 rule-2-results-are-as-they-are: sessions-for-all
 one-connection-many-sessions: mixes-sessions
 ended-here-is-no-longer-current: remembers-the-ended
-ended-elsewhere-is-an-error: forgets-current
+ended-by-another-is-an-error: forgets-current
 revoked-is-an-error-too: forgets-current
 a-lone-post-is-not-a-connection: never-no-stream
 updates-reach-who-subscribed: in-every-session
@@ -66,9 +66,9 @@ a-handlers-message-is-an-event-of-its-session: in-every-session
 progress-is-no-event: numbers-progress
 events-carry-an-id: one-event-id
 events-name-their-session: tells-state
-a-change-is-heard-once-per-session: bare-copies
+a-change-is-received-once-per-session: bare-copies
 a-change-precedes-its-answer: forgets-own-changes
-a-bare-connection-hears-plain-messages: decorates-plain
+a-bare-connection-gets-plain-messages: decorates-plain
 unsubscribing-ends-it: keeps-subscribed
 start-attaches: deaf-until-resumed
 create-attaches: deaf-until-resumed
@@ -120,16 +120,16 @@ an-unknown-session-is-not-found-whatever-its-state: state-first
 the-last-writer-wins: first-writer-wins
 a-failed-request-changes-no-state: failing-writes
 a-state-hides-what-it-holds: plain-state
-the-displaced-hears-nothing-more: everyone-hears
+the-displaced-gets-nothing-more: everyone-receives
 the-displaced-gets-its-answers: loses-answers
-the-displaced-is-told: silent-takeover
-the-displaced-hears-who-has-it: hides-who-has-it
-who-did-not-ask-is-not-told: tells-who-resumes
+the-displaced-is-notified: silent-takeover
+the-displaced-learns-who-has-it: hides-who-has-it
+who-did-not-ask-is-not-notified: names-who-resumes
 the-displaced-cannot-go-on: serves-displaced
 what-the-displaced-may-ask: locks-out-displaced
 the-displaced-may-resume: locks-out-displaced
-the-later-resume-wins: everyone-hears
-two-resumes-at-once-leave-one: everyone-hears
+the-later-resume-wins: everyone-receives
+two-resumes-at-once-leave-one: everyone-receives
 a-late-end-harms-nobody: late-end-kills
 ids-mean-nothing-beyond-their-connection: crosses-ids
 requests-with-one-id-are-each-answered: remembers-ids
@@ -182,7 +182,7 @@ events-wait-for-the-stream: deaf
 last-event-id-continues-the-stream: forgets-on-drop
 an-sse-id-is-no-position: always-catches-up
 a-stream-yields-only-its-own: in-every-stream
-a-session-that-leaves-takes-its-entries: everyone-hears
+a-session-that-leaves-takes-its-entries: everyone-receives
 a-get-without-position-detaches: replays-on-get
 a-newer-get-ends-the-older: one-get-only
 a-lost-position-says-what-to-read: no-list-changes
@@ -201,7 +201,7 @@ a-foreign-origin-is-refused: no-origin-check
 a-foreign-origin-is-refused-in-the-modern-era: no-origin-check
 events-wait-for-a-listen: only-live
 what-follows-create-waits: only-live
-a-listen-without-a-session-hears-no-events: decorates-plain
+a-listen-without-a-session-gets-no-events: decorates-plain
 the-acknowledgement-comes-first: late-acknowledgement
 messages-carry-the-subscription-id: no-subscription-id
 the-replay-waits-for-the-listen: loses-replay
@@ -210,8 +210,8 @@ what-follows-a-refusal-waits-for-the-listen: only-live
 a-listen-after-a-cut-one-starts-at-the-head: always-resumes
 the-filter-becomes-the-subscriptions: keeps-subscribed
 the-filter-outlives-its-stream: loses-replay
-a-newer-listen-ends-the-older: old-listen-goes-on
-the-end-of-a-session-ends-its-listen: old-listen-goes-on
+a-newer-listen-ends-the-older: old-listen-continues
+the-end-of-a-session-ends-its-listen: old-listen-continues
 another-session-in-the-header-is-refused: mismatch-is-served
 a-header-without-metadata-is-ignored: header-is-session
 a-modern-mirror-is-accepted: header-is-session
@@ -245,7 +245,7 @@ a-foreign-connection-is-404: one-principal
 a-foreign-protocol-id-in-the-header-is-404: one-principal
 answers-count-from-the-asked-only: one-principal
 a-session-moves-to-another-transport: loses-replay
-and-moves-back: everyone-hears
+and-moves-back: everyone-receives
 state-is-one-on-all-transports: state-here-only
 a-key-is-known-on-all-transports: ignores-keys
 a-running-key-is-joined-from-another-transport: ignores-keys
@@ -253,22 +253,22 @@ an-end-reaches-every-transport: knows-every-session
 a-detached-session-is-served: detached-is-displaced
 a-resume-that-attaches-nowhere-displaces: serves-displaced
 a-lost-position-detaches: silent-eviction
-after-a-lost-position-the-stream-goes-on: sends-what-waited
+after-a-lost-position-the-stream-continues: sends-what-waited
 what-waited-too-long-is-a-lost-position: silent-eviction
 a-cancelled-key-does-not-run-again: cancelled-runs-again
 a-cancelled-listen-is-answered: cancelled-listen-is-silent
-a-listen-that-is-replaced-is-answered: old-listen-goes-on
-a-listen-whose-session-leaves-is-answered: old-listen-goes-on
+a-listen-that-is-replaced-is-answered: old-listen-continues
+a-listen-whose-session-leaves-is-answered: old-listen-continues
 a-listen-is-no-running-request: listen-had-begun
 a-listen-occupies-its-id: listens-have-no-id
 resume-with-its-own-header-is-a-conflict: 404-is-200
 a-modern-resume-with-its-own-header-is-a-conflict: resume-refusal-is-served
-a-newer-listen-is-no-takeover: tells-who-listens
-a-displaced-listen-is-told: silent-takeover
-a-displaced-listen-that-did-not-ask-is-not-told: tells-who-listens
+a-newer-listen-is-no-takeover: notifies-who-listens
+a-displaced-listen-is-notified: silent-takeover
+a-displaced-listen-that-did-not-ask-is-not-notified: notifies-who-listens
 a-hole-before-the-listen-ends-it: sends-what-is-left
 a-forgotten-response-keeps-the-id-of-its-request: ids-become-strings
-what-is-replaced-is-a-place-all-the-same: forgets-on-drop
+what-is-replaced-is-a-position-all-the-same: forgets-on-drop
 the-error-of-a-handler-is-200: handler-error-is-500
 before-a-handshake-little-is-served: needs-initialize
 a-continued-response-ends-no-stream: forgets-on-drop
@@ -298,7 +298,7 @@ a-kept-answer-is-not-for-fewer-scopes: one-principal
 a-cancelled-question-is-taken-back: not-taken-back
 a-cancelled-question-is-not-asked-again: asks-again
 a-client-that-takes-nothing-delays-nobody: waits-for-the-slow
-a-list-change-is-heard-once: bare-list-copies
+a-list-change-is-received-once: bare-list-copies
 an-end-says-nothing-else: end-says-more
 a-key-has-1-to-256-characters: any-length-of-keys
 an-answer-comes-on-any-connection: answers-on-their-connection
@@ -312,7 +312,7 @@ a-kept-answer-has-the-newest-state: oldest-state
 an-end-is-the-last-word: answers-the-ended-late
 what-needs-no-initialize: needs-initialize
 event-ids-are-strings: ids-are-numbers
-a-connection-hears-its-own-subscriptions: deaf-beside-a-session
+a-connection-gets-its-own-subscriptions: deaf-with-a-session
 rule-2-subscribes-the-session: subscribes-the-connection
 what-is-made-is-attached-at-once: deaf-until-resumed
 what-is-made-on-one-wire-is-attached-at-once: deaf-until-resumed
@@ -320,12 +320,12 @@ a-hole-is-never-skipped: skips-holes
 a-resume-takes-back-what-waited: stutters
 a-request-without-a-version-is-of-the-handshake-era: wants-a-version
 another-initialize-leaves-the-connection: initialize-ends-the-connection
-a-continued-response-begins-after-its-place: forgets-on-drop
+a-continued-response-begins-after-its-position: forgets-on-drop
 a-response-stream-has-ids: no-priming
-a-lost-position-tells-each-list: no-list-changes
+a-lost-position-reports-each-list: no-list-changes
 a-foreign-host-is-refused: no-host-check
 after-a-refusal-nothing-later-is-lost: only-live
-a-resume-ends-the-listen: old-listen-goes-on
+a-resume-ends-the-listen: old-listen-continues
 a-listen-after-a-cut-one-brings-nothing-old: always-resumes
 what-the-displaced-may-ask-at-once: locks-out-displaced
 the-displaced-may-initialize: locks-out-displaced
@@ -333,13 +333,13 @@ a-late-end-detaches-nobody: late-end-kills
 ids-have-a-type: ids-have-no-type
 a-cancel-by-id-cancels-a-keyed-request: no-cancel
 a-cancel-is-for-all-senders: cancelled-in-silence
-a-cancel-by-key-ignores-the-id: cancels-by-id-beside-a-key
-a-listen-takes-the-session-from-another-transport: everyone-hears
-a-listen-attaches: everyone-hears
+a-cancel-by-key-ignores-the-id: cancels-by-id-despite-a-key
+a-listen-takes-the-session-from-another-transport: everyone-receives
+a-listen-attaches: everyone-receives
 a-malformed-bearer-subprotocol-is-refused: 400-is-404
 events-come-before-the-answer-behind-them: events-come-late
 a-foreign-host-gets-no-websocket: no-host-check
-a-place-of-another-connection-is-lost: forgets-on-drop
+a-position-of-another-connection-is-lost: forgets-on-drop
 a-get-without-position-keeps-the-connections-own: no-plain-messages
 a-callers-words-are-no-part-of-an-id: adopts-ids
 a-refused-resume-moves-nothing: no-transport-headers
@@ -352,15 +352,15 @@ rule-2-is-as-good-as-rule-1: forgets-current
 a-running-key-is-not-joined-with-fewer-scopes: one-principal
 a-stream-needs-the-scopes-of-its-sessions: 404-is-200
 list-changes-wait: no-list-changes
-naming-displaces-nobody: everyone-hears-who-names
+naming-displaces-nobody: everyone-receives-who-names
 naming-attaches-what-is-attached-nowhere: deaf-until-resumed
 naming-attaches-in-the-modern-era-too: deaf-until-resumed
-progress-comes-on-the-response: progress-elsewhere at http/handshake
+progress-comes-on-the-response: progress-at-another at http/handshake
 progress-stays-where-it-was-asked: progress-to-all
-each-takeover-is-told: tells-once
+each-takeover-is-reported: notifies-once
 the-other-spelling-is-a-declaration-too: silent-takeover
 a-modern-resume-displaces: silent-takeover
-who-loses-a-session-to-a-listen-is-told: silent-takeover
+who-loses-a-session-to-a-listen-is-notified: silent-takeover
 ids-never-collide-on-lone-posts: remembers-ids
 a-cancel-means-the-newest-of-an-id: no-cancel
 a-broken-websocket-cancels-nothing: cancels-with-the-response
@@ -374,9 +374,9 @@ what-a-modern-client-did-not-declare-is-not-asked: asks-anyone
 a-call-that-asks-is-continued-by-its-own-request: continues-for-anyone
 a-listen-has-limits: no-limit
 a-modern-request-on-a-connections-id-is-a-conflict: conflict-has-no-reason
-a-place-is-good-twice: forgets-on-drop
-a-priming-event-is-a-place: no-priming
-a-place-of-no-shape-is-lost: silent-eviction
+a-position-is-good-twice: forgets-on-drop
+a-priming-event-is-a-position: no-priming
+a-position-of-no-shape-is-lost: silent-eviction
 a-connections-subscriptions-outlive-its-stream: no-plain-messages
 a-subscription-id-has-its-type: one-subscription-id
 the-list-filter-outlives-its-stream: unfiltered-lists

@@ -94,7 +94,7 @@ def _position(choose: Callable[[Case, Any], Any]) -> Rewrite:
     return rewrite
 
 
-def _heard(change: Callable[[list[Any]], list[Any]]) -> Rewrite:
+def _received(change: Callable[[list[Any]], list[Any]]) -> Rewrite:
     def rewrite(case: Case) -> list[Json | Late] | None:
         if tool(case.message) != "next":
             return None
@@ -261,10 +261,10 @@ CLIENT_FAULTS: dict[str, Fault] = {
         ),
         Fault(
             "hears-twice",
-            "hears a replayed event again",
-            to_server=_heard(lambda heard: [*heard[:1], *heard]),
+            "receives a replayed event again",
+            to_server=_received(lambda received: [*received[:1], *received]),
         ),
-        Fault("loses-early", "loses events", to_server=_heard(lambda heard: heard[:1])),
+        Fault("loses-early", "loses events", to_server=_received(lambda received: received[:1])),
         Fault("repeats-calls", "sends a call twice", to_server=_repeats),
         Fault(
             "new-keys",
@@ -291,7 +291,7 @@ CLIENT_FAULTS: dict[str, Fault] = {
         ),
         Fault(
             "resumes-from-sse",
-            "takes a place on the stream for a position",
+            "takes a stream position for a session position",
             to_server=_position(lambda case, given: "sse-1"),
         ),
         Fault(
@@ -330,7 +330,7 @@ CLIENT_CAUGHT_BY = {
     "a-repeated-question-is-asked-once": "asks-again",
     "two-calls-have-two-keys": "one-key",
     "what-began-is-not-moved": "repeats-calls",
-    "no-session-is-offered-elsewhere": "spreads-sessions",
+    "no-session-is-offered-to-others": "spreads-sessions",
     "the-displaced-stays-away": "fights-back",
     "an-unneeded-session-is-ended": "leaves-silently",
     "no-stream-keeps-the-position": "takes-the-head-of-no-stream",

@@ -168,7 +168,7 @@ async def _run_scenario(
         async with asyncio.timeout(ENDS_WITHIN):
             status = await ended
     except TimeoutError:
-        return f"the program did not end within {ENDS_WITHIN:g} s after it was told to"
+        return f"the program did not end within {ENDS_WITHIN:g} s after it was asked to"
     return "" if status == 0 else f"the program ended with status {status}"
 
 

@@ -19,7 +19,7 @@ from websockets.typing import Subprotocol
 
 from mcp_sessions_conformance import sse
 from mcp_sessions_conformance.fault import Fault, FaultInjector, Http, Late, Talk
-from mcp_sessions_conformance.fault_ways import Besides, buffered, status_of
+from mcp_sessions_conformance.fault_ways import OtherServers, buffered, status_of
 from mcp_sessions_conformance.values import Json
 
 Scope = MutableMapping[str, Any]
@@ -46,7 +46,7 @@ class FaultProxy:
             injector: One that stands before several servers.
         """
         self.upstream = upstream
-        self._besides = Besides(upstream)
+        self._other_servers = OtherServers(upstream)
         self.injector = injector or FaultInjector(fault)
         self._client: httpx.AsyncClient | None = None
         self._late: set[asyncio.Task[None]] = set()
@@ -80,14 +80,14 @@ class FaultProxy:
     def _incoming(self, message: Any, talk: Talk, asked: Json | None = None) -> list[Any]:
         if isinstance(message, dict) and "result" in message:
             body = cast("Json", message)
-            self._besides.stand_before(body, asked or talk.requests.get(body["id"]))
+            self._other_servers.stand_before(body, asked or talk.requests.get(body["id"]))
         return self.injector.incoming(message, talk, asked)
 
     # --- HTTP --------------------------------------------------------------------------------
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         injector, verb = self.injector, cast("str", scope["method"])
-        upstream = self._besides.arrive(scope)
+        upstream = self._other_servers.arrive(scope)
         given = {k.decode().lower(): v.decode("latin-1") for k, v in scope["headers"]}
         headers = {name: value for name, value in given.items() if name not in _HOP}
         if not _is_own(given.get("host", "")):
@@ -210,9 +210,9 @@ class FaultProxy:
             async with lock:
                 await send({"type": "http.response.body", "body": block, "more_body": True})
 
-        put = buffered(write, self._late) if self.injector.fault.buffers else write
+        push = buffered(write, self._late) if self.injector.fault.buffers else write
         if verb == "GET" or (asked or {}).get("method") == "subscriptions/listen":
-            talk.push = put
+            talk.push = push
         reader = sse.Reader()
         async for chunk in response.aiter_bytes():
             for event in reader.feed(chunk):
@@ -220,21 +220,21 @@ class FaultProxy:
                     self.injector.memory["sse"] = event.id
                 if not event.data:
                     if self.injector.fault.primes:
-                        await put({}, event.id)
+                        await push({}, event.id)
                     continue
                 for message in self._incoming(json.loads(event.data), talk):
-                    await self._put(message, lambda m, e=event.id: put(m, e))
+                    await self._push(message, lambda m, e=event.id: push(m, e))
                 self._inject(exchange.asked)
 
-    async def _put(self, message: Any, put: Callable[[Json], Awaitable[None]]) -> None:
+    async def _push(self, message: Any, push: Callable[[Json], Awaitable[None]]) -> None:
         if not isinstance(message, Late):
-            await put(message)
+            await push(message)
             return
 
         async def later() -> None:
             await asyncio.sleep(_LATE)
             with contextlib.suppress(OSError, RuntimeError, ConnectionClosed):
-                await put(message.message)
+                await push(message.message)
 
         task = asyncio.create_task(later())
         self._late.add(task)
@@ -250,13 +250,13 @@ class FaultProxy:
         exchange = Http("UPGRADE", passed, injector.memory)
         if injector.fault.http is not None:
             injector.fault.http(exchange)
-        url = self._besides.arrive(scope).replace("http", "ws", 1)
-        place: dict[str, Any] = {}
+        url = self._other_servers.arrive(scope).replace("http", "ws", 1)
+        address: dict[str, Any] = {}
         host = passed.pop("host", "")
         if not _is_own(host):
             parts = urlsplit(url)
             url = parts._replace(netloc=host).geturl()
-            place = {"host": parts.hostname, "port": parts.port}
+            address = {"host": parts.hostname, "port": parts.port}
         offered = [Subprotocol(name) for name in scope.get("subprotocols") or ()]
         try:
             upstream = await connect(
@@ -267,7 +267,7 @@ class FaultProxy:
                 ping_interval=None,
                 max_size=None,
                 proxy=None,
-                **place,
+                **address,
             )
         except InvalidStatus as refused:
             exchange.status = refused.response.status_code
@@ -300,10 +300,10 @@ class FaultProxy:
             framed = {"bytes": text.encode()} if injector.fault.binary else {"text": text}
             await send({"type": "websocket.send", **framed})
 
-        put = buffered(write, self._late) if injector.fault.buffers else write
-        talk.push = put
+        push = buffered(write, self._late) if injector.fault.buffers else write
+        talk.push = push
         try:
-            await self._pump(receive, send, upstream, talk, put)
+            await self._pump(receive, send, upstream, talk, push)
         finally:
             talk.push = None
             await upstream.close()
@@ -314,7 +314,7 @@ class FaultProxy:
         send: Send,
         upstream: ClientConnection,
         talk: Talk,
-        put: Callable[[Json], Awaitable[None]],
+        push: Callable[[Json], Awaitable[None]],
     ) -> None:
         injector = self.injector
         fault = injector.fault
@@ -333,12 +333,12 @@ class FaultProxy:
                 raw: str | bytes = message.get("text") or message.get("bytes") or ""
                 if len(raw) > fault.limit or (isinstance(raw, bytes) and fault.close):
                     continue
-                await self._up(raw, talk, upstream.send, put)
+                await self._up(raw, talk, upstream.send, push)
 
         async def down() -> None:
             async for frame in upstream:
                 for message in self._incoming(json.loads(frame), talk):
-                    await self._put(message, put)
+                    await self._push(message, push)
 
         tasks = [asyncio.create_task(up()), asyncio.create_task(down())]
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -355,7 +355,7 @@ class FaultProxy:
         raw: str | bytes,
         talk: Talk,
         forward: Callable[[str | bytes], Awaitable[None]],
-        put: Callable[[Json], Awaitable[None]],
+        push: Callable[[Json], Awaitable[None]],
     ) -> None:
         injector = self.injector
         if isinstance(raw, str) and injector.fault.raw is not None:
@@ -372,7 +372,7 @@ class FaultProxy:
             return
         messages, answers = injector.outgoing(message, talk)
         for answer in answers:
-            await put(answer)
+            await push(answer)
         for changed_message in messages:
             await forward(json.dumps(changed_message))
 

@@ -12,8 +12,8 @@ from mcp_sessions_conformance.peer import MODERN_VERSION
 from mcp_sessions_conformance.values import Json
 
 
-class Besides:
-    """The servers beside the good one: the proxy stands before each, on a path of its own."""
+class OtherServers:
+    """The servers next to the good one: the proxy stands before each, on a path of its own."""
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
@@ -29,12 +29,12 @@ class Besides:
 
     def arrive(self, scope: MutableMapping[str, Any]) -> str:
         self._home = dict(scope["headers"]).get(b"host", b"").decode() or self._home
-        place = scope["path"].split("/")
-        return self._urls[int(place[2])] if place[1] == "beside" else self._upstream
+        parts = scope["path"].split("/")
+        return self._urls[int(parts[2])] if parts[1] == "beside" else self._upstream
 
 
 def buffered(
-    put: Callable[..., Awaitable[None]], tasks: set[asyncio.Task[None]]
+    push: Callable[..., Awaitable[None]], tasks: set[asyncio.Task[None]]
 ) -> Callable[..., Awaitable[None]]:
     """The same, and nobody waits for whoever takes it.
 
@@ -46,7 +46,7 @@ def buffered(
     async def take() -> None:
         with contextlib.suppress(OSError, RuntimeError):
             while True:
-                await put(*await waiting.get())
+                await push(*await waiting.get())
 
     task = asyncio.create_task(take())
     tasks.add(task)

@@ -1,4 +1,4 @@
-"""Streamable HTTP, as a client of either era speaks it."""
+"""Streamable HTTP, as a client of each era speaks it."""
 
 import asyncio
 import functools
@@ -147,7 +147,7 @@ class HttpPeer(Peer):
         sent.task.add_done_callback(self._tasks.discard)
 
     async def finished(self, sent: Sent) -> None:
-        """Return when a response is over.
+        """Return when a response has ended.
 
         Raises:
             Failure: It was not in time.
@@ -169,7 +169,7 @@ class HttpPeer(Peer):
             ) as response:
                 sent.headers = dict(response.headers)
                 sent.status = response.status_code
-                self.has_heard = True
+                self.has_received = True
                 self.announce()
                 await self._read(response, sent, stream)
             how = "the response ended"
@@ -186,7 +186,7 @@ class HttpPeer(Peer):
         finally:
             sent.ended = how
             if stream == "get":
-                self.transcript.note(self.name, "--", f"the GET stream is over: {how}")
+                self.transcript.note(self.name, "--", f"the GET stream has ended: {how}")
             self.announce()
 
     async def _read(self, response: httpx.Response, sent: Sent, stream: str) -> None:
@@ -198,7 +198,7 @@ class HttpPeer(Peer):
                     await self.takes.wait()
                 for event in reader.feed(chunk):
                     if event.id is not None and sent.is_primed is None:
-                        sent.is_primed, sent.first_place = not event.data, event.id
+                        sent.is_primed, sent.first_id = not event.data, event.id
                         self.announce()
                     if event.data and stream == RAW:
                         sent.body = event.data

@@ -43,7 +43,7 @@ class Conditions:
     """A pipe's program is started anew for it."""
 
     features: frozenset[str] = frozenset()
-    """Features that it needs beside those whose methods it uses."""
+    """Features that it needs in addition to those whose methods it uses."""
 
     loopback: bool = False
     """It is about servers on a loopback address."""
@@ -51,8 +51,8 @@ class Conditions:
     both_eras: bool = False
     """It speaks the other era as well."""
 
-    beside: str | None = None
-    """The server beside the tested one that it is about (tool ``beside``)."""
+    other_server: str | None = None
+    """The server next to the tested one that it is about (an optional tool starts it)."""
 
     anonymous: bool = False
     """It is about callers without a credential."""
@@ -156,7 +156,7 @@ def _conditions_of(given: Json) -> Conditions:
         features=frozenset(given.get("features", ())),
         loopback=given.get("loopback", False),
         both_eras=given.get("both_eras", False),
-        beside=given.get("beside"),
+        other_server=given.get("beside"),
         anonymous=given.get("anonymous", False),
     )
 
@@ -222,9 +222,9 @@ def _files(directory: Path, member: str, *, checked: bool) -> list[tuple[str, Js
     validator: Any = None
     if checked:
         # A folder inside has none of its own.
-        places = (directory, directory.parent)
-        beside = next(p for p in places if (p / "vector.schema.json").exists())
-        schema = json.loads((beside / "vector.schema.json").read_text())
+        folders = (directory, directory.parent)
+        folder = next(p for p in folders if (p / "vector.schema.json").exists())
+        schema = json.loads((folder / "vector.schema.json").read_text())
         validator = jsonschema.Draft202012Validator(schema)
     bodies: list[tuple[str, Json]] = []
     for path in sorted(directory.glob("*.json")):

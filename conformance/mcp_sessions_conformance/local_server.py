@@ -1,4 +1,4 @@
-"""Serves an ASGI application on a port of this machine, beside whatever else the program does."""
+"""Serves an ASGI application on a port of this machine, in the background."""
 
 import asyncio
 import contextlib

@@ -2,7 +2,7 @@
 
 A shape is JSON. A literal stands for itself. An object asks for its own members and ignores
 others; an array asks for exactly its elements. Members that begin with ``$`` are operators, and
-all of them must hold beside the other members:
+all of them must hold in addition to the other members:
 
 ============== ==============================================================================
 operator       holds if

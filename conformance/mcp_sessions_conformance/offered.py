@@ -51,8 +51,8 @@ class Offered:
     features: frozenset[str] | None = None
     """The advertised features (CAP3); None: the server says none, and is tested for all."""
 
-    beside: frozenset[str] | None = None
-    """The kinds of servers that it starts beside itself; None: it was not asked."""
+    other_servers: frozenset[str] | None = None
+    """The kinds of servers that it starts in addition to itself; None: it was not asked."""
 
 
 def offered_in(player: Player) -> Offered:
@@ -60,7 +60,7 @@ def offered_in(player: Player) -> Offered:
     listed = cast("list[Any]", found) if isinstance(found, list) else []
     # What is no list of names says nothing, and is no way to be asked for less.
     named = frozenset(listed) if listed and all(isinstance(f, str) for f in listed) else None
-    if not player.has_heard:
+    if not player.has_received:
         return Offered(named)
     kinds: Any = player.scene.names.get("kinds")
     return Offered(named, frozenset(kinds.split()) if isinstance(kinds, str) else frozenset())

@@ -114,7 +114,7 @@ class Sent:
     is_primed: bool | None = field(init=False, default=None)
     """Whether the first SSE event that had an id was without data; None: none had one."""
 
-    first_place: str | None = field(init=False, default=None)
+    first_id: str | None = field(init=False, default=None)
     """The first SSE id."""
 
     message: Json = field(default_factory=dict[str, Any])
@@ -143,7 +143,7 @@ class Peer(ABC):
         self.ended = ""
         """How the connection ended; empty while it is open."""
 
-        self.has_heard = False
+        self.has_received = False
         """Something came, of whatever kind."""
 
         self.close_code: int | None = None
@@ -235,7 +235,7 @@ class Peer(ABC):
     # --- what came -------------------------------------------------------------------------
 
     def took(self, text: str | bytes, stream: str, sse_id: str | None = None) -> None:
-        self.has_heard = True
+        self.has_received = True
         self._bytes += len(text)
         if len(self.arrivals) >= self.limits.max_messages or self._bytes > self.limits.max_bytes:
             raise Failure(
@@ -281,7 +281,7 @@ class Peer(ABC):
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def over(self, how: str) -> None:
+    def ended_by(self, how: str) -> None:
         if not self.ended:
             self.ended = how
             self.transcript.note(self.name, "--", f"ended: {how}")

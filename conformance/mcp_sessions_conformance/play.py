@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from mcp_sessions_conformance import steps_beside, steps_events, steps_open, steps_raw, steps_talk
+from mcp_sessions_conformance import steps_events, steps_open, steps_other, steps_raw, steps_talk
 from mcp_sessions_conformance.loader import Vector
 from mcp_sessions_conformance.matching import mismatch
 from mcp_sessions_conformance.peer import Failure, Limits
@@ -32,8 +32,8 @@ VERBS: Mapping[str, Callable[[Scene, Json], Awaitable[None]]] = {
     "frame": steps_raw.frame,
     "spoil": steps_raw.spoil,
     "check": steps_raw.check,
-    "beside": steps_beside.beside,
-    "pause": steps_beside.pause,
+    "beside": steps_other.other_server,
+    "pause": steps_other.pause,
 }
 """The steps, by their names in the schema."""
 
@@ -64,8 +64,8 @@ class Player:
         return f"step {number} ({step['step']}{what}{where})"
 
     @property
-    def has_heard(self) -> bool:
-        return any(peer.has_heard for peer in self.scene.peers.values())
+    def has_received(self) -> bool:
+        return any(peer.has_received for peer in self.scene.peers.values())
 
     async def leave(self) -> None:
         for session_id, peer in self.scene.sessions.items():
@@ -78,7 +78,7 @@ class Player:
                 self.scene.transcript.note(peer.name, "--", f"not tidied up: {failure}")
                 if isinstance(peer, StdioPeer):
                     # The next vector must not inherit it.
-                    peer.over("given up")
+                    peer.ended_by("given up")
         for peer in self.scene.peers.values():
             peer.takes.set()
             if not isinstance(peer, StdioPeer) or peer.problems:

@@ -10,7 +10,7 @@ each vector. A MUST that has no vector says why in ``spec/coverage.json``.
 
 from dataclasses import dataclass
 
-from mcp_sessions_conformance.faults.beside import PROVES
+from mcp_sessions_conformance.faults.shutdown import PROVES
 
 _TABLE = """
 ERR1: not-found-otherwise by data-layer-vector-session-not-found
@@ -36,7 +36,7 @@ ERR13: hides-what-began by a-request-that-began-says-so
 ERR13: always-started by a-request-that-began-says-so
 ERR14: talkative-errors by bad-states-have-one-error
 ERR14: names-a-stranger by a-foreign-session-is-not-found at http/handshake
-EVT1: first-session-only by a-change-is-heard-once-per-session
+EVT1: first-session-only by a-change-is-received-once-per-session
 EVT2: in-every-session by updates-reach-who-subscribed
 EVT3: no-list-changes by list-changes-reach-every-session
 EVT3: unfiltered-lists by the-filter-becomes-the-subscriptions
@@ -48,13 +48,13 @@ EVT7: swaps-events by events-come-in-order-and-once
 EVT9: tells-state by events-name-their-session
 EVT9: names-more by events-name-their-session
 EVT10: stored-late by replay-begins-after-the-position
-EVT11: bare-copies by a-change-is-heard-once-per-session
-EVT11: bare-list-copies by a-list-change-is-heard-once
+EVT11: bare-copies by a-change-is-received-once-per-session
+EVT11: bare-list-copies by a-list-change-is-received-once
 EVT12: forgets-own-changes by a-change-precedes-its-answer
 EVT13: forgets-subscriptions by resume-keeps-subscriptions
 EVT13: keeps-subscribed by unsubscribing-ends-it
-EVT14: decorates-plain by a-bare-connection-hears-plain-messages
-ATT1: everyone-hears by resume-on-a-new-connection-moves-the-session
+EVT14: decorates-plain by a-bare-connection-gets-plain-messages
+ATT1: everyone-receives by resume-on-a-new-connection-moves-the-session
 ATT2: deaf-until-resumed by start-attaches
 ATT2: deaf-until-resumed by create-attaches
 ATT3: deaf-until-resumed by a-named-request-attaches-without-replay
@@ -93,21 +93,21 @@ COA4: coalesces-messages by other-messages-all-stay
 COA5: old-id-survives by the-survivor-is-the-newest
 COA6: half-of-progress by progress-is-no-event
 COA7: replaced-are-gone by every-position-leads-to-the-same-state
-TKO1: everyone-hears by the-displaced-hears-nothing-more
+TKO1: everyone-receives by the-displaced-gets-nothing-more
 TKO2: loses-answers by the-displaced-gets-its-answers
-TKO3: silent-takeover by the-displaced-is-told
-TKO3: tells-who-resumes by who-did-not-ask-is-not-told
-TKO3: silent-takeover by a-displaced-listen-is-told
-TKO3: tells-who-listens by a-displaced-listen-that-did-not-ask-is-not-told
+TKO3: silent-takeover by the-displaced-is-notified
+TKO3: names-who-resumes by who-did-not-ask-is-not-notified
+TKO3: silent-takeover by a-displaced-listen-is-notified
+TKO3: notifies-who-listens by a-displaced-listen-that-did-not-ask-is-not-notified
 TKO3: silent-eviction by a-lost-position-detaches
-TKO4: numbers-notices by the-displaced-is-told
+TKO4: numbers-notices by the-displaced-is-notified
 TKO5: serves-displaced by the-displaced-cannot-go-on
 TKO5: serves-displaced by a-resume-that-attaches-nowhere-displaces
 TKO5: serves-displaced by a-lost-position-detaches
 TKO6: locks-out-displaced by what-the-displaced-may-ask
-TKO8: everyone-hears by the-later-resume-wins
+TKO8: everyone-receives by the-later-resume-wins
 TKO9: late-end-kills by a-late-end-harms-nobody
-TKO14: tells-who-listens by a-newer-listen-is-no-takeover
+TKO14: notifies-who-listens by a-newer-listen-is-no-takeover
 REQ1: crosses-ids by ids-mean-nothing-beyond-their-connection
 REQ1: cancels-wherever by a-cancel-by-id-stays-on-its-connection
 REQ2: allows-duplicates by an-open-id-is-not-used-twice-on-one-wire
@@ -191,7 +191,7 @@ ASC9: needs-initialize by sessions-need-no-initialize
 ASC10: tolerates-malformed by malformed-metadata-is-an-error
 ASC10: odd-ids-are-invalid by odd-strings-name-no-session
 ASC10: strict-metadata by odd-strings-name-no-session
-ASC11: takes-misplaced by named-elsewhere-is-not-named
+ASC11: takes-misplaced by named-in-the-wrong-member-is-not-named
 ASC12: no-metadata by results-carry-the-metadata
 ASC12: no-metadata-on-lists by list-results-carry-the-metadata
 ASC13: rotates-ids by results-carry-the-metadata
@@ -199,8 +199,8 @@ ASC14: oldest-state by results-carry-the-newest-state
 ASC15: sessions-for-all by rule-2-results-are-as-they-are
 ASC16: mixes-sessions by one-connection-many-sessions
 ASC17: remembers-the-ended by ended-here-is-no-longer-current
-ASC18: forgets-current by ended-elsewhere-is-an-error
-ASC19: no-ping by ended-elsewhere-is-an-error
+ASC18: forgets-current by ended-by-another-is-an-error
+ASC19: no-ping by ended-by-another-is-an-error
 ASC21: detached-is-displaced by a-detached-session-is-served
 STA2: id-not-ascii by start-answers-with-an-id
 STA3: start-without-expiry by start-answers-with-the-head
@@ -208,13 +208,13 @@ STA4: head-is-garbage by start-head-is-a-position
 STA5: picky-start by start-ignores-params
 STA6: knows-all-methods by unknown-methods-are-method-not-found
 RES2: knows-every-session by resume-of-an-unknown-session-fails
-RES3: everyone-hears by resume-on-a-new-connection-moves-the-session
+RES3: everyone-receives by resume-on-a-new-connection-moves-the-session
 RES4: resume-says-little by resume-answers-what-happened
 RES4: reason-always by resume-answers-what-happened
 RES5: old-head by the-head-of-a-resume-is-its-end
 RES5: live-before-replay by resume-then-live
 RES6: answers-after-replay by resume-answers-before-it-replays
-RES8: tells-who-resumes by resume-in-place-displaces-nobody
+RES8: names-who-resumes by resume-in-place-displaces-nobody
 RES9: loses-replay by a-session-moves-to-another-transport
 RES10: no-transport-headers by resume-with-transport-headers-is-refused
 RES10: resume-refusal-is-served by a-modern-resume-with-its-own-header-is-a-conflict
@@ -269,7 +269,7 @@ HTL2: forgets-current by the-connection-outlives-its-stream
 HTL3: deaf by events-wait-for-the-stream
 HTL4: forgets-on-drop by last-event-id-continues-the-stream
 HTL4: in-every-stream by a-stream-yields-only-its-own
-HTL5: everyone-hears by a-session-that-leaves-takes-its-entries
+HTL5: everyone-receives by a-session-that-leaves-takes-its-entries
 HTL5: ends-nothing by an-ended-session-takes-its-entries
 HTL6: deaf by events-wait-for-the-stream
 HTL6: silent-eviction by what-waited-too-long-is-a-lost-position
@@ -289,8 +289,8 @@ HTL17: no-delete by delete-detaches-protocol-sessions
 HTL17: no-delete by delete-ends-what-has-no-session
 HTL18: 400-is-404 by a-request-without-a-connection-is-400
 HTL19: always-catches-up by an-sse-id-is-no-position
-HTL20: sends-what-waited by after-a-lost-position-the-stream-goes-on
-HTM1: decorates-plain by a-listen-without-a-session-hears-no-events
+HTL20: sends-what-waited by after-a-lost-position-the-stream-continues
+HTM1: decorates-plain by a-listen-without-a-session-gets-no-events
 HTM1: only-live by events-wait-for-a-listen
 HTM2: late-acknowledgement by the-acknowledgement-comes-first
 HTM3: live-before-replay by the-replay-waits-for-the-listen
@@ -303,7 +303,7 @@ HTM6: only-live by what-follows-a-refusal-waits-for-the-listen
 HTM7: always-resumes by a-listen-after-a-cut-one-starts-at-the-head
 HTM8: keeps-subscribed by the-filter-becomes-the-subscriptions
 HTM8: unfiltered-lists by the-filter-becomes-the-subscriptions
-HTM9: old-listen-goes-on by a-newer-listen-ends-the-older
+HTM9: old-listen-continues by a-newer-listen-ends-the-older
 HTM9: old-listen-fails by a-newer-listen-ends-the-older
 HTM10: listen-ends-in-order by the-end-of-a-session-ends-its-listen
 HTM11: mismatch-is-served by another-session-in-the-header-is-refused
@@ -311,7 +311,7 @@ HTM12: header-is-session by a-header-without-metadata-is-ignored
 HTM13: no-result-type by session-results-have-a-result-type
 HTM14: ignores-keys by a-keyed-request-survives-its-response
 HTM15: 202-is-200 by a-cancel-by-key-is-202
-HTM16: old-listen-goes-on by a-newer-listen-ends-the-older
+HTM16: old-listen-continues by a-newer-listen-ends-the-older
 HTM17: sends-what-is-left by a-hole-before-the-listen-ends-it
 HTM18: listen-had-begun by a-listen-is-no-running-request
 HTM18: listens-have-no-id by a-listen-occupies-its-id
@@ -332,7 +332,7 @@ WSS13: answers-after-replay by resume-answers-before-it-replays
 WSS14: drops-malformed by malformed-frames-are-answered
 WSS15: closes-1011 by a-binary-frame-closes-1003
 WSS19: cancelled-listen-is-silent by a-cancelled-listen-is-answered
-WSS19: old-listen-goes-on by a-listen-that-is-replaced-is-answered
+WSS19: old-listen-continues by a-listen-that-is-replaced-is-answered
 WSS19: old-listen-fails by a-listen-whose-session-leaves-is-answered
 STD1: drops-malformed by malformed-lines-are-answered at stdio/handshake
 STD2: forgets-current by a-pipe-is-one-connection at stdio/handshake
@@ -340,20 +340,20 @@ STD3: drops-huge by an-oversized-line-is-answered at stdio/handshake
 STD5: events-need-a-listen by a-modern-pipe-is-pushed-to at stdio/modern
 EVT8: ids-are-numbers by event-ids-are-strings
 END4: answers-the-ended-late by an-end-is-the-last-word
-EVT11: deaf-beside-a-session by a-connection-hears-its-own-subscriptions
+EVT11: deaf-with-a-session by a-connection-gets-its-own-subscriptions
 EVT13: subscribes-the-connection by rule-2-subscribes-the-session
 ATT10: skips-holes by a-hole-is-never-skipped
 HTP1: wants-a-version by a-request-without-a-version-is-of-the-handshake-era
 HTL1: initialize-ends-the-connection by another-initialize-leaves-the-connection
 REQ2: ids-have-no-type by ids-have-a-type
-REQ7: cancels-by-id-beside-a-key by a-cancel-by-key-ignores-the-id
+REQ7: cancels-by-id-despite-a-key by a-cancel-by-key-ignores-the-id
 WSS13: events-come-late by events-come-before-the-answer-behind-them
 SEC9: no-host-check by a-foreign-host-is-refused
 WSS6: no-host-check by a-foreign-host-gets-no-websocket
 TKO9: late-end-kills by a-late-end-detaches-nobody
 ATT2: deaf-until-resumed by what-is-made-on-one-wire-is-attached-at-once
 HTM6: only-live by after-a-refusal-nothing-later-is-lost
-HTM9: old-listen-goes-on by a-resume-ends-the-listen
+HTM9: old-listen-continues by a-resume-ends-the-listen
 SES10: one-principal by a-foreign-connection-id-is-not-found
 SEC3: one-principal by fewer-scopes-attach-nothing
 ASC1: ignores-metadata by rule-1-is-for-every-method
@@ -361,8 +361,8 @@ ASC9: needs-initialize by what-needs-no-initialize
 TKO6: locks-out-displaced by what-the-displaced-may-ask-at-once
 REQ6: no-cancel by a-cancel-by-id-cancels-a-keyed-request
 HTL12: no-priming by a-response-stream-has-ids
-HTM16: everyone-hears by a-listen-takes-the-session-from-another-transport
-WSS12: everyone-hears by a-listen-attaches
+HTM16: everyone-receives by a-listen-takes-the-session-from-another-transport
+WSS12: everyone-receives by a-listen-attaches
 """
 
 

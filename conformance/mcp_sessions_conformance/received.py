@@ -139,7 +139,7 @@ async def begin_stream(send: Send) -> None:
     await send({"type": "http.response.body", "body": b": hello\n\n", "more_body": True})
 
 
-async def send_event(send: Send, message: Json, place: str | None = None) -> None:
-    head = "" if place is None else f"id: {place}\n"
+async def send_event(send: Send, message: Json, event_id: str | None = None) -> None:
+    head = "" if event_id is None else f"id: {event_id}\n"
     block = f"{head}data: {json.dumps(message)}\n\n".encode()
     await send({"type": "http.response.body", "body": block, "more_body": True})

@@ -101,7 +101,7 @@ last: its id and a sentence, or nothing.
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Combination:
     here: RunningWay
     other: RunningWay | None
 
@@ -155,8 +155,8 @@ async def run(
                 await way.reachable()
         silent: dict[str, str] = {}
         offered: dict[str, Offered] = {}
-        for place in [_Place(way, None) for way in ways] + _pairs(ways):
-            await _play_at(place, wanted, done, limits, progress, silent, offered)
+        for combination in [_Combination(way, None) for way in ways] + _pairs(ways):
+            await _play_at(combination, wanted, done, limits, progress, silent, offered)
         _note_what_needs_a_pair(ways, wanted, done)
         done.is_complete = True
     finally:
@@ -188,14 +188,19 @@ def _ways(
     return ways
 
 
-def _pairs(ways: list[RunningWay]) -> list[_Place]:
+def _pairs(ways: list[RunningWay]) -> list[_Combination]:
     """Every ordered pair of different transports; those of one pipe's era together."""
     pairs = [
-        _Place(here, other) for here in ways for other in ways if here.transport != other.transport
+        _Combination(here, other)
+        for here in ways
+        for other in ways
+        if here.transport != other.transport
     ]
 
-    def pipe_era(place: _Place) -> str:
-        piped = [way.era for way in (place.here, place.other) if isinstance(way, PipeWay)]
+    def pipe_era(combination: _Combination) -> str:
+        piped = [
+            way.era for way in (combination.here, combination.other) if isinstance(way, PipeWay)
+        ]
         return piped[0] if piped else ""
 
     return sorted(pairs, key=pipe_era)
@@ -235,13 +240,16 @@ def why_not(
         return "it needs a credential"
     if isinstance(here, PipeWay) and len(vector.connections) > 1:
         return "it needs several connections to one server, and a pipe is one"
-    if vector.when.beside is not None:
+    if vector.when.other_server is not None:
         if here.transport == "stdio":
             return "it is about a server at a URL"
-        if offered.beside is not None and vector.when.beside not in offered.beside:
-            return f"the server has no other beside it that is {vector.when.beside}"
-    # The one beside it may have others.
-    known = offered.features if vector.when.beside is None else None
+        if (
+            offered.other_servers is not None
+            and vector.when.other_server not in offered.other_servers
+        ):
+            return f"the server starts no other one that is {vector.when.other_server}"
+    # The one next to it may have others.
+    known = offered.features if vector.when.other_server is None else None
     missing = vector.features - known if known is not None else ()
     if missing:
         return f"the server does not advertise {', '.join(sorted(missing))}"
@@ -259,7 +267,7 @@ def _note_what_needs_a_pair(ways: list[RunningWay], wanted: Sequence[Vector], do
 
 
 async def _play_at(
-    place: _Place,
+    combination: _Combination,
     wanted: Sequence[Vector],
     done: Run,
     limits: Limits,
@@ -275,33 +283,40 @@ async def _play_at(
             that is believed. Added to.
     """
     chosen: list[Vector] = []
-    here = place.here.name
-    if here not in offered and any(why_not(v, place.here, place.other) is None for v in wanted):
-        offered[here] = await _offered(place.here, limits)
+    here = combination.here.name
+    if here not in offered and any(
+        why_not(v, combination.here, combination.other) is None for v in wanted
+    ):
+        offered[here] = await _offered(combination.here, limits)
     for vector in wanted:
-        reason = why_not(vector, place.here, place.other, offered.get(here))
+        reason = why_not(vector, combination.here, combination.other, offered.get(here))
         if reason is None:
             chosen.append(vector)
         elif reason:
-            done.not_selected.append(LeftOut(vector, place.name, reason))
-    names = [place.name, *(way.name for way in (place.here, place.other) if way is not None)]
+            done.not_selected.append(LeftOut(vector, combination.name, reason))
+    names = [
+        combination.name,
+        *(way.name for way in (combination.here, combination.other) if way is not None),
+    ]
     in_vain = 0
     if progress is not None and chosen:
-        progress(place.name, 0, len(chosen), "")
+        progress(combination.name, 0, len(chosen), "")
     for number, vector in enumerate(chosen, start=1):
         why = next((silent[name] for name in names if name in silent), None)
         if why is not None:
-            done.not_played.append(LeftOut(vector, place.name, why))
+            done.not_played.append(LeftOut(vector, combination.name, why))
             continue
-        outcome = await play_one(vector, place.here, place.other, limits)
+        outcome = await play_one(vector, combination.here, combination.other, limits)
         done.outcomes.append(outcome)
         in_vain = in_vain + 1 if outcome.in_vain else 0
         if limits.give_up and in_vain == limits.give_up:
-            silent[place.name] = f"the server said nothing in time in {in_vain} vectors in a row"
+            silent[combination.name] = (
+                f"the server said nothing in time in {in_vain} vectors in a row"
+            )
         if progress is not None:
             passed = outcome.verdict == "passed"
             wrong = "" if passed else f"{vector.id}: {outcome.sentence}"
-            progress(place.name, number, len(chosen), wrong)
+            progress(combination.name, number, len(chosen), wrong)
 
 
 async def play_one(
@@ -316,15 +331,15 @@ async def play_one(
     # no more than this vector.
     sentence = await _within(ONE_VECTOR, _played(player, here), "the vector")
     took = time.monotonic() - begun
-    heard = player.has_heard
+    has_responded = player.has_received
     untidy = await _within(LEAVING, player.leave(), "to leave the server")
     if untidy:
         player.transcript.note("", "--", f"not tidied up: {untidy}")
     seconds = time.monotonic() - begun
-    name = _Place(here, other).name
+    name = _Combination(here, other).name
     if not sentence:
         return Outcome(vector, name, "passed", seconds=seconds)
-    in_vain = not heard or took >= limits.wait
+    in_vain = not has_responded or took >= limits.wait
     lines = tuple(player.transcript.lines)
     return Outcome(vector, name, vector.severity, sentence, seconds, lines, in_vain)
 

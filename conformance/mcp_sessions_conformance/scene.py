@@ -33,7 +33,7 @@ class Way(Protocol):
         """A new connection, not yet opened; on a pipe the one there is.
 
         Args:
-            at: The URL of a server beside the tested one.
+            at: The URL of a server next to the tested one.
             who: With whose credential: ``one``, ``other``, or ``weak``, which is the first
                 principal's with fewer scopes.
 
@@ -133,8 +133,8 @@ class Scene:
             Failure: It does, and its caller did not send it.
         """
         text, mine = json.dumps(error), self.principals[peer.name]
-        for issued, whose in self.here.issued.items():
-            if whose != mine and issued in text and issued not in json.dumps(sent.message):
+        for issued, issuer in self.here.issued.items():
+            if issuer != mine and issued in text and issued not in json.dumps(sent.message):
                 raise Failure(f"the error of {sent.method} has an id of another principal's")
 
     async def request(self, peer: Peer, step: Json) -> Sent:

@@ -123,7 +123,7 @@ class ScriptedServer(Watched):
             Failure: Neither came in time.
         """
         name = f"read-{next(self._numbers)}"
-        self.tell({"id": name, "method": "ping"})
+        self.notify({"id": name, "method": "ping"})
 
         def answered() -> bool:
             return any(
@@ -144,7 +144,7 @@ class ScriptedServer(Watched):
         try:
             async with asyncio.timeout(self.wait):
                 held = await self._calls.get()
-                # Nobody hears the answer to one that was cut while it waited here.
+                # Nobody receives the answer to one that was cut while it waited here.
                 while held.answer not in self._open:
                     held = await self._calls.get()
         except TimeoutError:
@@ -172,7 +172,7 @@ class ScriptedServer(Watched):
         self.send_to(session.connection, message)
         return event_id
 
-    def tell(self, message: Json) -> None:
+    def notify(self, message: Json) -> None:
         for connection in list(self._streams):
             self.send_to(connection, {"jsonrpc": "2.0", **message})
 
@@ -273,7 +273,7 @@ class ScriptedServer(Watched):
     async def _modern(self, request: Received, receive: Receive, send: Send) -> None:
         """A POST of the modern era: what it names is where its events wait (HTM1)."""
         name = str(request.named.get("sessionId") or request.params.get("sessionId"))
-        place = f"listen of {name}"
+        stream_key = f"listen of {name}"
         if "id" not in request.message or not request.method:
             await reply(send, 202, b"")
         elif self.override is not None and (answered := self.override(request)) is not None:
@@ -281,17 +281,17 @@ class ScriptedServer(Watched):
         elif request.tool:
             await self._call(request, send)
         elif request.method == "subscriptions/listen" and name in self.sessions:
-            self.sessions[name].connection = place
-            await self._stream(place, receive, send, request)
+            self.sessions[name].connection = stream_key
+            await self._stream(stream_key, receive, send, request)
         elif request.method == "subscriptions/listen" and request.named:
             await answer(send, request, session_not_found(name), None)
         elif request.method == "subscriptions/listen":
             await self._stream(f"bare {request.number}", receive, send, request)
         else:
             if request.method == "session/resume":
-                self._streams.pop(place, None)
-                self._unsent.pop(place, None)
-            answered = self._served(request, place)
+                self._streams.pop(stream_key, None)
+                self._unsent.pop(stream_key, None)
+            answered = self._served(request, stream_key)
             made = as_object(answered.get("result")).get("sessionId")
             if request.method == "session/start" and isinstance(made, str):
                 self.sessions[made].connection = f"listen of {made}"
@@ -409,9 +409,9 @@ class ScriptedServer(Watched):
                 if taken.done():
                     message = taken.result()
                     # A place on the stream, which is no position in a session (HTL19).
-                    place = f"sse-{next(self._numbers)}" if listen is None else None
+                    stream_key = f"sse-{next(self._numbers)}" if listen is None else None
                     message = message if listen is None else on_listen(message, listen)
-                    await send_event(send, message, place)
+                    await send_event(send, message, stream_key)
                 else:
                     taken.cancel()
         finally:

@@ -37,7 +37,8 @@ class Reader:
             chunk = chunk[1:]
         if chunk:
             self._after_cr = chunk.endswith(b"\r")
-        # Only at CR, LF and CRLF: `bytes.splitlines` splits there, `str.splitlines` elsewhere too.
+        # Only at CR, LF and CRLF: `bytes.splitlines` splits there, `str.splitlines` at more
+        # characters.
         lines = (self._rest + chunk).splitlines(keepends=True)
         self._rest = b""
         events: list[Event] = []

@@ -124,7 +124,7 @@ class StdioPeer(Peer):
         except Failure as flood:
             self.problem(str(flood))
             how = str(flood)
-            self.over(how)
+            self.ended_by(how)
             # To its end, unseen: a pipe that nobody reads cannot be closed.
             while await process.stdout.read(65_536):
                 pass
@@ -135,7 +135,7 @@ class StdioPeer(Peer):
             how = f"{type(error).__name__}: {error}"
             self.problem(f"the pipe cannot be read: {how}")
         last = " ".join(self.program.stderr.split())[-300:]
-        self.over(f"{how}; on stderr: {last!r}" if last else how)
+        self.ended_by(f"{how}; on stderr: {last!r}" if last else how)
 
     async def post(self, message: Any, sent: Sent | None, headers: Mapping[str, str]) -> None:
         await self.frame(json.dumps(message))

@@ -51,7 +51,7 @@ async def cut(scene: Scene, step: Json) -> None:
 async def leave(scene: Scene, step: Json) -> None:
     peer = scene.peer(step)
     await peer.close()
-    peer.over("left")
+    peer.ended_by("left")
 
 
 async def stall(scene: Scene, step: Json) -> None:
@@ -129,7 +129,7 @@ async def _initialize(scene: Scene, peer: Peer, step: Json) -> None:
 
 async def _forget_current(peer: StdioPeer) -> None:
     """Leave the pipe without a current session: that of an earlier vector may have ended
-    elsewhere, and would be missed here.
+    by another peer, and would be missed here.
     """
     if peer.era != "handshake":
         return

@@ -27,7 +27,7 @@ async def stream(scene: Scene, step: Json) -> None:
         if not sent.is_primed:
             raise Failure("a message came before the priming event")
         if "capture_place" in step:
-            scene.names[step["capture_place"]] = sent.first_place
+            scene.names[step["capture_place"]] = sent.first_id
     if "name" in step:
         scene.named[step["name"]] = (peer, sent)
     if "of" in step:

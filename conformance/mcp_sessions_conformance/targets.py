@@ -166,7 +166,7 @@ class Pipe:
 
     async def stop(self) -> None:
         if self._peer is not None:
-            if self._peer.has_heard:
+            if self._peer.has_received:
                 self.in_vain = 0
             await self._peer.close()
             self._peer = None

@@ -1,4 +1,4 @@
-"""A WebSocket, as a client of either era speaks it."""
+"""A WebSocket, as a client of each era speaks it."""
 
 import asyncio
 import base64
@@ -64,7 +64,7 @@ class WebSocketPeer(Peer):
         parts = urlsplit(self.url)
         port = parts.port or (443 if parts.scheme == "wss" else 80)
         # The library asks the URL for Host, and these for the way.
-        place: dict[str, Any] = {} if host is None else {"host": parts.hostname, "port": port}
+        address: dict[str, Any] = {} if host is None else {"host": parts.hostname, "port": port}
         if self.token is not None:
             given.setdefault("Authorization", f"Bearer {self.token}")
         try:
@@ -78,11 +78,11 @@ class WebSocketPeer(Peer):
                 ping_interval=None,
                 max_size=MAX_FRAME,
                 proxy=None,
-                **place,
+                **address,
             )
         except InvalidStatus as refused:
             self.accepted = {k.lower(): v for k, v in refused.response.headers.raw_items()}
-            self.over(f"refused with HTTP {refused.response.status_code}")
+            self.ended_by(f"refused with HTTP {refused.response.status_code}")
             return refused.response.status_code
         except (OSError, InvalidHandshake, InvalidURI, TimeoutError, WebSocketException) as error:
             raise Failure(f"no WebSocket: {type(error).__name__}: {error}") from None
@@ -113,7 +113,7 @@ class WebSocketPeer(Peer):
             how = f"broken: {type(error).__name__}: {error}"
             self.problem(f"the WebSocket cannot be read: {error}")
         self.close_code = socket.close_code
-        self.over(f"{how} (code {socket.close_code})")
+        self.ended_by(f"{how} (code {socket.close_code})")
 
     async def post(self, message: Any, sent: Sent | None, headers: Mapping[str, str]) -> None:
         await self.frame(json.dumps(message))

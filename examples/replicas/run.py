@@ -3,7 +3,7 @@
     python examples/replicas/run.py
     python examples/replicas/run.py --store redis://localhost:6379
 
-The replicas are ``mcp-sessions serve`` of the notes server beside this folder. The client is
+The replicas are ``mcp-sessions serve`` of the notes server next to this folder. The client is
 the SDK's own and knows nothing of any of this: it subscribes to a note, writes it again and
 again, and watches. Every request of it comes to another replica. In the middle the replica
 that its stream hangs on is killed.
@@ -73,18 +73,18 @@ def free_port() -> int:
 class Watcher:
     def __init__(self) -> None:
         self.updates = 0
-        self._heard = asyncio.Event()
+        self._received = asyncio.Event()
 
     async def on_message(self, message: Any) -> None:
         if isinstance(message, types.ResourceUpdatedNotification):
             self.updates += 1
-            self._heard.set()
+            self._received.set()
 
     async def wait_for(self, count: int) -> None:
         async with asyncio.timeout(WITHIN):
             while self.updates < count:
-                self._heard.clear()
-                await self._heard.wait()
+                self._received.clear()
+                await self._received.wait()
 
 
 def holder(ports: list[int]) -> int:
@@ -107,7 +107,7 @@ async def watch(url: str, kill_one: Callable[[], None]) -> None:
         await client.call_tool("write_note", {"name": "today", "text": "begun"})
         # What the handshake era has, and most clients speak.
         await client.session.subscribe_resource(NOTE)  # pyright: ignore[reportDeprecated]
-        # Its stream opens a moment after the handshake; what is told by then waits for it.
+        # Its stream opens a moment after the handshake; what is sent by then waits for it.
         for number in range(CALLS):
             await client.call_tool("append_note", {"name": "today", "text": f"line {number}"})
         await watcher.wait_for(1)

@@ -105,7 +105,7 @@ class AgentSide:
             raise acp_errors.invalid_params(explained(error)) from None
         except Exception as error:
             # The boundary to the agent's code, which may raise anything. As the library has
-            # it, the client is told the text.
+            # it, the client gets the text.
             logger.exception("the agent failed in %s", method)
             raise acp_errors.internal_error(str(error) or type(error).__name__) from error
 
@@ -171,5 +171,5 @@ def _json_of(result: object) -> Json:
 def explained(error: ValidationError) -> str:
     """In words: which member is wrong; not what it holds, which may be a credential."""
     first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return f"{place or 'params'}: {first['msg']}"
+    path = ".".join(str(part) for part in first["loc"])
+    return f"{path or 'params'}: {first['msg']}"

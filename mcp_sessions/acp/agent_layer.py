@@ -120,7 +120,7 @@ class AcpSessionLayer:
         """
         policy = SessionPolicy(max_sessions=MAX_CONVERSATIONS)
         until = time.monotonic() + 2 * self._options.grace
-        is_told = False
+        is_warned = False
         while True:
             try:
                 await self.store.open(policy)
@@ -128,9 +128,9 @@ class AcpSessionLayer:
             except StoreInUse as in_use:
                 if time.monotonic() >= until:
                     raise
-                if not is_told:
+                if not is_warned:
                     logger.warning("%s; waiting for it to exit", in_use)
-                    is_told = True
+                    is_warned = True
             await asyncio.sleep(0.05)
 
     async def __aexit__(

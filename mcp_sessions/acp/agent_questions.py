@@ -35,7 +35,7 @@ class Question:
     method: str
     params: Json
     answered: Answered
-    over: bool = False
+    ended: bool = False
     _asked: int = 0
     """Clients that may still answer."""
 
@@ -43,8 +43,8 @@ class Question:
         self._asked += 1
 
     def answer(self, answer: Json) -> None:
-        if not self.over:
-            self.over = True
+        if not self.ended:
+            self.ended = True
             self.answered(answer)
 
     def refuse(self, code: int, text: str, data: Json | None = None) -> None:
@@ -100,7 +100,7 @@ class Questions:
         return [
             question
             for question in self._open.values()
-            if question.session_id == session_id and not question.over
+            if question.session_id == session_id and not question.ended
         ]
 
     def answered(self, message: Json) -> None:

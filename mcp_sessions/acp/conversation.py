@@ -38,7 +38,7 @@ class Conversation:
     def mcp(self) -> Mapping[str, Client]:
         """The MCP servers that the client named: name → a connected ``mcp.Client``.
 
-        One that could not be reached is not in it; the client was told.
+        One that could not be reached is not in it; the client got an error.
         """
         return self._servers.clients
 

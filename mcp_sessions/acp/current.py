@@ -22,10 +22,10 @@ class Opening:
     held: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Messages that the agent sends meanwhile. They are sent after the answer."""
 
-    over: bool = False
+    ended: bool = False
 
     def end(self) -> None:
-        self.over = True
+        self.ended = True
 
 
 @dataclass(frozen=True, slots=True)

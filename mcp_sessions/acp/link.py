@@ -246,7 +246,7 @@ class Link:
             incoming.refuse(acp_errors.internal_error("the agent is shutting down"))
             raise
         except Exception:
-            # The boundary: whatever fails in one request, the client hears of it, and the
+            # The boundary: whatever fails in one request, the client learns of it, and the
             # connection goes on.
             logger.exception("%s failed", incoming.method)
             incoming.refuse(acp_errors.internal_error("see the agent's log"))

@@ -203,7 +203,7 @@ class OpenConversation:
             # Its own client asks for it all again: what is said meanwhile comes in its place.
             self._replaying = self.link is link
             try:
-                # Without the lock: who is at work for the client before goes on.
+                # Without the lock: what runs for the client before continues.
                 async for page in self._record.pages():
                     await link.outgoing.drain()
                     if link.outgoing.closed:

@@ -116,7 +116,7 @@ class Servers:
         """Have exactly these servers connected, all at once; those that could not be.
 
         One that is connected already stays. Those that are no longer wanted are let go by
-        `close_retired`: a prompt may be at work with them.
+        `close_retired`: a prompt may be running with them.
         """
         cwd = self.cwd
         wanted = [spec for spec in specs if spec.kind != "other"]

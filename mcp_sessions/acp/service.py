@@ -125,7 +125,7 @@ class AcpService:
         opening = call.opening if call is not None else None
         if (
             opening is not None
-            and not opening.over
+            and not opening.ended
             and (conversation is None or (call is not None and conversation is call.conversation))
         ):
             self._hold(opening, update)

@@ -145,16 +145,16 @@ def change(path: str, edit: Callable[[list[ApiKey]], list[ApiKey]]) -> None:
     Raises:
         ConfigurationError: The file cannot be read or written, or another command changes it now.
     """
-    place = os.path.realpath(path)
-    with _named(path), _alone(place, path):
-        owner = os.stat(place) if os.path.lexists(place) else None
+    target = os.path.realpath(path)
+    with _named(path), _alone(target, path):
+        owner = os.stat(target) if os.path.lexists(target) else None
         keys = list(read(path, by_command=True)[0].values()) if owner is not None else []
         members = [asdict(key) for key in edit(keys)]
         text = json.dumps({"version": _VERSION, "keys": members}, indent=1).encode() + b"\n"
         if len(text) > LARGEST:
             raise ConfigurationError(f"{path}: the file is full: revoke keys that nobody uses")
         # Made with mode 0600.
-        file, beside = tempfile.mkstemp(prefix=".keys-", dir=os.path.dirname(place))
+        file, temporary = tempfile.mkstemp(prefix=".keys-", dir=os.path.dirname(target))
         try:
             with os.fdopen(file, "wb") as opened:
                 opened.write(text)
@@ -164,20 +164,20 @@ def change(path: str, edit: Callable[[list[ApiKey]], list[ApiKey]]) -> None:
                     os.fchown(opened.fileno(), owner.st_uid, owner.st_gid)
                     os.fchmod(opened.fileno(), stat.S_IMODE(owner.st_mode))
                 os.fsync(opened.fileno())
-            os.replace(beside, place)
+            os.replace(temporary, target)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
+                os.unlink(temporary)
             raise
 
 
 @contextlib.contextmanager
-def _alone(place: str, path: str) -> Generator[None]:
+def _alone(target: str, path: str) -> Generator[None]:
     if fcntl is None:
         yield
         return
     # The file itself is replaced, so the lock is on its folder.
-    folder = os.open(os.path.dirname(place), os.O_RDONLY | os.O_CLOEXEC)
+    folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -76,8 +76,8 @@ async def _bridge(options: argparse.Namespace) -> int:
             f"{number} not answered ({names}). Raise --last-wait, or look at the server",
         )
         return UNANSWERED
-    if pipe.why_over is not None:
-        complain("mcp-sessions bridge", pipe.why_over)
+    if pipe.why_ended is not None:
+        complain("mcp-sessions bridge", pipe.why_ended)
         return UNANSWERED
     if pipe.has_result or pipe.last_error is None:
         return 0

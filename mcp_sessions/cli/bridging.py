@@ -75,15 +75,15 @@ class HostPipe:
     last_error: str | None = field(init=False, default=None)
     """Last error that the host got, in one line. None: it got none."""
 
-    why_over: str | None = field(init=False, default=None)
+    why_ended: str | None = field(init=False, default=None)
     """Reason for which the host's side was ended, and what to do. None: it was not."""
 
     unanswered: list[str] = field(init=False, default_factory=list[str])
     """Methods of the requests that the server did not answer at the end."""
 
-    _over: anyio.Event = field(init=False, default_factory=anyio.Event)
+    _closed: anyio.Event = field(init=False, default_factory=anyio.Event)
     _input_ended: bool = field(init=False, default=False)
-    _heard_at: float = field(init=False, default=0.0)
+    _received_at: float = field(init=False, default=0.0)
     _queued: set[RequestId] = field(init=False, default_factory=set[RequestId])
     _writing: anyio.Lock = field(init=False, default_factory=anyio.Lock)
     _write: Callable[[bytes], Any] | None = field(init=False, default=None)
@@ -108,7 +108,7 @@ class HostPipe:
                 await client.start()
                 tasks.start_soon(self._serve, client)
                 try:
-                    await self._over.wait()
+                    await self._closed.wait()
                 finally:
                     with anyio.CancelScope(shield=True):
                         # Each step in it is bounded in time.
@@ -123,7 +123,7 @@ class HostPipe:
                 await self._read(client, send)
             # Messages that were read are still passed on.
         await self._answer_the_rest(client)
-        self._over.set()
+        self._closed.set()
 
     # --- from the host -----------------------------------------------------------------------
 
@@ -184,11 +184,11 @@ class HostPipe:
     async def _answer_the_rest(self, client: ResumingClient) -> None:
         """Wait for the open requests after the end of the input, for as long as messages come."""
         self._input_ended = True
-        self._heard_at = anyio.current_time()
+        self._received_at = anyio.current_time()
         for question_id in client.questions():
             await self._refuse(question_id)
         while waiting := client.waiting():
-            left = self._heard_at + self.last_wait - anyio.current_time()
+            left = self._received_at + self.last_wait - anyio.current_time()
             if left <= 0:
                 self._name(waiting)
                 why = (
@@ -210,7 +210,7 @@ class HostPipe:
     # --- to the host -------------------------------------------------------------------------
 
     async def _deliver(self, message: Json) -> None:
-        self._heard_at = anyio.current_time()
+        self._received_at = anyio.current_time()
         if "result" in message:
             self.has_result = True
         elif "error" in message:
@@ -225,11 +225,11 @@ class HostPipe:
                 await self._write(encode(message) + b"\n")
         except OSError:
             logger.debug("the host takes nothing any more")
-            self._over.set()
+            self._closed.set()
 
     async def _hang_up(self) -> None:
-        self.why_over = self._client.why_over if self._client is not None else None
-        self._over.set()
+        self.why_ended = self._client.why_ended if self._client is not None else None
+        self._closed.set()
 
     @contextlib.contextmanager
     def _noticing_the_end(self) -> Generator[None]:
@@ -242,7 +242,7 @@ class HostPipe:
 
         def closed() -> None:
             loop.remove_reader(descriptor)
-            self._over.set()
+            self._closed.set()
 
         loop.add_reader(descriptor, closed)
         try:

@@ -162,11 +162,11 @@ def _say_access(report: Report, options: argparse.Namespace, served: Sequence[Se
 
 
 def _say_audit(report: Report, path: str) -> None:
-    place = path if os.path.exists(path) else os.path.dirname(os.path.abspath(path))
-    if os.access(place, os.W_OK):
+    location = path if os.path.exists(path) else os.path.dirname(os.path.abspath(path))
+    if os.access(location, os.W_OK):
         report.say("audit", path)
     else:
-        report.wrong("audit", f"{place} cannot be written: look at its permissions")
+        report.wrong("audit", f"{location} cannot be written: look at its permissions")
 
 
 async def _reach_all(report: Report, options: argparse.Namespace, served: Sequence[Served]) -> None:
@@ -257,8 +257,8 @@ def _say_started(
     said = " ".join(str(info[each]) for each in ("name", "version") if info.get(each))
     report.say("server", f"{name} starts: it is {ascii(said)[1:-1] or 'without a name'}")
     report.say(
-        "", f"one {server.kind} for each {_WHOSE[server.per]}, {server.max_children} at most"
+        "", f"one {server.kind} for each {_OWNERS[server.per]}, {server.max_children} at most"
     )
 
 
-_WHOSE = {"session": "session", "principal": "principal", "shared": "server"}
+_OWNERS = {"session": "session", "principal": "principal", "shared": "server"}

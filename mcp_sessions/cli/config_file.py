@@ -243,7 +243,7 @@ def _text(members: Mapping[str, Any], name: str) -> str:
     value = members.get(name)
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{name} must be a string")
-    return _put_in(name, value)
+    return _substitute(name, value)
 
 
 def _texts(members: Mapping[str, Any], name: str) -> dict[str, str]:
@@ -258,11 +258,12 @@ def _texts(members: Mapping[str, Any], name: str) -> dict[str, str]:
         if _AS_SHELLS_DO.search(each):
             logger.warning("%s.%s: $NAME is not expanded here; write ${NAME}", name, key)
     return {
-        key: _put_in(f"{name}.{key}", each) for key, each in cast("dict[str, str]", value).items()
+        key: _substitute(f"{name}.{key}", each)
+        for key, each in cast("dict[str, str]", value).items()
     }
 
 
-def _put_in(name: str, value: str) -> str:
+def _substitute(name: str, value: str) -> str:
     try:
         return expanded(value)
     except ConfigurationError as failed:

@@ -103,12 +103,12 @@ def _log_what_python_prints() -> None:
     ) -> None:
         log.critical("uncaught: %s", kind.__name__, exc_info=(kind, error, trace))
 
-    def uncaught_elsewhere(args: threading.ExceptHookArgs | sys.UnraisableHookArgs) -> None:
+    def log_uncaught(args: threading.ExceptHookArgs | sys.UnraisableHookArgs) -> None:
         if args.exc_value is not None:
             uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
     sys.excepthook = uncaught
-    threading.excepthook = sys.unraisablehook = uncaught_elsewhere
+    threading.excepthook = sys.unraisablehook = log_uncaught
 
 
 class NeverWaiting(logging.StreamHandler[TextIO]):

@@ -15,8 +15,8 @@ def redacted(url: str) -> str:
         url = urlunsplit(parts)
     if parts.password is None:
         return url
-    _, _, place = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{place}"))
+    _, _, host_port = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host_port}"))
 
 
 def without_secrets(url: str) -> str:
@@ -26,6 +26,6 @@ def without_secrets(url: str) -> str:
     except ValueError:
         return "an address that cannot be read"
     host = f"[{host}]" if ":" in host else host
-    place = host if port is None else f"{host}:{port}"
+    host_port = host if port is None else f"{host}:{port}"
     path = "" if "@" in parts.path else parts.path
-    return urlunsplit((parts.scheme, place, path, "", "")).removeprefix("//")
+    return urlunsplit((parts.scheme, host_port, path, "", "")).removeprefix("//")

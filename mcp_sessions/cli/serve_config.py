@@ -133,8 +133,8 @@ def serve_all(
     def part(path: str, layer: Assembly) -> Part:
         settings = EndpointSettings(path=path, host=options.host, security=security)
         endpoint = layer.endpoint(settings)
-        app, beside = endpoint.app(layer.lifetime.run), endpoint.metadata()
-        return Part(path, app, layer.lifetime, layer.draining, layer.health, beside)
+        app, extra_routes = endpoint.app(layer.lifetime.run), endpoint.metadata()
+        return Part(path, app, layer.lifetime, layer.draining, layer.health, extra_routes)
 
     parts = {path: part(path, layer) for path, layer in layers.items()}
     certificate = certificate_of(options.ssl_certfile, options.ssl_keyfile)

@@ -31,8 +31,8 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.server.dispatch.ending import ended_beside
-from mcp_sessions.stores.operator import Beside, open_beside
+from mcp_sessions.server.dispatch.ending import ended_outside
+from mcp_sessions.stores.operator import OperatorStore, open_for_operator
 from mcp_sessions.stores.records import SessionRecord
 
 _DIGITS = re.compile(r"[0-9a-f]{4,12}")
@@ -87,32 +87,32 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    beside = await open_beside(options.store, ended_beside)
+    operator_store = await open_for_operator(options.store, ended_outside)
     try:
         now = time.time()
-        live = [each for each in await beside.all_sessions() if each.life.expires_at > now]
+        live = [each for each in await operator_store.all_sessions() if each.life.expires_at > now]
         view = View(options, frozenset(each.session_id for each in live), now)
         match options.what:
             case "list" if options.ended:
-                _print_ends(await beside.ends(), view)
+                _print_ends(await operator_store.ends(), view)
             case "list":
                 chosen = [each for each in live if _is_wanted(each, view)]
                 _print_list(chosen, view)
             case "show":
                 record = _found(options.session, live)
                 if record is None:
-                    await _show_end(options.session, beside)
+                    await _show_end(options.session, operator_store)
                 else:
                     print(_json(_details(record, view)))
             case "end":
                 for record in [_named(name, live) for name in options.sessions]:
-                    was_there = await beside.end(record.session_id)
+                    was_there = await operator_store.end(record.session_id)
                     name = digest(record.session_id)
                     print(f"{name} ended" if was_there else f"{name} was over already")
             case _:
                 raise AssertionError("argparse accepts these three only")
     finally:
-        await beside.close()
+        await operator_store.close()
     return 0
 
 
@@ -145,9 +145,11 @@ def _found(name: str, live: Sequence[SessionRecord]) -> SessionRecord | None:
     return found[0] if found else None
 
 
-async def _show_end(name: str, beside: Beside) -> None:
+async def _show_end(name: str, operator_store: OperatorStore) -> None:
     named = name if _DIGITS.fullmatch(name) else digest(SessionId(name))
-    found = {end.session: end for end in await beside.ends() if end.session.startswith(named)}
+    found = {
+        end.session: end for end in await operator_store.ends() if end.session.startswith(named)
+    }
     if len(found) > 1:
         raise ConfigurationError(f"{len(found)} sessions begin with {named}: give more digits")
     for end in found.values():
@@ -157,13 +159,13 @@ async def _show_end(name: str, beside: Beside) -> None:
         raise ConfigurationError(
             "no such session: name it by 4 to 12 digits of its digest, or by its whole id"
         )
-    raise ConfigurationError(f"no session {named}: {await _why_unknown(beside)}")
+    raise ConfigurationError(f"no session {named}: {await _why_unknown(operator_store)}")
 
 
-async def _why_unknown(beside: Beside) -> str:
+async def _why_unknown(operator_store: OperatorStore) -> str:
     days = round(REMEMBERED_FOR / 86_400)
     kept = f"no such session is there, and no end of one is remembered ({MOST_ENDS}, {days} days)"
-    made = await beside.made()
+    made = await operator_store.made()
     if made is None:
         return kept
     return f"{kept}. This store is new since {_moment(made.at)}: what was before is gone"

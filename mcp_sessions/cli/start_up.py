@@ -32,8 +32,8 @@ def start_up(
     transports = ("stdio",) if options.stdio else ()
     if sock is not None:
         scheme = "https" if options.ssl_certfile is not None else "http"
-        place = f"{scheme}://{host}:{sock.getsockname()[1]}"
-        urls = [f"{place}{path}" for path in paths or [options.path]]
+        address = f"{scheme}://{host}:{sock.getsockname()[1]}"
+        urls = [f"{address}{path}" for path in paths or [options.path]]
         transports = (*TRANSPORTS, *transports)
     if options.log_format == "json":
         logs.say(

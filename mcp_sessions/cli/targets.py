@@ -50,11 +50,11 @@ def load_target(target: str, *, kinds: Sequence[Kind], what: str = SERVABLE) -> 
         ConfigurationError: The file, module or attribute does not exist. The code failed, or serves
             by itself. The file has nothing to serve, or more than one thing.
     """
-    place, attribute = split_target(target)
-    module = _loaded(place)
+    source, attribute = split_target(target)
+    module = _loaded(source)
     if attribute is None:
-        return _only_one(module, place, kinds, what)
-    found = _attribute(module, place, attribute, kinds)
+        return _only_one(module, source, kinds, what)
+    found = _attribute(module, source, attribute, kinds)
     if not any(is_kind(found) for is_kind in kinds):
         raise ConfigurationError(f"{target} is a {type(found).__name__}, not {what}")
     return found
@@ -69,9 +69,9 @@ def split_target(target: str) -> tuple[str, str | None]:
     # This comes first, since the colon of "C:\app.py" separates nothing.
     if target.endswith(".py"):
         return target, None
-    place, _, attribute = target.rpartition(":")
-    if _is_dotted_name(attribute) and (place.endswith(".py") or _is_dotted_name(place)):
-        return place, attribute
+    source, _, attribute = target.rpartition(":")
+    if _is_dotted_name(attribute) and (source.endswith(".py") or _is_dotted_name(source)):
+        return source, attribute
     if lacks_scheme(target):
         # The error leaves out the address: it may hold a secret.
         raise ConfigurationError(f"TARGET must be {SHAPE} or a URL: {wrong_address(target, HTTP)}")
@@ -90,28 +90,28 @@ def program_of(target: str) -> str | None:
     return None if program.endswith(".py") or shutil.which(program) is None else program
 
 
-def _loaded(place: str) -> ModuleType:
-    is_file = place.endswith(".py")
-    if is_file and not Path(place).is_file():
-        raise ConfigurationError(f"no such file: {place}")
+def _loaded(source: str) -> ModuleType:
+    is_file = source.endswith(".py")
+    if is_file and not Path(source).is_file():
+        raise ConfigurationError(f"no such file: {source}")
     with nothing_runs() as runs:
         try:
-            module = _import_file(place) if is_file else _import_module(place)
+            module = _import_file(source) if is_file else _import_module(source)
         except ConfigurationError as error:
             if runs.tried:
-                raise _runs_itself(place, error) from error
+                raise _runs_itself(source, error) from error
             raise
     if runs.tried:
         # The code ignored the error.
-        raise _runs_itself(place, None)
+        raise _runs_itself(source, None)
     return module
 
 
-def _runs_itself(place: str, error: BaseException | None) -> ConfigurationError:
+def _runs_itself(source: str, error: BaseException | None) -> ConfigurationError:
     frames = _frames(error.__cause__) if error is not None and error.__cause__ is not None else []
     where = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""
     return ConfigurationError(
-        f"{place} runs a server when it is imported{where}: "
+        f"{source} runs a server when it is imported{where}: "
         "put that under if __name__ == '__main__', and serve will run it with sessions"
     )
 
@@ -120,8 +120,8 @@ def _is_dotted_name(text: str) -> bool:
     return all(part.isidentifier() for part in text.split("."))
 
 
-def _import_file(place: str) -> ModuleType:
-    path = Path(place).resolve()
+def _import_file(source: str) -> ModuleType:
+    path = Path(source).resolve()
     # As `python file.py` does, so that the file can import its neighbours.
     _search_first(str(path.parent))
     # The module gets the file's own name if it is free. A neighbour that imports it then gets this
@@ -140,22 +140,22 @@ def _import_file(place: str) -> ModuleType:
     # end the program when it is imported.
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise _import_failed(place, error) from error
+        raise _import_failed(source, error) from error
     return module
 
 
-def _import_module(place: str) -> ModuleType:
+def _import_module(source: str) -> ModuleType:
     # The script of an installed command does not look in the current directory.
     _search_first(os.getcwd())
     try:
-        return importlib.import_module(place)
+        return importlib.import_module(source)
     # The same boundary as above.
     except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
+        if isinstance(error, ModuleNotFoundError) and f"{source}.".startswith(f"{error.name}."):
             raise ConfigurationError(
                 f"no module named {error.name!r} here or among the installed packages"
             ) from error
-        raise _import_failed(place, error) from error
+        raise _import_failed(source, error) from error
 
 
 def _search_first(directory: str) -> None:
@@ -164,20 +164,20 @@ def _search_first(directory: str) -> None:
     sys.path.insert(0, directory)
 
 
-def _import_failed(place: str, error: BaseException) -> ConfigurationError:
-    _log.debug("importing %s failed", place, exc_info=error)
+def _import_failed(source: str, error: BaseException) -> ConfigurationError:
+    _log.debug("importing %s failed", source, exc_info=error)
     if isinstance(error, SystemExit):
         return ConfigurationError(
-            f"{place} ended the program while it was imported; "
+            f"{source} ended the program while it was imported; "
             "put what it runs under: if __name__ == '__main__'"
         )
     return ConfigurationError(
-        f"{place} cannot be imported: {type(error).__name__}: {one_line(error)}{_where(error)}"
-        f"{_other_environment(place, error)}"
+        f"{source} cannot be imported: {type(error).__name__}: {one_line(error)}{_where(error)}"
+        f"{_other_environment(source, error)}"
     )
 
 
-def _other_environment(place: str, error: BaseException) -> str:
+def _other_environment(source: str, error: BaseException) -> str:
     if isinstance(error, ImportError):
         package = (error.name or "").partition(".")[0]
         is_older = package == "mcp"
@@ -189,7 +189,7 @@ def _other_environment(place: str, error: BaseException) -> str:
     else:
         return ""
     why = "it was written for mcp<2" if is_older else "another environment has what it needs"
-    code = place if place.endswith(".py") else f"-m {place}"
+    code = source if source.endswith(".py") else f"-m {source}"
     return (
         f"; if {why}, serve it as a command, with the Python of that environment: "
         f"mcp-sessions serve -- other-venv/bin/python {code}"
@@ -212,7 +212,7 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
     ]
 
 
-def _attribute(module: ModuleType, place: str, attribute: str, kinds: Sequence[Kind]) -> object:
+def _attribute(module: ModuleType, source: str, attribute: str, kinds: Sequence[Kind]) -> object:
     found: object = module
     for part in attribute.split("."):
         try:
@@ -220,13 +220,13 @@ def _attribute(module: ModuleType, place: str, attribute: str, kinds: Sequence[K
         except AttributeError as error:
             names = [name for is_kind in kinds for name in _names_of(module, is_kind)]
             raise ConfigurationError(
-                f"{place} has no attribute {attribute!r}; "
+                f"{source} has no attribute {attribute!r}; "
                 f"what it has to serve: {', '.join(names) or 'nothing'}"
             ) from error
     return found
 
 
-def _only_one(module: ModuleType, place: str, kinds: Sequence[Kind], what: str) -> object:
+def _only_one(module: ModuleType, source: str, kinds: Sequence[Kind], what: str) -> object:
     for is_kind in kinds:
         match _names_of(module, is_kind):
             case []:
@@ -234,9 +234,9 @@ def _only_one(module: ModuleType, place: str, kinds: Sequence[Kind], what: str) 
             case [name]:
                 return getattr(module, name)
             case names:
-                choices = ", ".join(f"{place}:{name}" for name in names)
-                raise ConfigurationError(f"{place} has several servers; name one: {choices}")
-    raise ConfigurationError(f"{place} has nothing to serve: it needs {what}")
+                choices = ", ".join(f"{source}:{name}" for name in names)
+                raise ConfigurationError(f"{source} has several servers; name one: {choices}")
+    raise ConfigurationError(f"{source} has nothing to serve: it needs {what}")
 
 
 def _names_of(module: ModuleType, is_kind: Kind) -> list[str]:

@@ -91,8 +91,8 @@ def exported(
             f"OTEL_{name.upper()}_EXPORTER=console: standard output is the client's"
         )
     entries = [_exporter(environment, name, each) for each in exporters]
-    places = [_place(environment, name) if each == "otlp" else each for each in exporters]
-    return Exported(name, entries, ", ".join(places))
+    endpoints = [_endpoint(environment, name) if each == "otlp" else each for each in exporters]
+    return Exported(name, entries, ", ".join(endpoints))
 
 
 def described(environment: Mapping[str, str], *, stdio: bool) -> list[tuple[str, str, bool]]:
@@ -286,7 +286,7 @@ def _exporter(environment: Mapping[str, str], name: str, exporter: str) -> Entry
     raise ConfigurationError(f"there is no exporter {key!r} for {name}: {advice}")
 
 
-def _place(environment: Mapping[str, str], name: str) -> str:
+def _endpoint(environment: Mapping[str, str], name: str) -> str:
     is_grpc = _protocol(environment, name) == "grpc"
     url = environment.get(f"OTEL_EXPORTER_OTLP_{name.upper()}_ENDPOINT", "").strip()
     if not url:

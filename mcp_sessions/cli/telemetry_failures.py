@@ -34,17 +34,17 @@ class Failures(logging.Handler):
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(logging.WARNING)
         self._clock = clock
-        self._places: list[str] = []
+        self._endpoints: list[str] = []
         self._silent_until = -math.inf
         self._latest: str | None = None
         self._is_stopped = False
 
-    def install(self, place: str) -> None:
+    def install(self, endpoint: str) -> None:
         logger = logging.getLogger("opentelemetry")
         logger.addHandler(self)
         logger.propagate = False
-        if place not in self._places:
-            self._places.append(place)
+        if endpoint not in self._endpoints:
+            self._endpoints.append(endpoint)
 
     def stop(self) -> None:
         """Log nothing more: the process exits, and threads of the SDK may still try."""
@@ -79,7 +79,7 @@ class Failures(logging.Handler):
         self._silent_until = now + AGAIN
         logger.warning(
             "metrics or traces were not exported to %s: %s",
-            " and ".join(self._places) or "anywhere",
+            " and ".join(self._endpoints) or "anywhere",
             reason or self._latest or _SILENT,
         )
 

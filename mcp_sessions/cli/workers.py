@@ -63,7 +63,7 @@ class Workers:
         self._number = number
         self._listener = listener
         self._environment = {**os.environ, "MCP_SESSIONS_KEYS": keys or mint_key()}
-        # systemd hears of all of them from this process.
+        # systemd learns of all of them from this process.
         self._environment.pop(VARIABLE, None)
         self._reloads = reloads
         self._running: set[asyncio.subprocess.Process] = set()

@@ -1,4 +1,4 @@
-"""The application's side: what it asked and was asked, and what it is told from here."""
+"""The application's side: what it asked and was asked, and what it is notified of from here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mcp_sessions.errors import OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
 
-_Told = TypeVar("_Told")
+_Value = TypeVar("_Value")
 
 _CLOSED = "the transport was closed"
 
@@ -52,7 +52,7 @@ class Application:
     requests: Requests = field(init=False, default_factory=Requests)
     questions: Questions = field(init=False, default_factory=Questions)
     listens: Listens = field(init=False, default_factory=Listens)
-    why_over: str | None = field(init=False, default=None)
+    why_ended: str | None = field(init=False, default=None)
     """Why its side was ended, and what to do, if not for the server's end."""
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Application:
         Args:
             why: And what to do.
         """
-        self.why_over = why
+        self.why_ended = why
         await self.hang_up()
 
     async def answer(self, pending: Pending, code: int, text: str, data: Any = None) -> None:
@@ -101,7 +101,7 @@ class Application:
             text = explaining.not_sent(pending.message, cause)
             await self.answer(pending, CONNECTION_CLOSED, text)
 
-    async def tell_everything_changed(self) -> None:
+    async def report_everything_changed(self) -> None:
         """There was a gap: what the application may have missed, it reads again (CLI4)."""
         if self._peer.is_modern:
             for message in self.listens.everything():
@@ -115,7 +115,7 @@ class Application:
 
     async def forget_questions(self) -> None:
         for question_id in self.questions.forget():
-            params = {"requestId": question_id, "reason": "the session of the server is over"}
+            params = {"requestId": question_id, "reason": "the session of the server has ended"}
             await self.deliver(rpc.notification(rpc.CANCELLED, params))
 
     def lost(self, address: str, failure: Failure) -> None:
@@ -131,26 +131,26 @@ class Application:
         logger.warning("connection lost: %s", cause)
         if self._callbacks.on_lost is not None:
             # Nothing waits for an async one: it may itself wait for the next connection.
-            told = _called("on_lost", self._callbacks.on_lost, ConnectionLost(cause, address))
-            if told is not None:
-                self._runtime.tasks.start_soon(_finished, "on_lost", told)
+            value = _called("on_lost", self._callbacks.on_lost, ConnectionLost(cause, address))
+            if value is not None:
+                self._runtime.tasks.start_soon(_finished, "on_lost", value)
 
-    async def tell_outcome(self, outcome: ResumeOutcome) -> None:
+    async def report_outcome(self, outcome: ResumeOutcome) -> None:
         loss, self.loss = self.loss, None
-        if loss is not None and not outcome.is_over and outcome.reason != "gave_up":
+        if loss is not None and not outcome.has_ended and outcome.reason != "gave_up":
             seconds = self._runtime.clock() - loss.since
             logger.info("%s: connected again after %.1f s", outcome.connected_to, seconds)
         if self._callbacks.on_resume is not None:
-            told = _called("on_resume", self._callbacks.on_resume, outcome)
-            if told is not None:
-                await _finished("on_resume", told)
+            value = _called("on_resume", self._callbacks.on_resume, outcome)
+            if value is not None:
+                await _finished("on_resume", value)
 
 
 def _called(
-    name: str, function: Callable[[_Told], Awaitable[None] | None], told: _Told
+    name: str, function: Callable[[_Value], Awaitable[None] | None], value: _Value
 ) -> Awaitable[None] | None:
     try:
-        result = function(told)
+        result = function(value)
     except Exception:
         # The application's own function: what is wrong with it must not end the session.
         logger.exception("%s raised", name)
@@ -158,9 +158,9 @@ def _called(
     return result if inspect.isawaitable(result) else None
 
 
-async def _finished(name: str, told: Awaitable[None]) -> None:
+async def _finished(name: str, value: Awaitable[None]) -> None:
     try:
-        await told
+        await value
     except Exception:
         # See above.
         logger.exception("%s raised", name)

@@ -121,7 +121,7 @@ class SessionControl:
 
     def _begin_another_life(self) -> None:
         now, rest = self._runtime.clock(), self._runtime.policy.backoff_cap
-        if not self._peer.lives.start_over(now=now, rest=rest):
+        if not self._peer.lives.restart(now=now, rest=rest):
             raise Hopeless
 
     async def attach(self, link: Link, *, is_new: bool = True) -> ResumeOutcome:
@@ -154,7 +154,7 @@ class SessionControl:
             params["lastSessionEventId"] = peer.follower.position
         result = await self.resume(link, params, is_new=is_new)
         if result is None:
-            return await self.start_over(link)
+            return await self.restart(link)
         session.renewed(result.get("expiresAt"))
         recovered = peer.resumed(result)
         replayed, reason = result.get("replayed"), result.get("reason")
@@ -194,8 +194,8 @@ class SessionControl:
                 if failure.status in AWAY and (
                     self._peer.abilities.is_ours or failure.status != _UNAVAILABLE
                 ):
-                    # It keeps its sessions while it is away (HTP5, HTP6): perhaps elsewhere. Or a
-                    # proxy does not reach it.
+                    # It keeps its sessions while it is away (HTP5, HTP6): perhaps at another
+                    # server. Or a proxy does not reach it.
                     raise
                 # The path to the server works, and it says no: 503, 400, 404, 410.
                 step = after_status(
@@ -206,7 +206,7 @@ class SessionControl:
                 )
                 if failure.status == _UNAVAILABLE and failures < _PATIENCE:
                     step = Step.RETRY
-                if step is Step.TELL or (step is Step.RECONNECT and not is_new):
+                if step is Step.REPORT or (step is Step.RECONNECT and not is_new):
                     raise
                 if step is Step.RECONNECT:
                     return None
@@ -222,7 +222,7 @@ class SessionControl:
         if failure.cause is not Cause.UNREACHABLE and not was_refused:
             self._peer.attempts.gave_up(now=self._runtime.clock())
 
-    async def start_over(self, link: Link) -> ResumeOutcome:
+    async def restart(self, link: Link) -> ResumeOutcome:
         """The session is gone: another one, if the last was of use (CLI5).
 
         Raises:

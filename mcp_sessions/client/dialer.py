@@ -125,7 +125,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """The link is over; nothing follows."""
+    """The link has ended; nothing follows."""
 
     failure: Failure
 
@@ -209,7 +209,7 @@ class Link(Protocol):
         """Close it; ``run`` returns, without a `Down`.
 
         Args:
-            leave: Tell the server that the transport session is over.
+            leave: Tell the server that the transport session has ended.
         """
         ...
 

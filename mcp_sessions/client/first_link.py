@@ -36,7 +36,7 @@ class Opening:
             try:
                 state.use(await self._recovery.connector.connect(state.addresses.current))
             except Failed as failed:
-                # For who sees no more than the log: one is told of the last address only.
+                # For who sees no more than the log: one is notified of the last address only.
                 logger.warning("%s", failed)
                 reason = str(failed)
                 state.addresses.move_on()
@@ -62,7 +62,7 @@ class Opening:
             return False
         state.addresses.move_on()
         state.apply(Change.OPEN)
-        # Not here: a task of the link told us, and ends with it.
+        # Not here: a task of the link called this, and ends with it.
         self._runtime.tasks.start_soon(self._open_another_link, link, pending)
         return True
 

@@ -1,9 +1,9 @@
-"""The sessions that the application holds itself, beside or in place of the client's own.
+"""The sessions that the application holds itself, in addition to or instead of the client's own.
 
 An application that starts, resumes or names sessions has a connection that is not allowed to
-break under it: this client's connections break, and the application does not hear of it. So
+break under it: this client's connections break, and the application does not learn of it. So
 the client follows each of these sessions as the application would: which ones are attached to
-its connection, which one is current there, and up to which event the application was told.
+its connection, which one is current there, and up to which event the application was notified.
 
 Rules that must hold, and that ``tests/client/test_hosted.py`` owns:
 
@@ -46,10 +46,10 @@ _SESSIONLESS = frozenset({rpc.INITIALIZE, rpc.DISCOVER, method_names.PING, *rpc.
 class Standing(Enum):
     HERE = "here"
     TAKEN = "taken"
-    """Its events go elsewhere, or the connection lost its place (TKO5)."""
+    """Its events go to another connection, or the connection lost its place (TKO5)."""
 
     GONE = "gone"
-    """It ended elsewhere, or expired (ASC18)."""
+    """It ended outside of this client, or expired (ASC18)."""
 
 
 REFUSALS = {
@@ -123,7 +123,7 @@ class HostedSessions:
         """The application called a session method, or named a session."""
 
         self.is_declared = False
-        """The application says that it knows sessions: it hears ``sessions/detached``."""
+        """The application says that it knows sessions: it receives ``sessions/detached``."""
 
         self.current: str | None = None
         """Handshake era: the current session of the application's connection."""
@@ -269,7 +269,7 @@ class HostedSessions:
             self.current, self.standing = None, Standing.HERE
 
     def gone(self, session_id: str) -> None:
-        """It ended elsewhere, or expired (ASC18)."""
+        """It ended outside of this client, or expired (ASC18)."""
         self._forget(session_id)
         if self.current == session_id:
             self.standing = Standing.GONE

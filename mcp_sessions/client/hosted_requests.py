@@ -30,7 +30,7 @@ def refused(pending: Pending, peer: Peer) -> Standing | None:
     """
     hosted = peer.hosted
     if pending.is_hosts:
-        # It was let in before; whoever takes a session cannot take an answer (TKO2).
+        # It was admitted before; whoever takes a session cannot take an answer (TKO2).
         return None
     pending.is_hosts = True
     if stamping.names_own_session(pending.message):

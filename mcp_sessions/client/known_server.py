@@ -209,7 +209,7 @@ class Peer:
         of a server of this project that is known: of another the token may be all there is.
 
         Args:
-            session_id: Whose it is.
+            session_id: Its owner.
             state: What was sent; a newer one is kept (STT3).
         """
         session = self.session

@@ -151,7 +151,7 @@ class Listens:
         flag = _FLAGS.get(cast(str, method))
         uri = cast("Json", message.get("params") or {}).get("uri")
         exact = any(uri in _uris(listening.wanted) for listening in self._open.values())
-        told: list[Json] = []
+        messages: list[Json] = []
         for app_id, listening in self._open.items():
             if flag is not None:
                 wants = bool(listening.wanted.get(flag))
@@ -163,20 +163,20 @@ class Listens:
             else:
                 wants = True
             if wants and listening.is_acknowledged:
-                told.append(with_meta(message, {SUBSCRIPTION_ID: app_id}))
-        return told
+                messages.append(with_meta(message, {SUBSCRIPTION_ID: app_id}))
+        return messages
 
     def everything(self) -> list[Json]:
         """There was a gap: a change of all that is listened to, for everybody to read again."""
-        told: list[Json] = []
+        messages: list[Json] = []
         for app_id, listening in self._open.items():
             if not listening.is_acknowledged:
                 continue
-            told.extend(
+            messages.extend(
                 with_meta(message, {SUBSCRIPTION_ID: app_id})
                 for message in everything(listening.wanted)
             )
-        return told
+        return messages
 
 
 def everything(wanted: Mapping[str, Any]) -> list[Json]:

@@ -107,8 +107,8 @@ class Listener:
         if peer.must_resume_before_listening:
             outcome = await self._control.attach(link)
             if not outcome.recovered:
-                await self._app.tell_everything_changed()
-            await self._app.tell_outcome(outcome)
+                await self._app.report_everything_changed()
+            await self._app.report_outcome(outcome)
         session = peer.session
         if session is None or not listens or self._state.link is not link:
             return
@@ -160,7 +160,7 @@ class Listener:
         self._app.listens.cut()
         error = cast("Json", message.get("error") or {})
         if error.get("code") == SESSION_NOT_FOUND:
-            self._recovery.begin(Way.START_OVER)
+            self._recovery.begin(Way.RESTART)
             return
         self._look_at_state(error)
         if self._state.phase is Phase.READY and self._app.listens:

@@ -41,7 +41,7 @@ class Losses:
     _recovery: Recovery
     _sender: Sender
     _detached_meanwhile: tuple[Link, Json] | None = field(init=False, default=None)
-    """A detachment that was told while the session was taken up, after the newest answer."""
+    """A detachment that was reported while the session was taken up, after the newest answer."""
 
     _reopened_meanwhile: Link | None = field(init=False, default=None)
     """The link whose notification stream was opened again while the session was resumed."""
@@ -58,23 +58,23 @@ class Losses:
             return
         state.use(None)
         self._app.listens.cut()
-        if state.phase is not Phase.OVER:
+        if state.phase is not Phase.ENDED:
             self._app.lost(link.name, failure)
         if state.phase is Phase.BUSY:
             return
-        if state.phase is Phase.OVER or not self._peer.holds_sessions or not failure.may_return:
+        if state.phase is Phase.ENDED or not self._peer.holds_sessions or not failure.may_return:
             # Without a session there is nothing to come back to: as a stock transport.
             await self._stop()
         else:
             self._recovery.begin(Way.RECOVER)
 
     async def _stop(self) -> None:
-        was_over = self._state.phase is Phase.OVER
+        had_ended = self._state.phase is Phase.ENDED
         self._state.apply(Change.END)
         for pending in self._app.requests:
             await self._app.give_up_on(pending)
-        if self._peer.session is not None and not was_over:
-            await self._app.tell_outcome(ResumeOutcome(False, reason="refused", is_over=True))
+        if self._peer.session is not None and not had_ended:
+            await self._app.report_outcome(ResumeOutcome(False, reason="refused", has_ended=True))
         await self._app.hang_up()
 
     async def detached(self, link: Link, params: Json) -> None:
@@ -107,8 +107,10 @@ class Losses:
                     # What runs is still answered here.
                     if pending.link is None:
                         await self._app.give_up_on(pending, explaining.taken_over(link.name))
-                await self._app.tell_outcome(
-                    ResumeOutcome(False, reason="taken_over", connected_to=link.name, is_over=True)
+                await self._app.report_outcome(
+                    ResumeOutcome(
+                        False, reason="taken_over", connected_to=link.name, has_ended=True
+                    )
                 )
             case Detached.DRAINING.value:
                 self._come_back_later(link, params)
@@ -170,7 +172,7 @@ class Losses:
             self._recovery.begin(Way.REATTACH)
 
     def was_answered(self) -> None:
-        """The server answered a request of our own: what was told before is older."""
+        """The server answered a request of our own: what was reported before is older."""
         self._detached_meanwhile = None
 
     async def catch_up(self, link: Link) -> None:

@@ -3,11 +3,11 @@
 Rules that must hold, and that ``tests/client/test_hosted.py`` owns:
 
 1. After a loss each session that was attached to the application's connection is resumed at
-   the last event that the application was given. It does not hear of the loss.
+   the last event that the application was given. It does not learn of the loss.
 2. Where that is refused, no later event of the session passes (ATT10), and the application is
-   told: by ``notifications/sessions/detached`` with ``evicted`` if it knows the extension
+   notified: by ``notifications/sessions/detached`` with ``evicted`` if it knows the extension
    (TKO3), so that it resumes with its own position; else by the end of its connection.
-3. What it subscribed to outside of its sessions is subscribed to again, and told as changed.
+3. What it subscribed to outside of its sessions is subscribed to again, and reported as changed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Reattaching:
                     link.name,
                     reason,
                 )
-                await self._tell_refused(held)
+                await self._report_refused(held)
 
     async def _resume(self, link: Link, held: HostedSession, *, is_new: bool) -> str | None:
         hosted, position = self._peer.hosted, held.follower.position
@@ -107,7 +107,7 @@ class Reattaching:
         hosted.missed_events(held)
         return f"a gap ({result.get('reason')})"
 
-    async def _tell_refused(self, held: HostedSession) -> None:
+    async def _report_refused(self, held: HostedSession) -> None:
         if self._peer.hosted.is_declared:
             params = {"sessionId": held.session_id, "reason": Detached.EVICTED.value}
             await self._app.deliver(rpc.notification(rpc.DETACHED, params))
@@ -124,7 +124,7 @@ class Reattaching:
                 await self._exchanges.ask(link, rpc.SUBSCRIBE, params)
             except Refused as refused:
                 logger.info("a subscription could not be restored: %s", refused)
-        await self._app.tell_everything_changed()
+        await self._app.report_everything_changed()
 
     async def took_event(self, link: Link, message: Json) -> bool:
         hosted = self._peer.hosted
@@ -137,7 +137,7 @@ class Reattaching:
             has_id = "sessionEventId" in (params or {})
             named = hosted.current if has_id and own is None else None
         if named is None and link is self._peer.pushed:
-            # The application has no such connection that could hear of it (EVT11).
+            # The application has no such connection that could learn of it (EVT11).
             return True
         if named is None or (own is not None and named == own.session_id):
             return False
@@ -212,7 +212,7 @@ class Reattaching:
         finally:
             held.decided()
         if held.is_withheld:
-            await self._tell_refused(held)
+            await self._report_refused(held)
 
     def note_end_of(self, pending: Pending) -> None:
         """A request is about to be answered: if it is a listen stream over HTTP, its session is

@@ -26,7 +26,7 @@ from mcp_sessions.client.dialer import Dialer, Failed, Failure, Link
 from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.reattaching import Reattaching
 from mcp_sessions.client.resume_report import ResumeOutcome
-from mcp_sessions.client.scouting import Place, Places, shared_places
+from mcp_sessions.client.scouting import ScoutedAddress, ScoutedAddresses, shared_addresses
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
 from mcp_sessions.core.resume import AWAY, Cause, is_away
 
@@ -43,7 +43,7 @@ class Way(Enum):
     REATTACH = "reattach"
     """``session/resume`` on the link that is there."""
 
-    START_OVER = "start_over"
+    RESTART = "restart"
     """A new session on the link that is there."""
 
     RECOVER = "recover"
@@ -66,7 +66,7 @@ class Recovery:
     hosted: Reattaching
     connector: Connector
     _on_ready: Callable[[Link], Awaitable[None]]
-    _places: Places = field(init=False, default_factory=shared_places)
+    _scouted_addresses: ScoutedAddresses = field(init=False, default_factory=shared_addresses)
     """Shared by all clients of this event loop, as they come back together."""
 
     _not_before: float = field(init=False, default=0.0)
@@ -100,7 +100,7 @@ class Recovery:
         runtime, addresses = self._runtime, self._state.addresses
         now, asked = runtime.clock(), failure.retry_after or 0.0
         addresses.rest(asked, now=now)
-        self._place().failed(
+        self._scouted().failed(
             now=now,
             random=runtime.draw(),
             policy=runtime.policy,
@@ -108,9 +108,9 @@ class Recovery:
             rest=min(asked, runtime.policy.give_up_after),
         )
 
-    def _place(self) -> Place:
+    def _scouted(self) -> ScoutedAddress:
         target = self._state.addresses.current.target
-        return self._places.of(target, now=self._runtime.clock())
+        return self._scouted_addresses.of(target, now=self._runtime.clock())
 
     def postpone(self, until: float) -> None:
         """The server drains: do not come back before, unless somebody waits (TKO11)."""
@@ -131,8 +131,8 @@ class Recovery:
                     outcome = await self._settle(link)
                 case Way.REATTACH:
                     outcome = await self._attach(link, is_new=False)
-                case Way.START_OVER:
-                    outcome = await self._control.start_over(link)
+                case Way.RESTART:
+                    outcome = await self._control.restart(link)
                     await self.hosted.take_up(link, is_new=False)
             if way is not Way.SETTLE and outcome is not None and outcome.is_new_session:
                 await self._app.forget_questions()
@@ -185,7 +185,7 @@ class Recovery:
                 await self._cut_off()
                 return
             has_tried = True
-            dialer, place, began = state.addresses.current, self._place(), runtime.clock()
+            dialer, scouted, began = state.addresses.current, self._scouted(), runtime.clock()
             link, has_answered = None, False
             try:
                 link = await self.connector.connect(dialer)
@@ -193,10 +193,10 @@ class Recovery:
                 has_answered = link.kind != "http"
                 if await self._control.shake_hands(link) or has_answered:
                     has_answered = True
-                    place.answered(now=runtime.clock())
+                    scouted.answered(now=runtime.clock())
                 outcome = await self._control.take_up(link)
                 has_answered = True
-                place.answered(now=runtime.clock())
+                scouted.answered(now=runtime.clock())
                 await self.hosted.take_up(link, is_new=True)
                 if outcome.is_new_session:
                     await app.forget_questions()
@@ -210,11 +210,11 @@ class Recovery:
                 if was_away:
                     self._note_away(failure, began)
                 else:
-                    place.answered(now=runtime.clock())
+                    scouted.answered(now=runtime.clock())
                     state.addresses.rest(failure.retry_after or 0.0, now=runtime.clock())
                 state.addresses.move_on()
             except Hopeless:
-                place.answered(now=runtime.clock())
+                scouted.answered(now=runtime.clock())
                 await _drop(link)
                 await self._no_session()
                 return
@@ -242,8 +242,8 @@ class Recovery:
             while True:
                 _, delay = addresses.next(now=runtime.clock(), random=random)
                 with anyio.move_on_after(delay + longest):
-                    place = self._place()
-                    await place.first_turn(delay, clock=runtime.clock, draw=runtime.draw)
+                    scouted = self._scouted()
+                    await scouted.first_turn(delay, clock=runtime.clock, draw=runtime.draw)
                     return True
                 random = 0.0
                 addresses.move_on()
@@ -275,7 +275,7 @@ class Recovery:
         for pending in self._app.requests:
             if pending.link is None:
                 await self._app.give_up_on(pending)
-        await self._app.tell_outcome(ResumeOutcome(False, reason="gave_up"))
+        await self._app.report_outcome(ResumeOutcome(False, reason="gave_up"))
 
     async def _ready(self, link: Link, outcome: ResumeOutcome | None) -> None:
         """Go on, on this link: tell what happened, and send what waits (CLI1)."""
@@ -292,8 +292,8 @@ class Recovery:
             self._runtime.tasks.start_soon(self._retire, previous)
         if outcome is not None:
             if not outcome.recovered:
-                await self._app.tell_everything_changed()
-            await self._app.tell_outcome(outcome)
+                await self._app.report_everything_changed()
+            await self._app.report_outcome(outcome)
         await self._on_ready(link)
 
     async def _retire(self, link: Link) -> None:

@@ -69,7 +69,7 @@ class Pending:
     """Why it could not be answered where it was sent last, in words; empty: it can."""
 
     progress: float = field(init=False, default=-math.inf)
-    """The highest that the application was told of."""
+    """The highest that the application was notified of."""
 
     is_hosts: bool = field(init=False, default=False)
     """The application manages its sessions, and this request with them (`hosted`)."""
@@ -78,7 +78,7 @@ class Pending:
     """The session of the application that it belongs to."""
 
     is_acknowledged: bool = field(init=False, default=False)
-    """A listen stream, of which the application heard that it is open."""
+    """A listen stream, of which the application knows that it is open."""
 
     may_be_keyed: bool = field(init=False, default=True)
     """False: its session has no room for a key of ours."""
@@ -117,7 +117,7 @@ class Pending:
         self.key_lifetime = min(self.key_lifetime, key_lifetime)
 
     def reported(self, params: Json) -> bool:
-        """It makes progress. False: the application heard so before it was sent again (KEY21)."""
+        """It makes progress. False: the application knew so before it was sent again (KEY21)."""
         value = params.get("progress")
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return True
@@ -223,7 +223,7 @@ class Questions:
         """The server asked.
 
         Returns:
-            Whether the application shall hear it, and the answer to give again.
+            Whether the application shall receive it, and the answer to give again.
         """
         answer = self._answers.get(question_id)
         if answer is not None:

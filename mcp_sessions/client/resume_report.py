@@ -39,7 +39,7 @@ class ResumeOutcome:
     connected_to: str = ""
     """The URL or command, without credentials."""
 
-    is_over: bool = False
+    has_ended: bool = False
     """The transport stopped and does not come back by itself (``taken_over``)."""
 
 

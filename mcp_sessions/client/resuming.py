@@ -173,9 +173,9 @@ class ResumingClient:
     # --- what is open ------------------------------------------------------------------------
 
     @property
-    def why_over(self) -> str | None:
+    def why_ended(self) -> str | None:
         """Why the application's side was ended, and what to do; None: the server's was."""
-        return self._app.why_over
+        return self._app.why_ended
 
     async def until_answered(self, request_id: RequestId) -> None:
         pending = self._app.requests.asked(request_id)
@@ -231,7 +231,7 @@ class ResumingClient:
             # Somebody asks: that is worth another try.
             peer.lives.used()
             self._recovery.begin(Way.RECOVER)
-        if state.phase is Phase.OVER:
+        if state.phase is Phase.ENDED:
             why = explaining.taken_over(state.addresses.current.target)
             text = f"Session detached: {explaining.what(message)} was not sent: {why}."
             await self._app.answer(pending, SESSION_DETACHED, text)
@@ -275,7 +275,7 @@ class ResumingClient:
                 if not continued:
                     self._losses.stream_reopened(link)
                 elif was_lost and state.is_ready_on(link):
-                    await app.tell_outcome(ResumeOutcome(True, connected_to=link.name))
+                    await app.report_outcome(ResumeOutcome(True, connected_to=link.name))
             case StreamBroke(failure):
                 if state.is_ready_on(link):
                     # Most often it is open again soon: nothing else of the link need be lost.
@@ -283,11 +283,11 @@ class ResumingClient:
             case StreamFailed(failure) | StreamRefused(failure):
                 self._recovery.lose(link, failure)
             case Missed():
-                if link is state.link and state.phase is not Phase.OVER:
+                if link is state.link and state.phase is not Phase.ENDED:
                     # As after a gap: it does not come again in any other way.
-                    await app.tell_everything_changed()
+                    await app.report_everything_changed()
                     missed = ResumeOutcome(False, reason="too_large", connected_to=link.name)
-                    await app.tell_outcome(missed)
+                    await app.report_outcome(missed)
             case Down(failure):
                 await self._losses.down(link, failure)
 

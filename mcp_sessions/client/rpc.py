@@ -16,7 +16,7 @@ from mcp_sessions.core.messages import (
     EVENT_ID_META,
     Malformed,
     RequestId,
-    answer_in_place_of,
+    answer_instead_of,
     decode,
     error_body,
     members_of,
@@ -68,13 +68,13 @@ def received(data: bytes) -> Json | None:
         parse(value)
     except (ValueError, Malformed) as error:
         logger.warning("received an invalid message: %s", error)
-        answer = answer_in_place_of(value, str(error))
+        answer = answer_instead_of(value, str(error))
         members = cast("Json", value)
         return members if answer and isinstance(members.get("method"), str) else answer
     return cast("Json", value)
 
 
-def in_place_of_dropped(
+def instead_of_dropped(
     outline: Outline, name: str, limit: int, *, answers: RequestId | None = None
 ) -> Json | None:
     """Return the replacement of a message that was too large to be kept. Log the message.

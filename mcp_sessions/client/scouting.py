@@ -53,7 +53,7 @@ _KEPT = 60.0
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class ScoutedAddress:
     is_away: bool = False
     """The last attempt got no answer from the server."""
 
@@ -161,26 +161,26 @@ class Place:
             self._line[0].set()
 
 
-class Places:
+class ScoutedAddresses:
     def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
+        self._scouted_addresses: dict[str, ScoutedAddress] = {}
 
-    def of(self, target: str, *, now: float) -> Place:
-        for name, place in list(self._places.items()):
-            if place.is_forgotten(now=now):
-                del self._places[name]
-        found = self._places.setdefault(target, Place())
+    def of(self, target: str, *, now: float) -> ScoutedAddress:
+        for name, scouted in list(self._scouted_addresses.items()):
+            if scouted.is_forgotten(now=now):
+                del self._scouted_addresses[name]
+        found = self._scouted_addresses.setdefault(target, ScoutedAddress())
         found.used(now=now)
         return found
 
 
-_SHARED = RunVar[Places]("mcp_sessions.client.scouting.places")
+_SHARED = RunVar[ScoutedAddresses]("mcp_sessions.client.scouting.scouted_addresses")
 
 
-def shared_places() -> Places:
+def shared_addresses() -> ScoutedAddresses:
     try:
         return _SHARED.get()
     except LookupError:
-        places = Places()
-        _SHARED.set(places)
-        return places
+        scouted_addresses = ScoutedAddresses()
+        _SHARED.set(scouted_addresses)
+        return scouted_addresses

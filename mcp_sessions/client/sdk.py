@@ -28,7 +28,7 @@ from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.resume_report import KnownSession, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.resuming import ResumingClient
 from mcp_sessions.client.state import Runtime
-from mcp_sessions.core.messages import answer_in_place_of
+from mcp_sessions.core.messages import answer_instead_of
 from mcp_sessions.errors import OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
                 parsed = jsonrpc_message_adapter.validate_python(message, by_name=False)
             except ValidationError as error:
                 logger.warning("the SDK refuses a message: %d mistakes", error.error_count())
-                answer = answer_in_place_of(message, "the SDK refuses the message")
+                answer = answer_instead_of(message, "the SDK refuses the message")
                 if answer is None:
                     return
                 if isinstance(message.get("method"), str):

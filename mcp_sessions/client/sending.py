@@ -171,17 +171,17 @@ class Sender:
             return
         generation = pending.generation
         if self._may_have_started(pending, error):
-            # CLI6: it was at work when its session ended, and is not run again.
+            # CLI6: it was running when its session ended, and is not run again.
             await self._app.give_up_on(pending, explaining.SESSION_GONE)
         else:
             pending.forget_sending()
         if generation == self._peer.lives.generation:
-            # Single flight: whoever heard it first begins, the others name an older session.
-            self._recovery.begin(Way.START_OVER)
+            # Single flight: whoever learned it first begins, the others name an older session.
+            self._recovery.begin(Way.RESTART)
         await self._send_if_ready(pending)
 
     def _is_refused_for_good(self, pending: Pending) -> bool:
-        return pending.refused() > _REFUSALS or self._state.phase in (Phase.OVER, Phase.CUT_OFF)
+        return pending.refused() > _REFUSALS or self._state.phase in (Phase.ENDED, Phase.CUT_OFF)
 
     async def _send_if_ready(self, pending: Pending) -> None:
         if self._state.phase is Phase.READY and self._app.requests.is_open(pending):
@@ -192,7 +192,7 @@ class Sender:
         that be the answer.
         """
         state = self._state
-        if state.phase in (Phase.OPEN, Phase.OVER, Phase.CUT_OFF):
+        if state.phase in (Phase.OPEN, Phase.ENDED, Phase.CUT_OFF):
             return False
         if not self._peer.holds_sessions:
             return False
@@ -216,7 +216,7 @@ class Sender:
         return True
 
     def _may_have_started(self, pending: Pending, error: Json) -> bool:
-        """Whether a request may have been at work when it was told that its session is gone
+        """Whether a request may have been running when it was answered that its session is gone
         (ERR13).
 
         The same code says "unknown" of a session and "ended" of one whose request ran; a
@@ -234,20 +234,20 @@ class Sender:
             return
         pending.lose_link(explaining.cause_of(failure, link.name))
         if pending.is_hosts and hosted_requests.is_answer(pending, failure):
-            await self._tell_failure(pending, failure)
+            await self._report_failure(pending, failure)
             return
         if failure.error is not None and rpc.says_state_refused(failure.error):
-            # The modern era says it with a 400. Another connection would hear the same.
+            # The modern era says it with a 400. Another connection would receive the same.
             if not await self.state_refused(pending):
-                await self._tell_failure(pending, failure)
+                await self._report_failure(pending, failure)
             return
         refused = failure.cause is Cause.STATUS and failure.status in NEVER_RAN
         never_ran = refused or failure.cause is Cause.UNREACHABLE
         if never_ran and not pending.was_accepted and not pending.sent_before:
             pending.forget_sending()
         step = self._step_after(failure, pending)
-        if step is Step.TELL:
-            await self._tell_failure(pending, failure)
+        if step is Step.REPORT:
+            await self._report_failure(pending, failure)
         elif not self._state.is_ready_on(link):
             await self.orphaned(pending)
         elif self._state.is_too_long_in_trouble():
@@ -261,12 +261,12 @@ class Sender:
 
     def _step_after(self, failure: Failure, pending: Pending) -> Step:
         if self._state.phase is Phase.OPEN:
-            return Step.TELL
+            return Step.REPORT
         if pending.session_id is None and not self._peer.holds_sessions:
             # As the stock transport; but 2025-11-25 says of 404 that one initializes anew
             # (CLI10).
             is_lost = failure.status == 404 and self._peer.initialize is not None
-            return Step.RECONNECT if is_lost and not failure.is_answer else Step.TELL
+            return Step.RECONNECT if is_lost and not failure.is_answer else Step.REPORT
         if failure.cause is Cause.STATUS and failure.status is not None:
             return after_status(
                 failure.status,
@@ -276,7 +276,7 @@ class Sender:
             )
         return Step.RECONNECT
 
-    async def _tell_failure(self, pending: Pending, failure: Failure) -> None:
+    async def _report_failure(self, pending: Pending, failure: Failure) -> None:
         """Answer a request with a stock transport's code."""
         error = failure.error
         if pending.is_hosts and error is not None and failure.is_answer:
@@ -293,7 +293,7 @@ class Sender:
         match self._state.phase:
             case Phase.READY:
                 await self.request_or_give_up(pending)
-            case Phase.OVER | Phase.CUT_OFF:
+            case Phase.ENDED | Phase.CUT_OFF:
                 await self._app.give_up_on(pending)
             case _:
                 pass

@@ -63,7 +63,7 @@ def declaring(capabilities: Mapping[str, Any]) -> Json:
 
 
 def declared(message: Json) -> Json:
-    """An ``initialize`` request that also declares our extension: we hear of detachments."""
+    """An ``initialize`` request that also declares our extension: we learn of detachments."""
     params = cast("Json", message.get("params") or {})
     capabilities = params.get("capabilities")
     if not isinstance(capabilities, dict):

@@ -41,7 +41,7 @@ class Phase(Enum):
     CUT_OFF = "cut_off"
     """Given up; the next request tries again."""
 
-    OVER = "over"
+    ENDED = "ended"
     """Taken over, refused for good or closed: it does not come back by itself."""
 
 
@@ -87,8 +87,8 @@ TRANSITIONS = MappingProxyType(
         Change.STAY: ({Phase.BUSY}, None),
         Change.READY: ({Phase.BUSY}, Phase.READY),
         Change.GIVE_UP: ({Phase.BUSY}, Phase.CUT_OFF),
-        Change.TAKEN_OVER: ({Phase.READY}, Phase.OVER),
-        Change.END: (_ALL, Phase.OVER),
+        Change.TAKEN_OVER: ({Phase.READY}, Phase.ENDED),
+        Change.END: (_ALL, Phase.ENDED),
     }
 )
 """change → (the phases in which it can happen, the one that follows; None: as before the move)."""
@@ -154,7 +154,7 @@ class ClientState:
         return self.phase in TRANSITIONS[change][0]
 
     def apply(self, change: Change) -> None:
-        if self.phase is Phase.OVER and change in _CONCLUSIONS:
+        if self.phase is Phase.ENDED and change in _CONCLUSIONS:
             return
         if not self.may(change):
             raise AssertionError(f"{change.value} cannot happen to a client that is {self.phase}")

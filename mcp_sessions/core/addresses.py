@@ -15,7 +15,7 @@ HTTP: Final = ("http", "https")
 HTTP_AND_WEBSOCKET: Final = ("http", "https", "ws", "wss")
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
-_PLACE: Final = re.compile(
+_HOST_PORT: Final = re.compile(
     r"(?:[^@/\s]+@)?"
     r"(?:(?P<loopback>localhost|127(?:\.\d+){3}|\[::1\])|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][\w.-]*)"
     r"(?::[1-9]\d{0,4})?(?:[/?#]\S*)?"
@@ -33,7 +33,7 @@ def has_scheme(text: str) -> bool:
 
 def lacks_scheme(text: str) -> bool:
     """Whether a text is a host with a port or a path, such as ``127.0.0.1:8000/mcp``."""
-    return not has_scheme(text) and bool(_SURE.match(text)) and bool(_PLACE.fullmatch(text))
+    return not has_scheme(text) and bool(_SURE.match(text)) and bool(_HOST_PORT.fullmatch(text))
 
 
 def wrong_address(text: str, schemes: Sequence[str]) -> str | None:
@@ -47,10 +47,10 @@ def wrong_address(text: str, schemes: Sequence[str]) -> str | None:
     allowed = ", ".join(f"{scheme}://" for scheme in schemes[:-1]) + f" or {schemes[-1]}://"
     found = _SCHEME.match(text)
     if found is None:
-        place = _PLACE.fullmatch(text)
+        authority = _HOST_PORT.fullmatch(text)
         hint = ""
-        if place is not None:
-            guess = schemes[0] if place["loopback"] else schemes[1]
+        if authority is not None:
+            guess = schemes[0] if authority["loopback"] else schemes[1]
             hint = f"; did you mean {guess}://{_bare(text)}?"
         return f"{_bare(text)!r} has no scheme: an address begins with {allowed}{hint}"
     scheme, rest = found[1].lower(), text[found.end() :]
@@ -76,5 +76,5 @@ def _shown(scheme: str, rest: str) -> str:
 
 def _bare(text: str) -> str:
     bare = re.split(r"[?#]", text, maxsplit=1)[0]
-    place, slash, path = bare.partition("/")
-    return place.rpartition("@")[2] + slash + path
+    authority, slash, path = bare.partition("/")
+    return authority.rpartition("@")[2] + slash + path

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from mcp_sessions.core.expiry import Life, is_over
+from mcp_sessions.core.expiry import Life, has_expired
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch
 from mcp_sessions.principal import Principal
@@ -50,13 +50,13 @@ def admission(
     Args:
         mode: The mode that the caller takes the session for.
         now: Seconds since 1970.
-        held: See :func:`~mcp_sessions.core.expiry.is_over`.
+        held: See :func:`~mcp_sessions.core.expiry.has_expired`.
         fencing_epoch: The session's as the caller knows it; None: whichever it is.
     """
     # One and the same, mostly: of nobody who authenticates.
     if session.principal is not principal and session.principal != principal:
         return Admission.REFUSED
-    if is_over(
+    if has_expired(
         now=now, expires_at=session.life.expires_at, ends_at=session.life.ends_at, held=held
     ):
         return Admission.REFUSED

@@ -38,7 +38,7 @@ def attach(
     waits_from: SessionEventId | None,
     only_if_free: bool,
 ) -> Attach | None:
-    """Attach a session to a connection, or take it from whoever hears it (None).
+    """Attach a session to a connection, or take it from whoever receives it (None).
 
     Args:
         state: Where the session is now.

@@ -35,7 +35,7 @@ class Arrivals:
         """It runs, or was answered. To say it again changes nothing."""
         self.inside.discard(arrival)
         if self._on_none is not None:
-            self._tell()
+            self._notify()
 
     def close(self, on_none: Callable[[], None]) -> None:
         """Let nothing in from now on.
@@ -45,9 +45,9 @@ class Arrivals:
                 earlier one.
         """
         self._on_none = on_none
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._on_none is not None and not self.inside:
             self._on_none()
 

@@ -15,7 +15,7 @@ MAX_KEY = 512
 
 
 class Rule(NamedTuple):
-    place: Literal["meta", "header"]
+    source: Literal["meta", "header"]
     name: str
     """The member, or the header in lower case."""
 
@@ -58,8 +58,8 @@ def conversation_key(
     Raises:
         ValueError: What is there is no key. The text is the rule's name.
     """
-    for place, name in rules:
-        said: Mapping[str, Any] = meta if place == "meta" else headers
+    for source, name in rules:
+        said: Mapping[str, Any] = meta if source == "meta" else headers
         if name in said:
             return checked_key(name, said[name])
     return None

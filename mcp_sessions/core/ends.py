@@ -29,7 +29,7 @@ class EndReason(Enum):
     """No request came for the idle time."""
 
     LIFETIME = "lifetime"
-    """Its longest lifetime was over."""
+    """Its longest lifetime had passed."""
 
     CLIENT = "client"
     """Its client ended it, or left before it had the answer to ``initialize``."""

@@ -16,7 +16,7 @@ def is_entitled(
     lists: Collection[str] | None,
     carries: bool,
 ) -> bool:
-    """Whether a session is told of a change.
+    """Whether a session gets a change.
 
     Args:
         mode: The session's.

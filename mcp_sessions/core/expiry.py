@@ -56,16 +56,16 @@ def asleep_by(now: float, policy: SessionPolicy) -> float:
 
 
 def end_of_life(mode: Mode, *, now: float, max_lifetime: float) -> float:
-    """When a session that is made now is over, however busy it is (SES15)."""
+    """When a session that is made now ends, however busy it is (SES15)."""
     return math.inf if mode is Mode.CONVERSATION else now + max_lifetime
 
 
 def idle_deadline(*, now: float, idle_timeout: float, ends_at: float) -> float:
-    """When a session that was used now is over, if nobody uses it again (SES13)."""
+    """When a session that was used now ends, if nobody uses it again (SES13)."""
     return ends_at if ends_at == math.inf else min(now + idle_timeout, ends_at)
 
 
-def is_over(*, now: float, expires_at: float, ends_at: float, held: bool) -> bool:
+def has_expired(*, now: float, expires_at: float, ends_at: float, held: bool) -> bool:
     """Whether its time has come.
 
     Args:

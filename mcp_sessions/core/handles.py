@@ -78,7 +78,7 @@ def without_handle(params: dict[str, Any] | None, name: str) -> dict[str, Any] |
 
 
 def carrying(result: dict[str, Any], handle: str) -> dict[str, Any]:
-    """A result that asks for another round, which carries the handle back: no model is told of it
+    """A result that asks for another round, which carries the handle back: no model sees it
     yet. It is worth what it would be as an argument, so it need not be sealed.
     """
     if result.get("resultType") != "input_required":
@@ -104,19 +104,19 @@ def with_handle(
         return result
     blocks = cast("list[dict[str, Any]]", content)
     line = f"To go on in this session, pass {name}={json.dumps(handle)} to {', '.join(tools)}."
-    told = {**result, "content": [*blocks, {"type": "text", "text": line}]}
+    extended = {**result, "content": [*blocks, {"type": "text", "text": line}]}
     made: object = result.get("structuredContent")
     if made is None and not result.get("isError"):
         texts = (block["text"] for block in blocks if block.get("type") == "text")
-        told["structuredContent"] = {"result": "\n".join(texts), name: handle}
+        extended["structuredContent"] = {"result": "\n".join(texts), name: handle}
     elif isinstance(made, dict) and is_structured and name not in made:
-        told["structuredContent"] = {**made, name: handle}
-    return told
+        extended["structuredContent"] = {**made, name: handle}
+    return extended
 
 
 def not_a_handle(name: str) -> dict[str, Any]:
     text = (
-        f"There is no session with this {name}: it is over, or was never there. "
+        f"There is no session with this {name}: it has ended, or was never there. "
         f"Nothing was done. Call again without {name} to start a new one."
     )
     return {"content": [{"type": "text", "text": text}], "isError": True}

@@ -51,7 +51,7 @@ class Filter:
         if method.endswith("/list_changed"):
             return method.split("/")[1] in self.lists
         # An update of a resource was stored because the session subscribed, or because a
-        # handler sent it to this very session: it is heard, and so is all else.
+        # handler sent it to this very session: it is delivered, and so is all else.
         return True
 
 
@@ -77,7 +77,7 @@ def completion(
 
     Args:
         error: Why it ended; None: in order.
-        result: Adds what its result carries beside the subscription's id.
+        result: Adds what its result carries in addition to the subscription's id.
     """
     if error is not None:
         return {"jsonrpc": "2.0", "id": request_id, "error": error}

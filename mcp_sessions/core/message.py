@@ -54,7 +54,7 @@ class Message(NamedTuple):
     """Its request key. A malformed one is none: see :meth:`keyed`."""
 
     token: RequestId | None = None
-    """Under which its sender hears of its progress."""
+    """Under which its sender learns of its progress."""
 
     instance: str | None = None
     """The client instance that asks to attach a session (TKO12). None: the client names none, or

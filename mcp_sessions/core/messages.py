@@ -232,7 +232,7 @@ def id_of(value: object) -> RequestId | None:
     return None
 
 
-def answer_in_place_of(value: object, why: str) -> dict[str, Any] | None:
+def answer_instead_of(value: object, why: str) -> dict[str, Any] | None:
     """The error that answers the request which a refused value asks, or answers.
 
     Args:
@@ -412,7 +412,7 @@ class EventTemplate:
     """One notification for many sessions: encoded once, then spliced for each.
 
     The event has ``params.sessionEventId`` (EVT6) and ``params._meta`` with the
-    session's id, beside whatever the sender put there. It never has ``state``.
+    session's id, in addition to whatever the sender put there. It never has ``state``.
     """
 
     __slots__ = ("_after_id", "_before_session", "_between", "key")

@@ -14,7 +14,7 @@ from typing import Any
 
 BY_NAME = "mcp_sessions.by_name"
 """In the scope of a request to an endpoint that other names than this machine's may reach: its
-operator expects clients from elsewhere, or a proxy."""
+operator expects clients of other machines, or a proxy."""
 
 _NAMES = (
     b"x-host", b"x-request-start", b"x-varnish", b"x-arr-ssl", b"x-arr-log-id",
@@ -64,7 +64,7 @@ def is_near(scope: Mapping[str, Any]) -> bool:
     """
     if scope.get(BY_NAME):
         return False
-    # nginx speaks HTTP/1.0 to a server unless it is told otherwise. No MCP client does.
+    # nginx speaks HTTP/1.0 to a server unless it is set otherwise. No MCP client does.
     if scope.get("http_version") == "1.0":
         return False
     ends = (scope.get("client"), scope.get("server"))

@@ -76,24 +76,24 @@ class Outline:
             if found is None:
                 self._keep(data, at, len(data))
                 break
-            place = found.start()
-            self._keep(data, at, place)
-            at = place + 1
-            match data[place:at]:
+            position = found.start()
+            self._keep(data, at, position)
+            at = position + 1
+            match data[position:at]:
                 case b'"':
                     self._in_string = not self._in_string
                 case b"\\":
                     self._escaped = True
                 case b"{" | b"[":
-                    self._keep(data, place, at)
+                    self._keep(data, position, at)
                     self._depth += 1
                     continue
                 case b"}" | b"]":
                     self._depth -= 1
                 case _:
                     self.is_odd = True
-            self._keep(data, place, at)
-            if self._depth <= 0 and data[place:at] in (b"}", b"]"):
+            self._keep(data, position, at)
+            if self._depth <= 0 and data[position:at] in (b"}", b"]"):
                 self.is_whole = True
                 return at
         return len(data)

@@ -1,5 +1,5 @@
-"""The progress of one request as its client hears it: from its handler, and from this layer where
-the handler says nothing for long. The values rise strictly.
+"""The progress of one request as its client receives it: from its handler, and from this layer
+where the handler says nothing for long. The values rise strictly.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _STEP = 0.0001
-"""By which each message of ours is above the one before it: little, beside a handler's."""
+"""By which each message of ours is above the one before it: small compared with a handler's."""
 
 _EXACT = 2.0**53
 """Above it not each whole number is a float."""
@@ -24,8 +24,8 @@ class Progress:
     _said: float | None = None
     """The handler's newest value; None: it has said none."""
 
-    _heard: float | None = None
-    """The largest value that was told; None: none was."""
+    _highest: float | None = None
+    """The largest value that was sent; None: none was."""
 
     _about: Mapping[str, Any] | None = None
     """The handler's newest total and text."""
@@ -43,16 +43,16 @@ class Progress:
         rises = self._said is None or value > self._said
         self._said = value
         self._about = {name: params[name] for name in ("total", "message") if name in params}
-        if rises and self._heard is not None and value <= self._heard:
-            value = _above(self._heard, 0)
+        if rises and self._highest is not None and value <= self._highest:
+            value = _above(self._highest, 0)
             params = {**params, "progress": value}
-        self._heard = value if self._heard is None else max(value, self._heard)
+        self._highest = value if self._highest is None else max(value, self._highest)
         return params
 
     def still(self) -> Mapping[str, Any]:
         """Return a report for a silent handler: its last one, with a slightly larger value."""
-        self._heard = _above(self._heard or 0, _STEP)
-        return {"progress": self._heard, **(self._about or {})}
+        self._highest = _above(self._highest or 0, _STEP)
+        return {"progress": self._highest, **(self._about or {})}
 
 
 def _above(value: float, step: float) -> float:

@@ -15,7 +15,7 @@ class Carry(Enum):
     REFUSED = "refused"
     """The stream carries that session by a newer attachment."""
 
-    GOES_ON = "goes_on"
+    CONTINUES = "continues"
     """The stream carries it by this very attachment: it goes on where it is."""
 
     BEGINS = "begins"
@@ -31,7 +31,7 @@ def carry(carried: FencingEpoch | None, fencing_epoch: FencingEpoch) -> Carry:
     """
     if carried is None or carried < fencing_epoch:
         return Carry.BEGINS
-    return Carry.GOES_ON if carried == fencing_epoch else Carry.REFUSED
+    return Carry.CONTINUES if carried == fencing_epoch else Carry.REFUSED
 
 
 def may_drop(carried: FencingEpoch | None, fencing_epoch: FencingEpoch | None) -> bool:
@@ -42,7 +42,7 @@ def may_drop(carried: FencingEpoch | None, fencing_epoch: FencingEpoch | None) -
 
 
 class Relay(Enum):
-    PASSED_OVER = "passed_over"
+    SKIPPED = "skipped"
     """It is there already, or the stream carries that session by another attachment."""
 
     TOO_EARLY = "too_early"
@@ -72,6 +72,6 @@ def relay(
         # The log was made anew: none of its events is there (CUP13).
         last = Position(event.log_epoch, 0)
     if carried != fencing_epoch or event.log_epoch != last.log_epoch or event.number <= last.number:
-        return Relay.PASSED_OVER, last
+        return Relay.SKIPPED, last
     follows = skips or event.number == last.number + 1
     return Relay.STORED if follows else Relay.TOO_EARLY, last

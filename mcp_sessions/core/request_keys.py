@@ -3,7 +3,7 @@
 Rules that must hold, and that ``tests/core/test_request_keys.py`` owns:
 
 1. A key that is known is never begun again. An answer that is gone leaves its key behind:
-   the caller hears that the outcome is unknown, and nothing runs (KEY3).
+   the caller learns that the outcome is unknown, and nothing runs (KEY3).
 2. What is kept is bounded in bytes and time. Answers go first, oldest first. When even the
    bare keys fill the space, a new key is refused; a known one never is forgotten early.
 """
@@ -25,7 +25,7 @@ from mcp_sessions.errors import InvalidParams
 from mcp_sessions.ids import RequestKey
 
 KEY_COST = 96
-"""Bytes accounted for a key beside its own: digest, times, table entry."""
+"""Bytes accounted for a key in addition to its own: digest, times, table entry."""
 
 
 class KeyState(Enum):
@@ -77,7 +77,7 @@ class KeyUse:
     runner: str
     scopes: frozenset[str] = frozenset()
     """Those of the credential that sent it. Whoever has fewer than who began the key is not
-    told its answer (SEC3)."""
+    sent its answer (SEC3)."""
 
     run: str = ""
     """Names this sending among all that its runner admits: the reply to an admission may be

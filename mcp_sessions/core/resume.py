@@ -89,7 +89,7 @@ class Cause(Enum):
 
 
 class Step(Enum):
-    TELL = "tell"
+    REPORT = "report"
     """The failure is the answer: give it to whoever asked."""
 
     RETRY = "retry"
@@ -132,15 +132,15 @@ def after_status(status: int, *, failures: int, says_session: bool, is_answer: b
     """
     if status in _SESSION_UNKNOWN:
         # 2026-07-28 answers an unknown method with 404 and a proper error.
-        return Step.TELL if is_answer and not says_session else Step.RECONNECT
+        return Step.REPORT if is_answer and not says_session else Step.RECONNECT
     if status == 400:
         # "No valid session ID provided": a habit of servers that should say 404.
-        return Step.RECONNECT if says_session else Step.TELL
+        return Step.RECONNECT if says_session else Step.REPORT
     if status in AWAY:
         return Step.RECONNECT
     if status == _TOO_MANY:
         return Step.RETRY if failures < _BUSY_PATIENCE else Step.RECONNECT
-    return Step.TELL
+    return Step.REPORT
 
 
 def may_send_again(
@@ -244,7 +244,7 @@ class Lives:
         """The session answered: should it be lost, there may be another."""
         self._may = True
 
-    def start_over(self, *, now: float, rest: float) -> bool:
+    def restart(self, *, now: float, rest: float) -> bool:
         """Ask for another session; False: the last one was of no use either.
 
         Args:
@@ -275,7 +275,7 @@ class Abilities:
     """The lists that it has, out of ``tools``, ``prompts``, ``resources``."""
 
     routes: bool = False
-    """It wants to be told which session a request is of, in a header (RTE1)."""
+    """It wants to know which session a request is of, in a header (RTE1)."""
 
     def may(self, feature: str) -> bool:
         """Whether to try ``feature``: always, at a server that does not list its own."""

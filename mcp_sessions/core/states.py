@@ -33,7 +33,7 @@ class State(Enum):
     """Alive, and nobody listens: its events wait in the window."""
 
     ATTACHED = "attached"
-    """Alive, and one connection hears its events."""
+    """Alive, and one connection receives its events."""
 
     ENDED = "ended"
     """Over on purpose, for ever."""
@@ -78,7 +78,7 @@ TRANSITIONS = MappingProxyType(
 attach never brings a session back (SES18)."""
 
 
-OVER = frozenset({State.ENDED, State.EXPIRED})
+ENDED_STATES = frozenset({State.ENDED, State.EXPIRED})
 
 
 def after(state: State, change: Change) -> State | None:
@@ -87,4 +87,4 @@ def after(state: State, change: Change) -> State | None:
 
 def is_last(state: State, change: Change) -> bool:
     """Whether a change ends a session for ever: no store keeps it after that (END2)."""
-    return after(state, change) in OVER
+    return after(state, change) in ENDED_STATES

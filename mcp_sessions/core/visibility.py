@@ -141,7 +141,7 @@ class Visibility:
                 return False
         return any(hides(as_pattern(kind, pattern), name) for pattern in self.outside)
 
-    def may_hear(self, uri: str) -> bool:
+    def may_receive(self, uri: str) -> bool:
         """Whether a subscription to a resource counts. One may be older than what hides it."""
         try:
             self._check(RESOURCES, uri)
@@ -188,15 +188,15 @@ class Visibility:
                 reads. A resource may be hidden, and it names one by a URI that servers read
                 differently. See :func:`~mcp_sessions.core.readings.check_readable`.
         """
-        put: dict[str, str] = {}
+        rewritten: dict[str, str] = {}
         if self.is_plain:
-            return params, put
+            return params, rewritten
 
         def instead_of(kind: str, name: Any) -> str:
             if not isinstance(name, str):
                 raise InvalidParams("a request whose name or URI is missing or is no text")
             self._check(kind, name)
-            return self._put_for(kind, name, put) if self.is_hidden(kind, name) else name
+            return self._rewrite(kind, name, rewritten) if self.is_hidden(kind, name) else name
 
         def conceal(kind: str, holder: dict[str, Any], member: str) -> dict[str, Any]:
             return {**holder, member: instead_of(kind, holder.get(member))}
@@ -232,25 +232,29 @@ class Visibility:
             if uris is not None:
                 seen = [instead_of(RESOURCES, uri) for uri in cast("list[Any]", uris)]
                 params = {**given, "notifications": {**wanted, "resourceSubscriptions": seen}}
-        return params, put
+        return params, rewritten
 
-    def _put_for(self, kind: str, name: str, put: dict[str, str]) -> str:
+    def _rewrite(self, kind: str, name: str, rewritten: dict[str, str]) -> str:
         """The nearest name to a hidden one that is not hidden itself: so the server looks for it
         where it looks for any other that the session could make up.
         """
         runs = list(_RUN.finditer(name))
         if not runs:
             stands = self._called_nothing(name, _SHORTEST)
-            put[stands] = name
+            rewritten[stands] = name
             return stands
         nearest, instead, changed = "", "", runs[0]
         for run in [*reversed(runs[-_TRIES:]), runs[0]]:
             changed = run
             instead = self._called_nothing(run[0], max(_SHORTEST, len(run[0])))
             nearest = name[: run.start()] + instead + name[run.end() :]
-            if self.may_hear(nearest) if kind == RESOURCES else not self.is_hidden(kind, nearest):
+            if (
+                self.may_receive(nearest)
+                if kind == RESOURCES
+                else not self.is_hidden(kind, nearest)
+            ):
                 break
-        put[instead] = changed[0]
+        rewritten[instead] = changed[0]
         return nearest
 
     def _called_nothing(self, text: str, length: int) -> str:
@@ -331,8 +335,8 @@ class Visibility:
         if len(seen) == len(of_all):
             return result
         # How many there are in all would tell of the hidden ones.
-        told = {name: value for name, value in completion.items() if name != "total"}
-        return {**result, "completion": {**told, "values": seen}}
+        kept = {name: value for name, value in completion.items() if name != "total"}
+        return {**result, "completion": {**kept, "values": seen}}
 
     def _without(
         self, result: dict[str, Any], member: str, named: Callable[[Any], tuple[str, Any]]
@@ -355,22 +359,24 @@ class Visibility:
         return {**result, "cacheScope": "private"}
 
 
-def restored(value: Any, put: Mapping[str, str]) -> Any:
+def restored(value: Any, rewritten: Mapping[str, str]) -> Any:
     """Return a message of the server with the names that the client asked for.
 
     Args:
         value: JSON.
-        put: See :meth:`Visibility.concealed`.
+        rewritten: See :meth:`Visibility.concealed`.
     """
     if isinstance(value, str):
-        for instead, name in put.items():
+        for instead, name in rewritten.items():
             value = value.replace(instead, name)
         return value
     if isinstance(value, Mapping):
         members = cast("Mapping[str, Any]", value)
-        return {restored(key, put): restored(each, put) for key, each in members.items()}
+        return {
+            restored(key, rewritten): restored(each, rewritten) for key, each in members.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [restored(each, put) for each in cast("list[Any]", value)]
+        return [restored(each, rewritten) for each in cast("list[Any]", value)]
     return value
 
 

@@ -70,16 +70,14 @@ class Draining:
         self.availability.is_leaving = True
 
     def needs_listener(self) -> bool:
-        """Whether something at work may wait for an answer of its client, which comes on a
+        """Whether a running call may wait for an answer of its client, which comes on a
         connection of its own and which no other process can take.
         """
         if self._bus.is_shared or not self._store.remembers:
             return False
         if self.availability.arrivals.inside:
             return True
-        inbounds = (
-            waiter.inbound for at_work in self._runner.at_work for waiter in at_work.waiters
-        )
+        inbounds = (waiter.inbound for running in self._runner.active for waiter in running.waiters)
         return any(isinstance(inbound.connection, StoredConnection) for inbound in inbounds)
 
     async def drain(self, grace: float) -> None:
@@ -88,7 +86,7 @@ class Draining:
         self.availability.retry_after = self._policy.reconnect_spread
         self.availability.arrivals.close(self._all_arrived.set)
         if is_first:
-            await self._tell_everyone()
+            await self._notify_everyone()
         host = self._child_host
         until = asyncio.get_running_loop().time() + grace
         arriving = asyncio.create_task(self._arriving(min(grace, _ARRIVING)))
@@ -114,7 +112,7 @@ class Draining:
         for connection in self._connections.all():
             connection.transport.close()
             if isinstance(connection.transport, DuplexTransport):
-                closing.append(asyncio.create_task(connection.transport.over.wait()))
+                closing.append(asyncio.create_task(connection.transport.closed.wait()))
         if closing:
             # The server that runs us closes every WebSocket next, whatever waits there.
             await asyncio.wait(closing, timeout=_LAST_WORDS)
@@ -126,22 +124,22 @@ class Draining:
             async with asyncio.timeout(timeout):
                 await self._all_arrived.wait()
 
-    async def _tell_everyone(self) -> None:
+    async def _notify_everyone(self) -> None:
         """Tell clients to come back. A store that is away holds up neither that nor what runs."""
         is_away = False
         for connection in self._connections.all():
             transport = connection.transport
             if isinstance(transport, DuplexTransport) and not connection.knows_extension:
-                # It is told nothing, and knows no refusal of this kind (ERR15).
+                # It is sent nothing, and knows no refusal of this kind (ERR15).
                 transport.close_when_quiet()
             else:
-                is_away = await self._tell_draining(connection, is_away=is_away)
+                is_away = await self._notify_draining(connection, is_away=is_away)
 
-    async def _tell_draining(self, connection: ClientConnection, *, is_away: bool) -> bool:
+    async def _notify_draining(self, connection: ClientConnection, *, is_away: bool) -> bool:
         """Tell one client; whether the store is away.
 
         Args:
-            is_away: It was, and is not asked: only what is known here is told.
+            is_away: It was, and is not asked: only what is known here is sent.
         """
         spread = self._policy.reconnect_spread
         sessions = list(connection.attached)
@@ -161,7 +159,7 @@ class Draining:
                     is_away = True
                     logger.warning("the store is away: some clients were not asked to reconnect")
         for session_id in sessions:
-            await connection.tell_detached(session_id, Detached.DRAINING, retry_after=spread)
+            await connection.notify_detached(session_id, Detached.DRAINING, retry_after=spread)
         return is_away
 
     async def stop(self) -> None:
@@ -173,12 +171,12 @@ class Draining:
             for connection in self._connections.all():
                 if isinstance(connection, StoredConnection):
                     # It is in the store, and goes on there with what is attached to it.
-                    await self._connections.let_go(connection)
+                    await self._connections.release(connection)
                 else:
                     await self._delivery.attachments.remove(connection)
         except StoreUnavailable:
             # What it remembers of this process's connections is seen to be dead by others.
             logger.warning("the store is away while the server stops")
         finally:
-            await self._delivery.owed.close()
+            await self._delivery.pending_writes.close()
             await self._bus.close()

@@ -117,13 +117,13 @@ class Endpoint:
     def app(
         self,
         lifespan: Callable[[], AbstractAsyncContextManager[None]],
-        beside: Sequence[BaseRoute] = (),
+        extra_routes: Sequence[BaseRoute] = (),
     ) -> MountedApp:
         """An application of its own.
 
         Args:
             lifespan: Entered by it.
-            beside: Served before everything else, with nothing before them.
+            extra_routes: Served before everything else, with nothing before them.
         """
         if self._is_open:
             logger.warning(
@@ -144,7 +144,7 @@ class Endpoint:
         arriving = Arriving(self._guarded if shell.is_bare else door, arrivals)
         is_bare = shell.is_bare and self._authentication is None
         http = readable_by_pages(self.http if is_bare else arriving, self._security)
-        return MountedApp(inner, http, self._websocket(door), self._path, beside)
+        return MountedApp(inner, http, self._websocket(door), self._path, extra_routes)
 
     def routes(self) -> list[BaseRoute]:
         """Routes for the application of somebody else. The endpoint has two: its path, and the

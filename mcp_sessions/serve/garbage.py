@@ -52,7 +52,7 @@ class Collections:
     def look(self) -> None:
         """Set aside what has stayed, if it is much. Cheap where nothing was collected."""
         # The collector begins when more was made than went. Where each new object takes the place
-        # of one that was set aside it does not, and all stay new: ten for each stream that was told
+        # of one that was set aside it does not, and all stay new: ten for each stream that was sent
         # something, of thousands. To count them costs as much as there are.
         new = len(gc.get_objects(generation=0))
         if new >= FEW:

@@ -88,7 +88,7 @@ def connection_limits(policies: Sequence[SessionPolicy]) -> ConnectionLimits:
 class Looked:
     """The last look at a connection. Times are on the clock of the event loop."""
 
-    heard_at: float = 0.0
+    received_at: float = 0.0
     """When it last sent something."""
 
     late_at: float | None = None
@@ -110,13 +110,13 @@ class Open(Protocol):
         ...
 
     def waits(self) -> bool:
-        """Whether nothing is at work for it: it waits for a request, or the rest of one."""
+        """Whether nothing runs for it: it waits for a request, or the rest of one."""
         ...
 
     def is_stuck(self) -> bool: ...
 
     def give_up(self) -> bool:
-        """Refuse what should be here by now; False: it is at work, and that was in vain."""
+        """Refuse what should be here by now; False: it is running, and that was in vain."""
         ...
 
 
@@ -142,8 +142,8 @@ class OpenConnections:
         """Descriptors that are no connection's."""
 
         self._counted_at = -COUNTS_AFTER
-        self._told: Counter[str] = Counter()
-        self._told_at = -QUIET
+        self._reasons: Counter[str] = Counter()
+        self._logged_at = -QUIET
         self._every = min(limits.receive_timeout, limits.slow_timeout) / LOOKS
         self._looked_at = 0.0
 
@@ -156,7 +156,7 @@ class OpenConnections:
         sock = connection.transport.get_extra_info("socket")
         if sock is not None:
             # The system gives each the lowest number that is free.
-            self._count_others(sock.fileno(), connection.looked.heard_at)
+            self._count_others(sock.fileno(), connection.looked.received_at)
         left = self._descriptors - self._reserved - self._others
         most = max(1, min(self._most, left))
         while len(self._open) - len(self._leaving) > most:
@@ -165,11 +165,11 @@ class OpenConnections:
                 continue
             waiting = [each for each in self._open if self._may_go(each, connection)]
             if not waiting:
-                self.tell("refused: all other connections are busy")
+                self.count_reason("refused: all other connections are busy")
                 connection.serve_only(self._health)
                 return
-            self.tell("closed while idle, to make room")
-            first = min(waiting, key=lambda each: each.looked.heard_at)
+            self.count_reason("closed while idle, to make room")
+            first = min(waiting, key=lambda each: each.looked.received_at)
             self._leaving.add(first)
             first.transport.abort()
 
@@ -186,8 +186,8 @@ class OpenConnections:
             if len(self._delayed) > MOST_DELAYED:
                 self._close_delayed()
 
-    def tell(self, what: str) -> None:
-        self._told[what] += 1
+    def count_reason(self, what: str) -> None:
+        self._reasons[what] += 1
 
     def look(self, now: float) -> None:
         if now - self._looked_at < self._every:
@@ -198,17 +198,17 @@ class OpenConnections:
             if looked.late_at is not None and looked.late_at <= now:
                 looked.late_at = None
                 if each.give_up():
-                    self.tell("closed: no complete request came in time")
+                    self.count_reason("closed: no complete request came in time")
             closes = each.transport.is_closing()
             if closes or each.is_stuck():
                 self._look_at_unsent(each, now, closes)
             else:
                 looked.unsent_since = 0.0
-        if self._told and now - self._told_at >= QUIET:
-            self._told_at = now
+        if self._reasons and now - self._logged_at >= QUIET:
+            self._logged_at = now
             descriptors = self._descriptors if self._descriptors < sys.maxsize else "none"
-            said = "; ".join(f"{count} {what}" for what, count in sorted(self._told.items()))
-            self._told.clear()
+            said = "; ".join(f"{count} {what}" for what, count in sorted(self._reasons.items()))
+            self._reasons.clear()
             logger.warning(
                 "connections were %s. %d are open, the limit of file descriptors is %s, "
                 "max_connections is %s, receive_timeout is %g s",
@@ -227,7 +227,7 @@ class OpenConnections:
         first = next(iter(self._delayed))
         del self._delayed[first]
         self._leaving.add(first)
-        self.tell("closed before a bad credential was refused, to make room")
+        self.count_reason("closed before a bad credential was refused, to make room")
         first.transport.abort()
 
     def _may_go(self, each: Open, new: Open) -> bool:
@@ -249,7 +249,7 @@ class OpenConnections:
         limits = self.limits
         most = limits.slow_timeout if closes else limits.receive_timeout
         if size and now - looked.unsent_since >= most:
-            self.tell("cut: their peers read nothing")
+            self.count_reason("cut: their peers read nothing")
             each.transport.abort()
 
 

@@ -148,9 +148,9 @@ class LimitedHttp(_Delayed, HttpProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
-        self.looked.heard_at = self.loop.time()
+        self.looked.received_at = self.loop.time()
         # Some clients connect before they have a request: they have as long as after one.
-        self.looked.late_at = self.looked.heard_at + self.config.timeout_keep_alive
+        self.looked.late_at = self.looked.received_at + self.config.timeout_keep_alive
         self._connections.opened(self)
         _ends_if_untaken(transport, self._connections.limits.receive_timeout)
 
@@ -160,7 +160,7 @@ class LimitedHttp(_Delayed, HttpProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self.looked.heard_at = self.loop.time()
+        self.looked.received_at = self.loop.time()
         if len(data) > MAX_HEADER and self._begins():
             if data.find(b"\r\n\r\n", 0, MAX_HEADER) < 0:
                 self._refuse(b"431 Request Header Fields Too Large")
@@ -184,7 +184,7 @@ class LimitedHttp(_Delayed, HttpProtocol):
             self._refuse(b"431 Request Header Fields Too Large")
         elif not self._receives:
             self._receives = True
-            self.looked.late_at = self.looked.heard_at + self._connections.limits.receive_timeout
+            self.looked.late_at = self.looked.received_at + self._connections.limits.receive_timeout
 
     def handle_websocket_upgrade(self, *arguments: Any) -> None:
         self._connections.closed(self)
@@ -237,7 +237,7 @@ class LimitedHttp(_Delayed, HttpProtocol):
 class LimitedWebSocket(_Delayed, WebSocketsSansIOProtocol):
     """A WebSocket, within the bounds.
 
-    Rules, beside those of ``open_connections.py``:
+    Rules, in addition to those of ``open_connections.py``:
 
     1. Frames are parsed some at a time, of all WebSockets in turn.
     2. While the peer takes nothing only its last ping has an answer that waits (RFC 6455, 5.5.3).
@@ -260,7 +260,7 @@ class LimitedWebSocket(_Delayed, WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.looked.heard_at = self.loop.time()
+        self.looked.received_at = self.loop.time()
         self._connections.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

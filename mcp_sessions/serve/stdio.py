@@ -20,28 +20,28 @@ async def serve_stdio(
     lifetime: Lifetime,
     draining: Draining,
     grace: float,
-    beside: tuple[DrainingServer, socket.socket] | None = None,
+    http_server: tuple[DrainingServer, socket.socket] | None = None,
 ) -> None:
     """Serve until the input ends, then drain.
 
     Args:
         served: What is served, and lives and drains by the next two.
         grace: Seconds that running calls get at the end.
-        beside: A server, and the socket it listens on, that serves the same.
+        http_server: A server, and the socket it listens on, that serves the same.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    if beside is None:
+    if http_server is None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
     with standard_streams() as (wire_in, wire_out):
         async with contextlib.AsyncExitStack() as stack:
             serving: asyncio.Task[None] | None = None
-            if beside is None:
+            if http_server is None:
                 await stack.enter_async_context(lifetime.run())
             else:
                 await lifetime.open_store()
-                server, listener = beside
+                server, listener = http_server
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 await server.ready.wait()
             binding = StdioBinding(served)
@@ -57,6 +57,6 @@ async def serve_stdio(
                 await asyncio.wait({piped}, timeout=2)
                 piped.cancel()
             await asyncio.gather(piped, return_exceptions=True)
-            if serving is not None and beside is not None:
-                beside[0].should_exit = True
+            if serving is not None and http_server is not None:
+                http_server[0].should_exit = True
                 await serving

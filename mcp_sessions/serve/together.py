@@ -45,7 +45,7 @@ class Part:
     lifetime: Lifetime
     draining: Draining
     health: Health
-    beside: Sequence[BaseRoute]
+    extra_routes: Sequence[BaseRoute]
     """Routes at paths of their own. Parts may have the same."""
 
 
@@ -116,7 +116,7 @@ class Together:
         self._served: dict[str, Part] = {part.path: part for part in parts}
         self._paths = list(self._served)
         self._checked = [part.health for part in parts]
-        self._beside: list[BaseRoute] = []
+        self._extra_routes: list[BaseRoute] = []
         """Routes of :meth:`app` that are under no path of a part."""
 
         self._running: dict[Part, _Running] = {}
@@ -141,8 +141,8 @@ class Together:
         """
         checks = health_routes(health, self._checked) if health else []
         rest = Starlette(routes=checks, lifespan=lambda _: self._lifespan())
-        self._beside = rest.router.routes
-        self._beside += [route for part in self._first for route in part.beside]
+        self._extra_routes = rest.router.routes
+        self._extra_routes += [route for part in self._first for route in part.extra_routes]
         rest.router.default = NotFound(self._paths)
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -224,23 +224,23 @@ class Together:
     def _route(self, part: Part) -> None:
         if part.path not in self._served:
             self._paths.append(part.path)
-        self._unroute_beside(part.path)
+        self._unroute_extra(part.path)
         self._served[part.path] = part
-        self._beside += part.beside
+        self._extra_routes += part.extra_routes
         self._checked.append(part.health)
 
     def _unroute_unless_used(self, path: str, *, but: Part | None = None) -> None:
         """Answer 404 at a path at which no other part drains, runs or waits for its turn."""
         if any(each.path == path for each in {*self._running, *self._starts} if each is not but):
             return
-        self._unroute_beside(path)
+        self._unroute_extra(path)
         if self._served.pop(path, None) is not None:
             self._paths.remove(path)
 
-    def _unroute_beside(self, path: str) -> None:
+    def _unroute_extra(self, path: str) -> None:
         part = self._served.get(path)
-        for route in part.beside if part is not None else ():
-            self._beside.remove(route)
+        for route in part.extra_routes if part is not None else ():
+            self._extra_routes.remove(route)
 
     def _live(self) -> list[Part]:
         return [part for part, each in self._running.items() if each.started.is_set()]

@@ -39,7 +39,7 @@ RUN_IS_REFUSED: ContextVar[Callable[[], NoReturn] | None] = ContextVar(
 
 @dataclass(slots=True, eq=False, repr=False)
 class ClosingResponses:
-    """An application whose responses, once it is told to, are the last on their connections.
+    """An application whose responses, once it is asked to, are the last on their connections.
 
     Who keeps connections open, such as a reverse proxy, then sends the next request on another
     one, and never on one that is just being closed.
@@ -74,7 +74,7 @@ class Leaving:
 
     delay: float
     """How long it goes on as ever after it said that it will stop, so that whoever sends it
-    requests hears of it. Not after SIGINT."""
+    requests learns of it. Not after SIGINT."""
 
     grace: float
     """Seconds that running calls have left."""
@@ -83,7 +83,7 @@ class Leaving:
     """Says that it will stop."""
 
     needs_listener: Callable[[], bool]
-    """Whether what is at work may need new connections, and is served first."""
+    """Whether what runs may need new connections, and is served first."""
 
     drain: Callable[[float], Awaitable[None]]
     """Serves the running requests, within the grace."""
@@ -140,7 +140,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and self._loop is not None:
-            # uvicorn raises each that it hears of again, at the end: the first is enough.
+            # uvicorn raises each that it learns of again, at the end: the first is enough.
             if sig == signal.SIGINT:
                 if self.interrupted or self._is_stopping:
                     # A signal by itself ends no wait.

@@ -86,7 +86,7 @@ class Audit:
             members["network.protocol.name"] = transport
         if client is not None:
             members["client.address"] = client
-        members |= self._whose(principal)
+        members |= self._identity(principal)
         method, params = message.method, message.params or {}
         name = params.get("name")
         entry = AuditEntry(self, members, method, name=name if isinstance(name, str) else None)
@@ -104,7 +104,7 @@ class Audit:
             return
         members = {"event.name": _STARTED, "mcp_sessions.session": session}
         members["mcp_sessions.session.mode"] = mode
-        logger.info("session %s started", session, extra=members | self._whose(principal))
+        logger.info("session %s started", session, extra=members | self._identity(principal))
 
     def session_ended(self, end: SessionEnd, principal: Principal | None) -> None:
         if not self._is_on():
@@ -119,7 +119,7 @@ class Audit:
             "mcp_sessions.session.idle": _rounded(end.idle),
         }
         members = {name: value for name, value in members.items() if value is not None}
-        members |= self._whose(principal or ANONYMOUS)
+        members |= self._identity(principal or ANONYMOUS)
         logger.info("session %s ended: %s", end.session, end, extra=members)
 
     def denied(self, reason: str, client: str | None, principal: Principal) -> None:
@@ -131,7 +131,7 @@ class Audit:
         """
         if not self._is_on():
             return
-        members = {"event.name": _DENIED, "error.type": reason, **self._whose(principal)}
+        members = {"event.name": _DENIED, "error.type": reason, **self._identity(principal)}
         if client is not None:
             members["client.address"] = client
         logger.info("denied: %s", reason, extra=members)
@@ -140,11 +140,11 @@ class Audit:
     def _is_on() -> bool:
         return logger.level != logging.NOTSET and logger.isEnabledFor(logging.INFO)
 
-    def _whose(self, principal: Principal) -> dict[str, Any]:
+    def _identity(self, principal: Principal) -> dict[str, Any]:
         members = {"service.instance.id": self._process}
         if principal != ANONYMOUS:
-            whose = (principal.client_id, principal.issuer, principal.subject)
-            members["enduser.pseudo.id"] = digest(self.security.pseudonym(*whose))
+            identity = (principal.client_id, principal.issuer, principal.subject)
+            members["enduser.pseudo.id"] = digest(self.security.pseudonym(*identity))
         return members
 
 
@@ -236,13 +236,13 @@ class AuditEntry:
         """Note that the request gets no answer, or none from this process."""
         self._error = {"error.type": type(failure).__name__}
         # Of the ways out that are no error, who waited is gone.
-        self.write(is_heard=isinstance(failure, Exception))
+        self.write(is_awaited=isinstance(failure, Exception))
 
-    def write(self, *, is_heard: bool) -> None:
+    def write(self, *, is_awaited: bool) -> None:
         """Write the record of the request.
 
         Args:
-            is_heard: A client waits for the answer.
+            is_awaited: A client waits for the answer.
         """
         if self._is_written:
             return
@@ -250,7 +250,7 @@ class AuditEntry:
         # Each knows the other: both would wait for the collector.
         found, self._found = self._found, None
         self._look(found)
-        outcome = _outcome(self._error, is_heard=is_heard)
+        outcome = _outcome(self._error, is_awaited=is_awaited)
         seconds = time.perf_counter() - self._begun
         members = {
             **self._what(),
@@ -288,8 +288,8 @@ class AuditEntry:
         return members
 
 
-def _outcome(error: Mapping[str, str], *, is_heard: bool) -> str:
-    if not is_heard:
+def _outcome(error: Mapping[str, str], *, is_awaited: bool) -> str:
+    if not is_awaited:
         return "cut"
     match error.get("error.type"):
         case None:

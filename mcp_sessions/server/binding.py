@@ -36,7 +36,7 @@ class RequestChannel(Protocol):
         ...
 
     @property
-    def is_let_in(self) -> bool:
+    def is_admitted(self) -> bool:
         """Whether its transport refuses what comes once the process stops: this came before."""
         ...
 
@@ -112,7 +112,7 @@ class Transport(Protocol):
     """
 
     is_leaving: bool
-    """The process stops, and this connection is served until nothing of it is at work."""
+    """The process stops, and this connection is served until nothing of it runs."""
 
     close_stream: Callable[[], Awaitable[None]] | None
     """Closes its GET stream so that the client comes back with ``Last-Event-ID``; None
@@ -135,7 +135,7 @@ class Transport(Protocol):
             attached: What the store answered.
             after: Where the replay starts: the client's position, or the head.
             read: The session's events after a position, or nothing and why; nothing either
-                once it is attached elsewhere.
+                once it is attached at another replica.
         """
         ...
 
@@ -156,13 +156,13 @@ class Transport(Protocol):
         """Hand over a message that is no session event."""
         ...
 
-    def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
+    def withdraw(self, session_id: SessionId, *, has_ended: bool = False) -> None:
         """Take back what was not handed to the network yet of a session, and hand over nothing
         more of it.
 
         Args:
             session_id: The session.
-            is_over: It has ended: who listens to it is told why there is no more.
+            has_ended: It has ended: who listens to it gets the reason why there is no more.
         """
         ...
 
@@ -177,5 +177,5 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """End its streams, in order: the session behind it is over, or the server stops."""
+        """End its streams, in order: the session behind it has ended, or the server stops."""
         ...

@@ -38,7 +38,7 @@ DEFAULT_VERSION = "2025-03-26"
 """The version of a client that names none (2025-11-25, transports)."""
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     """Do nothing: no callback is set."""
 
 
@@ -50,26 +50,28 @@ class WatchedChannel:
     kind: str = "http"
     encode = staticmethod(encode)
     cancels: bool = False
-    is_let_in: bool = False
+    is_admitted: bool = False
     is_answerable: bool = False
 
     _next: Callable[[], None] | None = None
     """Follows the answer."""
 
-    _unwatched: Callable[[], None] = staticmethod(_nobody)
+    _unwatched: Callable[[], None] = staticmethod(_do_nothing)
     _on_closed = _on_reopened = _unwatched
     """Know their request, and so each other's: a channel that is never open again forgets them, or
     both wait for the collector."""
 
     def watch(
-        self, on_closed: Callable[[], None] = _nobody, on_reopened: Callable[[], None] = _nobody
+        self,
+        on_closed: Callable[[], None] = _do_nothing,
+        on_reopened: Callable[[], None] = _do_nothing,
     ) -> None:
         self._on_closed, self._on_reopened = on_closed, on_reopened
 
     def after_answer(self, callback: Callable[[], None]) -> None:
         self._next = callback
 
-    def over(self) -> None:
+    def run_after_answer(self) -> None:
         """Run what follows the answer, once, also if there was no answer."""
         follows, self._next = self._next, None
         if follows is not None:
@@ -201,7 +203,7 @@ class ClientConnection:
             "experimental/sessions" in (capabilities.get("experimental") or ())
         )
 
-    async def tell_detached(
+    async def notify_detached(
         self,
         session_id: SessionId,
         reason: Detached,
@@ -232,16 +234,16 @@ class ClientConnection:
         session_id: SessionId,
         fencing_epoch: FencingEpoch | None = None,
         *,
-        is_over: bool = False,
+        has_ended: bool = False,
     ) -> None:
         """Forget what waits here of a session that is not attached here any more.
 
         Args:
             session_id: The session.
             fencing_epoch: Do nothing if it is attached here anew, with a higher one.
-            is_over: See :meth:`Transport.withdraw`.
+            has_ended: See :meth:`Transport.withdraw`.
         """
-        self.transport.withdraw(session_id, is_over=is_over)
+        self.transport.withdraw(session_id, has_ended=has_ended)
 
 
 class NotChanged(Enum):
@@ -363,11 +365,11 @@ class Inbound:
         if self.audit is None:
             await self.channel.answer(message, code=code, away=away, retry_after=retry_after)
             return
-        is_heard = self.channel.is_open
+        is_awaited = self.channel.is_open
         try:
             await self.channel.answer(message, code=code, away=away, retry_after=retry_after)
         finally:
-            self.audit.write(is_heard=is_heard)
+            self.audit.write(is_awaited=is_awaited)
 
     async def complete(self, request_id: RequestId, result: Mapping[str, Any]) -> None:
         """Send the successful answer to a request."""
@@ -378,7 +380,7 @@ class Inbound:
     def acknowledged(self) -> None:
         """Note that the request has begun, or is not answered by :meth:`answer`."""
         if self.audit is not None:
-            self.audit.write(is_heard=True)
+            self.audit.write(is_awaited=True)
 
     def result(self, request_id: RequestId, result: Mapping[str, Any]) -> bytes:
         if self.audit is not None:

@@ -48,11 +48,11 @@ class JointAdmission:
             self._release()
 
     @property
-    def is_let_in(self) -> bool:
+    def is_admitted(self) -> bool:
         return self._admitted is not None
 
     def taken(self, current: CurrentSession) -> Admitted | None:
-        """How it was let into that session, once; None: it has to be let in."""
+        """How it was admitted to that session, once; None: it has to be admitted."""
         admitted, self._admitted = self._admitted, None
         if admitted is None or admitted.record.session_id != current.session_id:
             return None

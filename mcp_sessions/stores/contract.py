@@ -37,6 +37,7 @@ from mcp_sessions.stores.record_changes import RecordChange
 from mcp_sessions.stores.records import (
     Admitted,
     Appended,
+    AppendedChange,
     Attached,
     Audience,
     CurrentUse,
@@ -46,7 +47,6 @@ from mcp_sessions.stores.records import (
     ServerChange,
     SessionRecord,
     StreamHead,
-    Told,
 )
 
 
@@ -59,10 +59,10 @@ class StateConflict(SessionsError):
         """The session as it is."""
 
     def __str__(self) -> str:
-        return "session.state was changed elsewhere meanwhile"
+        return "session.state was changed by another request meanwhile"
 
 
-TOLD_AT_ONCE = 8
+CHANGES_AT_ONCE = 8
 """Sessions that one call tells of a change, at the most: a store in this process does them in
 half a millisecond, in which nobody else is served."""
 
@@ -107,7 +107,7 @@ class SessionStore(Ends, Protocol):
 
         Args:
             session_id: Make it with this id, which the server derived from what its client calls
-                it by, instead of one whose time is over; if one lives that has it, nothing is
+                it by, instead of one whose time has ended; if one lives that has it, nothing is
                 made, and it is the answer, as it is. So whoever comes first makes it.
 
         Raises:
@@ -142,7 +142,7 @@ class SessionStore(Ends, Protocol):
         Args:
             mode: The session's mode; in a session of the other one nothing is changed, and
                 the caller sees it from the record.
-            held: The caller is at work on this session, so it cannot be idle.
+            held: The caller is working on this session, so it cannot be idle.
             fencing_epoch: The session's, as the caller knows it; if it is another now,
                 nothing is changed and the answer says ``displaced``.
             key: Record this request key, or say what is known of it.
@@ -245,35 +245,35 @@ class SessionStore(Ends, Protocol):
         ...
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
-        """Sessions that a change may be for, in pages of some hundred: :meth:`tell` decides.
+        """Sessions that a change may be for, in pages of hundreds: :meth:`append_change` decides.
 
         Who is entitled from the first page to the last is in one of them, or in several; who
-        was not at any time is in none, or is passed over by :meth:`tell`.
+        was not at any time is in none, or is passed over by :meth:`append_change`.
 
         Args:
             after: Where this page begins (:attr:`Audience.following`); None: the first one.
         """
         ...
 
-    async def tell(
+    async def append_change(
         self,
         session_ids: Sequence[SessionId],
         change: ServerChange,
         *,
         now: float,
         again: bool = False,
-    ) -> Sequence[Told]:
+    ) -> Sequence[AppendedChange]:
         """Append a change to those of these sessions that are entitled to it, as
         :meth:`append` does; who has it now, in the order of ``session_ids``.
 
-        A protocol-mode session is told by ``change.event`` if it is subscribed to
+        A protocol-mode session is sent by ``change.event`` if it is subscribed to
         ``change.uri``, or if its :attr:`SessionClient.lists` have ``change.listed``; a
         transport-mode session by ``change.bare`` on its GET stream if it is subscribed, or
         carries no session; one of another mode by nothing. Whether it is entitled is asked in the
         step that appends. Each session is one step at least.
 
         Args:
-            session_ids: ``TOLD_AT_ONCE`` at the most, each of them once.
+            session_ids: ``CHANGES_AT_ONCE`` at the most, each of them once.
             again: They may have it already: a call before ended in ``StoreUnavailable``.
                 Where that may have stored something, who has it is not given it again, and
                 is in the answer as if this call had stored it.

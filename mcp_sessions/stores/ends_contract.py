@@ -15,7 +15,7 @@ from mcp_sessions.ids import digest
 from mcp_sessions.stores.records import SessionRecord
 
 
-class EndedBeside(NamedTuple):
+class EndedOutside(NamedTuple):
     """A session that ended, though no server ended it."""
 
     end: SessionEnd
@@ -32,19 +32,19 @@ class Ends(Protocol):
     """Remembers the ends of sessions, and the start of the store."""
 
     async def remember_ends(
-        self, ends: Sequence[SessionEnd], *, now: float, beside: bool = False
+        self, ends: Sequence[SessionEnd], *, now: float, outside: bool = False
     ) -> Sequence[SessionEnd]:
         """Remember these ends: the newest ``MOST_ENDS``, each for ``REMEMBERED_FOR`` seconds.
 
         Args:
-            beside: No server wrote it to its log yet: :meth:`ended_beside` hands it out.
+            outside: No server wrote it to its log yet: :meth:`ended_outside` hands it out.
 
         Returns:
             Those that were not remembered before.
         """
         ...
 
-    async def ended_beside(self, *, now: float) -> Sequence[EndedBeside]:
+    async def ended_outside(self, *, now: float) -> Sequence[EndedOutside]:
         """Sessions that no server ended: an operator did, or their records are lost. Each is
         handed out once, to one of the processes that share the store.
         """

@@ -53,7 +53,7 @@ class Exchange(Protocol):
     """
 
     async def join(self, process: str, listener: ExchangeListener) -> None:
-        """Begin to hear, and to be alive for the others. Called once, after ``open``."""
+        """Begin to receive, and to be alive for the others. Called once, after ``open``."""
         ...
 
     async def leave(self) -> None:

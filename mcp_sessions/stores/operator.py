@@ -15,13 +15,13 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.ends_contract import end_by_operator
 from mcp_sessions.stores.probe import probe
 from mcp_sessions.stores.records import SessionRecord
-from mcp_sessions.stores.urls import open_store, sqlite_place
+from mcp_sessions.stores.urls import open_store, sqlite_file
 
 Ended = Callable[[SessionStore, SessionRecord], Awaitable[None]]
 """Tells the processes that serve from a store that a session has ended."""
 
 
-class Beside(Protocol):
+class OperatorStore(Protocol):
     """Reads a store, and ends sessions in it. Each method may raise ``StoreUnavailable``."""
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
@@ -47,7 +47,7 @@ class Beside(Protocol):
     async def close(self) -> None: ...
 
 
-async def open_beside(url: str, ended: Ended) -> Beside:
+async def open_for_operator(url: str, ended: Ended) -> OperatorStore:
     """Open the store that ``url`` names, while other processes may serve from it.
 
     Args:
@@ -59,9 +59,9 @@ async def open_beside(url: str, ended: Ended) -> Beside:
     """
     store = open_store(url)
     if store.name == "sqlite":
-        from mcp_sessions.stores.sqlite.sqlite_operator import SQLiteBeside
+        from mcp_sessions.stores.sqlite.sqlite_operator import SQLiteOperatorStore
 
-        return SQLiteBeside(sqlite_place(url)[0])
+        return SQLiteOperatorStore(sqlite_file(url)[0])
     if not store.survives_process:
         raise ConfigurationError(
             f"{store.name}:// is the memory of the process that serves: nobody else sees it"
@@ -108,7 +108,7 @@ class SharedStore:
             return False
         try:
             now = time.time()
-            await self._store.remember_ends([end_by_operator(record, now)], now=now, beside=True)
+            await self._store.remember_ends([end_by_operator(record, now)], now=now, outside=True)
             await self._ended(self._store, record)
         except StoreUnavailable as failed:
             raise StoreUnavailable(

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.contract import SessionStore
 
-_NOBODY = SessionId("health")
+_UNKNOWN = SessionId("health")
 """No session has this id: to look for it is a read that changes nothing."""
 
 
@@ -32,4 +32,4 @@ async def probe(store: SessionStore, *, now: float) -> None:
     if isinstance(store, Probed):
         await store.probe()
     else:
-        await store.load(_NOBODY, now=now)
+        await store.load(_UNKNOWN, now=now)

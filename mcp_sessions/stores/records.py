@@ -176,7 +176,7 @@ class ServerChange:
     bare: Draft
     """The event for the GET stream of a transport-mode session."""
 
-    def told_to(self, mode: Mode, session_id: SessionId) -> tuple[StreamName, Draft]:
+    def draft_for(self, mode: Mode, session_id: SessionId) -> tuple[StreamName, Draft]:
         if mode is Mode.TRANSPORT:
             return GET_STREAM, self.bare
         return EVENTS, self.event.draft(session_id)
@@ -186,7 +186,7 @@ class ServerChange:
         return len(self.bare.before)
 
 
-class Told(NamedTuple):
+class AppendedChange(NamedTuple):
     """A session that has a change: the event that it became, and who was attached in the same
     step (:class:`Appended`).
     """
@@ -272,7 +272,7 @@ class Admitted(NamedTuple):
     """The fencing epoch is another one now. Nothing was changed."""
 
     current: Admitted | None = None
-    """As what the request was let into the session's current one in the same step; None: it was
+    """As what the request was admitted to the session's current one in the same step; None: it was
     not, and nothing was changed there."""
 
 

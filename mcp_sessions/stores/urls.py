@@ -43,11 +43,11 @@ def open_store(url: str) -> SessionStore:
             ) from missing
         return RedisStore(url)
     if scheme == "sqlite":
-        # Whoever keeps sessions elsewhere need not wait for it.
+        # Whoever keeps sessions in another store need not wait for it.
         from mcp_sessions.stores.sqlite.schema import Durability
         from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 
-        path, durability = sqlite_place(url)
+        path, durability = sqlite_file(url)
         return SQLiteStore(path, cast("Durability", durability))
     known = f"memory://, {SQLITE_SHAPE}, redis://, rediss://, valkey://, valkeys://, unix://"
     raise ConfigurationError(
@@ -55,7 +55,7 @@ def open_store(url: str) -> SessionStore:
     )
 
 
-def sqlite_place(url: str) -> tuple[Path, str]:
+def sqlite_file(url: str) -> tuple[Path, str]:
     parts = urlsplit(url)
     has_slashes = url.partition(":")[2].startswith("///")
     if not has_slashes or parts.fragment or len(parts.path) < 2 or parts.path.endswith("/"):

@@ -65,7 +65,7 @@ async def a_request_in_the_wrong_mode_changes_nothing(make: MakeStore) -> None:
         assert admitted is not None and admitted.key is Begun.FIRST
 
 
-async def a_displaced_connection_is_told_and_changes_nothing(make: MakeStore) -> None:
+async def a_displaced_connection_is_notified_and_changes_nothing(make: MakeStore) -> None:
     """ATT1: the store itself compares the fencing epoch, in the same step."""
     async with opened(make) as store:
         session, now = await new_session(store), NOW + 9
@@ -274,7 +274,7 @@ CHECKS: Sequence[Check] = (
     a_strangers_request_is_refused_before_it_has_any_effect,
     a_refreshed_credential_of_the_same_identity_keeps_the_session,
     a_request_in_the_wrong_mode_changes_nothing,
-    a_displaced_connection_is_told_and_changes_nothing,
+    a_displaced_connection_is_notified_and_changes_nothing,
     a_connections_current_session_is_admitted_to_in_the_same_step_or_not_at_all,
     a_request_key_is_begun_once_and_its_answer_kept,
     a_key_of_a_run_that_never_began_is_begun_anew,

@@ -1,4 +1,4 @@
-"""Attachment: one connection hears a session, the newest."""
+"""Attachment: one connection receives a session, the newest."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ async def what_is_stored_during_a_takeover_arrives_once_and_in_order(make: MakeS
         for (seen, attached), head, end in zip(taken, heads, [*heads[1:], 300], strict=True):
             live = [
                 event.number
-                for event, heard_by in ((each.event, each.attachment) for each in stored)
-                if heard_by is not None and heard_by.fencing_epoch == attached.fencing_epoch
+                for event, receiver in ((each.event, each.attachment) for each in stored)
+                if receiver is not None and receiver.fencing_epoch == attached.fencing_epoch
             ]
             assert attached.refusal is None
             assert numbers_of(attached.replay) == list(range(seen + 1, head + 1))

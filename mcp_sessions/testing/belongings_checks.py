@@ -53,8 +53,8 @@ async def subscriptions_belong_to_the_session(make: MakeStore) -> None:
         for session in (first, second):
             for uri in ("note://1", "note://1", "note://2"):
                 assert await store.subscribe(session.id, uri)
-            over = await limit_of(lambda of=session: store.subscribe(of.id, "note://3"))
-            assert over == "max_subscriptions"
+            refused = await limit_of(lambda of=session: store.subscribe(of.id, "note://3"))
+            assert refused == "max_subscriptions"
             assert await store.subscribe(session.id, "note://2"), "it has that one already"
             assert (await session.record()).client.subscriptions == {"note://1", "note://2"}
         assert sorted(await store.subscribers("note://1")) == sorted([first.id, second.id])
@@ -82,8 +82,8 @@ async def a_listen_filter_replaces_the_subscriptions(make: MakeStore) -> None:
             for uri in ("note://1", "note://2", "note://3"):
                 assert (session.id in await store.subscribers(uri)) == (uri in uris)
         many = frozenset({"note://4", "note://5", "note://6"})
-        over = await limit_of(lambda: store.change(session.id, SetFilter(many, frozenset())))
-        assert over == "max_subscriptions"
+        refused = await limit_of(lambda: store.change(session.id, SetFilter(many, frozenset())))
+        assert refused == "max_subscriptions"
         record = await session.record()
         assert (record.client.subscriptions, record.client.lists) == (frozenset(), lists)
         assert not await store.subscribers("note://4")

@@ -1,4 +1,4 @@
-"""Server-wide changes: whom they may be for, and who is told."""
+"""Server-wide changes: whom they may be for, and who gets them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, GET_STREAM, FencingEpoch, Position, SessionId
-from mcp_sessions.stores.contract import TOLD_AT_ONCE, SessionStore
+from mcp_sessions.stores.contract import CHANGES_AT_ONCE, SessionStore
 from mcp_sessions.stores.record_changes import RenewEvents, SetFilter
-from mcp_sessions.stores.records import Attachment, ServerChange, Told
+from mcp_sessions.stores.records import AppendedChange, Attachment, ServerChange
 from mcp_sessions.testing.parts import (
     HERE,
     NOW,
@@ -38,22 +38,22 @@ def change_of(
 
 async def audience_of(store: SessionStore, change: ServerChange) -> set[SessionId]:
     found: set[SessionId] = set()
-    place: str | None = None
+    cursor: str | None = None
     while True:
-        page = await store.audience(change, place)
+        page = await store.audience(change, cursor)
         found.update(page.session_ids)
-        place = page.following
-        if place is None:
+        cursor = page.following
+        if cursor is None:
             return found
 
 
-async def told_of(
+async def appended_by(
     store: SessionStore, session_ids: Sequence[SessionId], change: ServerChange
-) -> list[Told]:
-    return list(await store.tell(session_ids, change, now=NOW))
+) -> list[AppendedChange]:
+    return list(await store.append_change(session_ids, change, now=NOW))
 
 
-async def who_is_entitled_to_a_change_is_told(make: MakeStore) -> None:
+async def who_is_entitled_to_a_change_is_reported(make: MakeStore) -> None:
     """EVT2, EVT3, EVT11: and nobody else is, whoever asks for it."""
     async with opened(make) as store:
         subscribed, filtered, plain = [await new_session(store) for _ in range(3)]
@@ -80,25 +80,25 @@ async def who_is_entitled_to_a_change_is_told(make: MakeStore) -> None:
             (change_of(listed="prompts"), {subscribed.id, filtered.id, plain.id, stream.id}),
         ):
             assert await audience_of(store, change) >= entitled
-            told = await told_of(store, everyone, change)
-            assert [each.session_id for each in told] == [s for s in everyone if s in entitled]
-            for each in told:
+            changes = await appended_by(store, everyone, change)
+            assert [each.session_id for each in changes] == [s for s in everyone if s in entitled]
+            for each in changes:
                 of_stream = each.session_id in (stream.id, carrying.id)
                 assert each.stream == (GET_STREAM if of_stream else EVENTS)
         # It is asked in the step that stores it: the list of who may be is older.
         assert await store.unsubscribe(subscribed.id, "note://1")
-        assert not await told_of(store, [subscribed.id], change_of("note://1"))
+        assert not await appended_by(store, [subscribed.id], change_of("note://1"))
 
 
 async def a_change_is_stored_as_any_event_is(make: MakeStore) -> None:
     """EVT6, EVT7, EVT9: with its id, the session's own, under its key, and with who is attached."""
     async with opened(make) as store:
-        sessions = [await new_session(store) for _ in range(TOLD_AT_ONCE)]
+        sessions = [await new_session(store) for _ in range(CHANGES_AT_ONCE)]
         attached = await sessions[0].attach(HERE)
         change = change_of(listed="tools")
         for number in (1, 2):
-            told = await told_of(store, [each.id for each in sessions], change)
-            for session, each in zip(sessions, told, strict=True):
+            changes = await appended_by(store, [each.id for each in sessions], change)
+            for session, each in zip(sessions, changes, strict=True):
                 draft = change.event.draft(session.id)
                 assert each.event.number == number
                 assert each.event.event_id == await session.position(number)
@@ -107,8 +107,8 @@ async def a_change_is_stored_as_any_event_is(make: MakeStore) -> None:
                 assert each.replaced == (number == 2)
                 events, _ = await store.read(session.id, await session.position(0), now=NOW)
                 assert tuple(events) == (each.event,)
-            assert told[0].attachment == Attachment(HERE, attached.fencing_epoch)
-            assert told[1].attachment is None
+            assert changes[0].attachment == Attachment(HERE, attached.fencing_epoch)
+            assert changes[1].attachment is None
         assert (await sessions[0].append()).event.number == 3
 
 
@@ -120,12 +120,12 @@ async def a_large_audience_is_found_page_by_page(make: MakeStore) -> None:
             assert await store.subscribe(session.id, "note://1")
         for change in (change_of("note://1"), change_of(listed="tools")):
             found: set[SessionId] = set()
-            place: str | None = None
+            cursor: str | None = None
             while True:
-                page = await store.audience(change, place)
+                page = await store.audience(change, cursor)
                 found.update(page.session_ids)
-                place = page.following
-                if place is None:
+                cursor = page.following
+                if cursor is None:
                     break
                 gone = sessions.pop()
                 await store.end(gone.id)
@@ -135,7 +135,9 @@ async def a_large_audience_is_found_page_by_page(make: MakeStore) -> None:
 
 
 async def events_made_anew_refuse_every_position(make: MakeStore) -> None:
-    """RES: an event is missing, so whoever was there before must not be told that it has all."""
+    """RES: an event is missing, so whoever was there before must not be notified that it has
+    all.
+    """
     async with opened(make) as store:
         session, stream = await new_session(store), await new_session(store, mode=Mode.TRANSPORT)
         await session.append()
@@ -163,7 +165,7 @@ async def _position(store: SessionStore, session_id: SessionId) -> Position:
 
 
 CHECKS: Sequence[Check] = (
-    who_is_entitled_to_a_change_is_told,
+    who_is_entitled_to_a_change_is_reported,
     a_change_is_stored_as_any_event_is,
     a_large_audience_is_found_page_by_page,
     events_made_anew_refuse_every_position,

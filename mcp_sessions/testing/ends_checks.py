@@ -24,7 +24,7 @@ async def how_a_session_ended_is_remembered_once(make: MakeStore) -> None:
         assert list(await store.remember_ends([whole, later], now=NOW + 1)) == [later]
         assert set(await store.ends(now=NOW + 1)) == {whole, _end(1), later}
         assert (await store.ends(now=NOW + 1))[-1] == later
-        assert list(await store.ended_beside(now=NOW + 1)) == []
+        assert list(await store.ended_outside(now=NOW + 1)) == []
 
 
 async def ends_are_bounded_in_number_and_time(make: MakeStore) -> None:
@@ -39,14 +39,14 @@ async def ends_are_bounded_in_number_and_time(make: MakeStore) -> None:
         assert list(await store.ends(now=NOW + 60 + REMEMBERED_FOR)) == []
 
 
-async def an_end_beside_the_servers_is_handed_out_once(make: MakeStore) -> None:
+async def an_end_outside_the_servers_is_handed_out_once(make: MakeStore) -> None:
     """Only one caller gets it, to write it to the log."""
     async with opened(make) as store:
-        await store.remember_ends([_end(1)], now=NOW, beside=True)
+        await store.remember_ends([_end(1)], now=NOW, outside=True)
         await store.remember_ends([_end(2)], now=NOW)
-        found = await store.ended_beside(now=NOW)
+        found = await store.ended_outside(now=NOW)
         assert [(each.end, each.record) for each in found] == [(_end(1), None)]
-        assert list(await store.ended_beside(now=NOW)) == []
+        assert list(await store.ended_outside(now=NOW)) == []
         assert set(await store.ends(now=NOW)) == {_end(1), _end(2)}
 
 
@@ -74,7 +74,7 @@ async def the_answer_of_create_says_whether_the_session_is_new(make: MakeStore) 
 CHECKS: Sequence[Check] = (
     how_a_session_ended_is_remembered_once,
     ends_are_bounded_in_number_and_time,
-    an_end_beside_the_servers_is_handed_out_once,
+    an_end_outside_the_servers_is_handed_out_once,
     a_store_says_when_it_was_made,
     the_answer_of_create_says_whether_the_session_is_new,
 )

@@ -1,4 +1,4 @@
-"""Processes that share a store: what they hear of each other."""
+"""Processes that share a store: what they learn of each other."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ async def a_message_reaches_one_process_or_all_the_others(make_two: MakeTwoStore
         await there.exchange.send(b"")
         await here.messages.until(1)
         await here.exchange.send(b"nobody", to="nobody")
-        assert there.messages.heard == [every_byte, b"all"]
-        # Whether a process hears what it sends to itself is left open.
-        assert [message for message in here.messages.heard if message != b"myself"] == [b""]
+        assert there.messages.received == [every_byte, b"all"]
+        # Whether a process receives what it sends to itself is left open.
+        assert [message for message in here.messages.received if message != b"myself"] == [b""]
 
 
-async def what_is_appended_to_a_watched_stream_is_heard(make_two: MakeTwoStores) -> None:
+async def what_is_appended_to_a_watched_stream_is_received(make_two: MakeTwoStores) -> None:
     """By whoever appends, in any process that watches, in order and as it was stored."""
     async with two_processes(make_two) as (here, there):
         session = await new_session(here.store)
@@ -65,13 +65,13 @@ async def what_is_appended_to_a_watched_stream_is_heard(make_two: MakeTwoStores)
             stored.append(appended)
         for process in (here, there):
             await process.events.until(10)
-            assert process.events.heard == [
+            assert process.events.received == [
                 (session.id, EVENTS, each.event, each.attachment) for each in stored
             ]
             assert len({each.attachment for each in stored}) > 2
 
 
-async def what_nobody_watches_is_not_heard(make_two: MakeTwoStores) -> None:
+async def what_nobody_watches_is_not_received(make_two: MakeTwoStores) -> None:
     """Streams and sessions never cross here either (SEC7), and an unwatch ends it."""
     async with two_processes(make_two) as (here, there):
         watched, other = await new_session(here.store), await new_session(here.store)
@@ -85,17 +85,17 @@ async def what_nobody_watches_is_not_heard(make_two: MakeTwoStores) -> None:
             await here.store.append(watched.id, MESSAGE, now=NOW, stream=stream)
         await here.store.append(other.id, MESSAGE, now=NOW, stream=GET_STREAM)
         await there.events.until(2)
-        # In which order those of two streams are heard is left open.
-        places = {(session_id, stream) for session_id, stream, _, _ in there.events.heard}
-        assert places == {(watched.id, EVENTS), (other.id, GET_STREAM)}
-        assert not here.events.heard
+        # In which order those of two streams are received is left open.
+        positions = {(session_id, stream) for session_id, stream, _, _ in there.events.received}
+        assert positions == {(watched.id, EVENTS), (other.id, GET_STREAM)}
+        assert not here.events.received
         await there.exchange.watch(watched.id, POST_STREAM)
         await here.store.append(watched.id, MESSAGE, now=NOW, stream=POST_STREAM)
         await there.events.until(3)
-        assert there.events.heard[2][1] == POST_STREAM
+        assert there.events.received[2][1] == POST_STREAM
 
 
-async def a_stream_that_is_watched_again_is_heard_again(make_two: MakeTwoStores) -> None:
+async def a_stream_that_is_watched_again_delivers_again(make_two: MakeTwoStores) -> None:
     """However fast: what an unwatch that is under way undoes is the watch before it."""
     async with two_processes(make_two) as (here, there):
         session = await new_session(here.store)
@@ -110,12 +110,12 @@ async def a_stream_that_is_watched_again_is_heard_again(make_two: MakeTwoStores)
                 await there.exchange.watch(session.id, EVENTS)
                 await there.exchange.watch(session.id, EVENTS)
             await there.exchange.watch(session.id, EVENTS)
-            seen = len(there.events.heard)
+            seen = len(there.events.received)
             await session.append()
             await there.events.until(seen + 1)
 
 
-async def a_relayed_event_is_heard_as_an_append_is(make_two: MakeTwoStores) -> None:
+async def a_relayed_event_is_received_as_an_append_is(make_two: MakeTwoStores) -> None:
     """Its number is that of the stream it was relayed to (EVT7)."""
     async with two_processes(make_two) as (here, there):
         stream = await new_session(here.store, mode=Mode.TRANSPORT)
@@ -128,7 +128,7 @@ async def a_relayed_event_is_heard_as_an_append_is(make_two: MakeTwoStores) -> N
         event = (await session.append(Draft(b"{}", key="a"))).event
         relayed = await here.store.relay(stream.id, session.id, FencingEpoch(1), event, now=NOW)
         await there.events.until(1)
-        assert there.events.heard == [(stream.id, GET_STREAM, relayed.event, None)]
+        assert there.events.received == [(stream.id, GET_STREAM, relayed.event, None)]
 
 
 async def a_process_is_alive_until_it_leaves(make_two: MakeTwoStores) -> None:
@@ -164,10 +164,10 @@ async def what_a_session_keeps_in_one_process_has_one_holder(make_two: MakeTwoSt
 
 CHECKS: Sequence[Callable[[MakeTwoStores], Awaitable[None]]] = (
     a_message_reaches_one_process_or_all_the_others,
-    what_is_appended_to_a_watched_stream_is_heard,
-    what_nobody_watches_is_not_heard,
-    a_stream_that_is_watched_again_is_heard_again,
-    a_relayed_event_is_heard_as_an_append_is,
+    what_is_appended_to_a_watched_stream_is_received,
+    what_nobody_watches_is_not_received,
+    a_stream_that_is_watched_again_delivers_again,
+    a_relayed_event_is_received_as_an_append_is,
     a_process_is_alive_until_it_leaves,
     what_a_session_keeps_in_one_process_has_one_holder,
 )

@@ -154,20 +154,20 @@ async def a_session_expires_when_idle_and_a_request_moves_that(make: MakeStore) 
         assert await session.deadline(now=late) == late + 50 + IDLE
 
 
-async def a_session_expires_however_busy_when_its_lifetime_is_over(make: MakeStore) -> None:
+async def a_session_expires_however_busy_when_its_lifetime_has_passed(make: MakeStore) -> None:
     """SES15: neither requests nor work at hand nor a touch move the absolute end."""
     async with opened(make) as store:
-        session, over = await new_session(store), NOW + LIFETIME
-        for now in (NOW + 600, over - 1):
+        session, end = await new_session(store), NOW + LIFETIME
+        for now in (NOW + 600, end - 1):
             assert await session.admit(now=now, held=True) is not None
-            assert await session.deadline(now=now) <= over
+            assert await session.deadline(now=now) <= end
             await store.touch([session.id], now=now)
-            assert await session.deadline(now=now) <= over
+            assert await session.deadline(now=now) <= end
         for _ in range(2):
-            assert await store.load(session.id, now=over) is None
-            assert await session.admit(now=over, held=True) is None
-            assert await store.attach(session.id, HERE, now=over) is None
-            await store.touch([session.id], now=over)
+            assert await store.load(session.id, now=end) is None
+            assert await session.admit(now=end, held=True) is None
+            assert await store.attach(session.id, HERE, now=end) is None
+            await store.touch([session.id], now=end)
 
 
 async def a_conversation_never_expires_and_forgets_nothing(make: MakeStore) -> None:
@@ -216,7 +216,7 @@ async def an_append_after_the_lifetime_stores_nothing(make: MakeStore) -> None:
         assert await session.kept() == []
 
 
-async def expire_ends_what_is_overdue_and_spares_what_is_at_work(make: MakeStore) -> None:
+async def expire_ends_what_is_overdue_and_spares_what_is_running(make: MakeStore) -> None:
     """SES14, SES15, SES18: each record is handed out once, then nothing brings it back."""
     async with opened(make) as store:
         held, *idle = [await new_session(store) for _ in range(4)]
@@ -236,7 +236,7 @@ async def expire_ends_what_is_overdue_and_spares_what_is_at_work(make: MakeStore
         assert held.id in {record.session_id for record in gone}
 
 
-async def evict_ends_what_is_nobodys_and_holds_nothing(make: MakeStore) -> None:
+async def evict_ends_what_is_unowned_and_holds_nothing(make: MakeStore) -> None:
     """SES20: those first that were used only when they were made, then the others; of both those
     that were not used for longest. What is somebody's, of another mode, or holds something stays.
     """
@@ -263,8 +263,8 @@ async def evict_ends_what_is_nobodys_and_holds_nothing(make: MakeStore) -> None:
         others = [await made(ALICE), await made(mode=Mode.PROTOCOL)]
         subscribed, current, carrying = [await made() for _ in range(3)]
         await store.subscribe(subscribed.id, "note://1")
-        at_work = CurrentSession(others[1].id, FencingEpoch(1))
-        await store.change(current.id, SetCurrent(at_work))
+        in_use = CurrentSession(others[1].id, FencingEpoch(1))
+        await store.change(current.id, SetCurrent(in_use))
         position = Position(LogEpoch("e" * 22), 0)
         assert await store.carry(carrying.id, others[1].id, FencingEpoch(1), position)
         kept = {each.id for each in (*others, subscribed, current, carrying)}
@@ -308,10 +308,10 @@ CHECKS: Sequence[Check] = (
     a_session_that_the_server_names_is_made_by_who_comes_first,
     open_sessions_are_limited_per_store_and_per_principal,
     a_session_expires_when_idle_and_a_request_moves_that,
-    a_session_expires_however_busy_when_its_lifetime_is_over,
+    a_session_expires_however_busy_when_its_lifetime_has_passed,
     a_conversation_never_expires_and_forgets_nothing,
     an_append_after_the_lifetime_stores_nothing,
-    expire_ends_what_is_overdue_and_spares_what_is_at_work,
-    evict_ends_what_is_nobodys_and_holds_nothing,
+    expire_ends_what_is_overdue_and_spares_what_is_running,
+    evict_ends_what_is_unowned_and_holds_nothing,
     an_ended_session_leaves_no_trace_and_never_comes_back,
 )

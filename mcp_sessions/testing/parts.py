@@ -245,18 +245,18 @@ def number_of(event_id: str) -> int:
     return position.number
 
 
-class Heard(Generic[T]):
+class Received(Generic[T]):
     def __init__(self) -> None:
-        self.heard: list[T] = []
+        self.received: list[T] = []
         self._grew = anyio.Event()
 
     def add(self, item: T) -> None:
-        self.heard.append(item)
+        self.received.append(item)
         self._grew.set()
 
     async def until(self, count: int) -> None:
         with anyio.fail_after(20):
-            while len(self.heard) < count:
+            while len(self.received) < count:
                 self._grew = anyio.Event()
                 await self._grew.wait()
 
@@ -266,8 +266,8 @@ class Process:
     name: str
     store: SessionStore
     exchange: Exchange
-    messages: Heard[bytes]
-    events: Heard[tuple[SessionId, StreamName, LoggedEvent, Attachment | None]]
+    messages: Received[bytes]
+    events: Received[tuple[SessionId, StreamName, LoggedEvent, Attachment | None]]
     gaps: int = 0
 
     def on_message(self, message: bytes) -> None:
@@ -296,7 +296,7 @@ async def two_processes(
             await store.open(SessionPolicy(idle_timeout=IDLE, max_lifetime=LIFETIME))
             opened.push_async_callback(store.close)
             assert store.exchange is not None
-            process = Process(name, store, store.exchange, Heard(), Heard())
+            process = Process(name, store, store.exchange, Received(), Received())
             await store.exchange.join(name, process)
             processes.append(process)
         yield processes[0], processes[1]

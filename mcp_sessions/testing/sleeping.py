@@ -68,7 +68,7 @@ async def a_bound_session_lives_as_long_as_it_may_be_idle(make: MakeStore) -> No
 
 
 async def a_principals_oldest_bound_sessions_make_room(make: MakeStore) -> None:
-    """Those that were not used for longest, and nobody else's; what has another mode, is at work or
+    """Those that were not used for longest, and nobody else's; what has another mode, is running or
     was used lately stays.
     """
     forget = 500.0
@@ -115,7 +115,7 @@ async def what_sleeps_makes_room_first(make: MakeStore) -> None:
             gone = await store.evict_own(principal, now=NOW + at, unused_for=60, held=(), limit=9)
             return [record.session_id for record in gone]
 
-        older, his, nobodys, used = [
+        older, his, unowned, used = [
             await new_session(store, principal, mode=Mode.TRANSPORT, now=NOW + at)
             for at, principal in enumerate((ALICE, BOB, ANONYMOUS, ALICE))
         ]
@@ -124,8 +124,8 @@ async def what_sleeps_makes_room_first(make: MakeStore) -> None:
         await used.admit(mode=Mode.TRANSPORT, now=NOW + 90)
         started, young = [await new_session(store, now=NOW + at) for at in (4, 90)]
         assert await evicted_own(ALICE, IDLE - 0.1) == []
-        assert await evicted(IDLE, nobodys.id) == [older.id]
-        assert await evicted(IDLE) == [nobodys.id]
+        assert await evicted(IDLE, unowned.id) == [older.id]
+        assert await evicted(IDLE) == [unowned.id]
         assert await evicted_own(ALICE, IDLE + 9) == [started.id]
         assert await evicted_own(BOB, IDLE + 9) == [his.id]
         assert await evicted(IDLE + 89.9) == []
@@ -134,7 +134,7 @@ async def what_sleeps_makes_room_first(make: MakeStore) -> None:
 
 
 async def what_sleeps_is_bounded_in_bytes(make: MakeStore) -> None:
-    """The least recently used go, whoever's they are and of whatever mode. What is awake or at work
+    """The least recently used go, whoever's they are and of whatever mode. What is awake or running
     stays. Events that come later count as well.
     """
     heavy, event = {"text": "x" * 11_000}, Draft(b"y" * 11_000)
@@ -147,10 +147,10 @@ async def what_sleeps_is_bounded_in_bytes(make: MakeStore) -> None:
             gone = await store.evict_heavy(now=NOW + at, most=most, held=held, limit=limit)
             return [record.session_id for record in gone]
 
-        whose = ((ALICE, Mode.PROTOCOL), (BOB, Mode.TRANSPORT), (ALICE, Mode.TRANSPORT))
+        owners = ((ALICE, Mode.PROTOCOL), (BOB, Mode.TRANSPORT), (ALICE, Mode.TRANSPORT))
         made = [
             (await new_session(store, principal, mode=mode, now=NOW + at)).id
-            for at, (principal, mode) in enumerate(whose)
+            for at, (principal, mode) in enumerate(owners)
         ]
         await store.create(Mode.BOUND, BOB, peer=None, now=NOW + 3, session_id=named)
         made += [named, (await new_session(store, now=NOW + 4)).id]

@@ -24,7 +24,7 @@ from tests.support.conversations import (
     Json,
     KeptMemory,
     RawClient,
-    ToldAgent,
+    ScriptedAgent,
     client_of,
     conversation,
     echo,
@@ -71,11 +71,11 @@ async def test_a_long_conversation_is_whole_and_in_order(
     monkeypatch.setattr(log, "PAGE_BYTES", page_bytes)
     sizes = [1, 100, 30_000, 5]
 
-    async def talk(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def talk(agent: ScriptedAgent, session_id: str, text: str) -> None:
         for number in range(200):
             await agent.say(session_id, f"{number} " + "x" * sizes[number % len(sizes)])
 
-    async with conversation(ToldAgent(talk), process()) as client:
+    async with conversation(ScriptedAgent(talk), process()) as client:
         session_id = await client.new()
         await client.prompt(session_id, "talk")
         live = client.updates()
@@ -100,15 +100,15 @@ async def test_a_slow_client_is_replayed_to_as_fast_as_it_reads() -> None:
     """What it does not take yet is not read yet: it waits in the store, not in memory."""
     store = Counts()
 
-    async def talk(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def talk(agent: ScriptedAgent, session_id: str, text: str) -> None:
         for number in range(1_000):
             await agent.say(session_id, f"{number:04}" + "x" * 10_000)
 
-    async with conversation(ToldAgent(talk), store) as client:
+    async with conversation(ScriptedAgent(talk), store) as client:
         session_id = await client.new()
         await client.prompt(session_id, "talk")
 
-    layer = AcpSessionLayer(ToldAgent(), store=store, send_buffer=1_000)
+    layer = AcpSessionLayer(ScriptedAgent(), store=store, send_buffer=1_000)
     async with layer, client_of(layer) as slow, client_of(layer) as other:
         await slow.initialize()
         await other.initialize()
@@ -130,18 +130,18 @@ async def test_an_agent_without_memory_is_given_a_new_session_of_its_own(
     process: MakeStore,
 ) -> None:
     """What was before is in ``history()``."""
-    told: list[list[str]] = []
+    notified: list[list[str]] = []
 
-    async def from_history(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def from_history(agent: ScriptedAgent, session_id: str, text: str) -> None:
         history = [update async for update in current_conversation().history()]
-        told.append([update.content.text for update in history])
+        notified.append([update.content.text for update in history])
         await agent.say(session_id, f"that is {len(history)}")
 
-    async with conversation(ToldAgent(from_history), process()) as client:
+    async with conversation(ScriptedAgent(from_history), process()) as client:
         session_id = await client.new()
         await client.prompt(session_id, "one")
 
-    agent = ToldAgent(from_history)
+    agent = ScriptedAgent(from_history)
     agent.sessions.append("somebody else's")
     async with conversation(agent, process()) as client:
         await client.load(session_id)
@@ -149,10 +149,10 @@ async def test_an_agent_without_memory_is_given_a_new_session_of_its_own(
         await client.prompt(session_id, "two")
         assert client.texts()[-1] == "that is 3"
 
-    assert told == [["one"], ["one", "that is 1", "two"]]
+    assert notified == [["one"], ["one", "that is 1", "two"]]
 
 
-class Remembers(ToldAgent):
+class Remembers(ScriptedAgent):
     """Loads sessions by itself, and repeats what it knows of them, as ACP says."""
 
     async def load_session(self, session_id: str, **arguments: Any) -> Any:
@@ -214,7 +214,7 @@ async def test_what_an_agent_only_inherits_from_the_librarys_class_is_not_its_ow
 ) -> None:
     """``acp.Agent`` is a class of stubs; its ``load_session`` remembers nothing."""
 
-    class Inherits(ToldAgent, acp.Agent):  # pyright: ignore[reportIncompatibleMethodOverride]
+    class Inherits(ScriptedAgent, acp.Agent):  # pyright: ignore[reportIncompatibleMethodOverride]
         pass
 
     make: Any = Inherits
@@ -253,7 +253,7 @@ async def test_a_load_that_the_agent_refuses_is_an_error_and_costs_nothing(
 
 
 async def test_a_session_that_the_agent_refuses_is_not_made(process: MakeStore) -> None:
-    class Locked(ToldAgent):
+    class Locked(ScriptedAgent):
         async def new_session(self, cwd: str, **arguments: Any) -> Any:
             raise acp.RequestError.auth_required()
 
@@ -268,7 +268,7 @@ async def test_a_session_that_the_agent_refuses_is_not_made(process: MakeStore) 
 async def test_what_an_agent_says_while_it_makes_a_session_comes_after_the_answer(
     process: MakeStore,
 ) -> None:
-    class Eager(ToldAgent):
+    class Eager(ScriptedAgent):
         async def new_session(self, cwd: str, **arguments: Any) -> Any:
             answer = await super().new_session(cwd, **arguments)
             await self.say(answer.session_id, "welcome")
@@ -323,7 +323,7 @@ class Held:
         self.begun = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def __call__(self, agent: ToldAgent, session_id: str, text: str) -> None:
+    async def __call__(self, agent: ScriptedAgent, session_id: str, text: str) -> None:
         await agent.say(session_id, "before")
         self.begun.set()
         await self.go_on.wait()
@@ -337,7 +337,7 @@ async def test_a_load_takes_a_running_prompt_over_and_its_answer_goes_to_who_ask
     and its answer goes to who sent it.
     """
     scene = Held()
-    agent = ToldAgent(scene)
+    agent = ScriptedAgent(scene)
     layer = AcpSessionLayer(agent, store=process())
     async with layer, client_of(layer) as first, client_of(layer) as second:
         await first.initialize()
@@ -368,11 +368,11 @@ async def test_a_load_takes_a_running_prompt_over_and_its_answer_goes_to_who_ask
         assert (await second.refusal("session/prompt", prompt(session_id, "?"))).code == -31010
 
 
-async def test_a_prompt_whose_client_is_gone_goes_on_for_who_took_it_over(
+async def test_a_prompt_whose_client_is_gone_continues_for_who_took_it_over(
     process: MakeStore,
 ) -> None:
     scene = Held()
-    layer = AcpSessionLayer(ToldAgent(scene), store=process(), grace=0.1)
+    layer = AcpSessionLayer(ScriptedAgent(scene), store=process(), grace=0.1)
     async with layer, client_of(layer) as second:
         await second.initialize()
         async with anyio.create_task_group() as tasks:
@@ -394,11 +394,11 @@ async def test_a_prompt_whose_client_is_gone_goes_on_for_who_took_it_over(
 
 
 async def test_a_question_that_waits_is_asked_again_of_who_took_over(process: MakeStore) -> None:
-    async def ask(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def ask(agent: ScriptedAgent, session_id: str, text: str) -> None:
         answer = await agent.client.read_text_file(session_id=session_id, path="/a")
         await agent.say(session_id, f"read {answer.content}")
 
-    layer = AcpSessionLayer(ToldAgent(ask), store=process())
+    layer = AcpSessionLayer(ScriptedAgent(ask), store=process())
     async with layer, client_of(layer) as first, client_of(layer) as second:
         await first.initialize()
         await second.initialize()
@@ -435,7 +435,7 @@ async def test_a_client_that_loads_what_it_has_open_sees_it_once_more_in_order()
     """Also what the agent says in the middle of it: in its place, and once."""
     begun, go_on, said = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def scene(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def scene(agent: ScriptedAgent, session_id: str, text: str) -> None:
         await agent.say(session_id, "before")
         begun.set()
         await go_on.wait()
@@ -447,7 +447,7 @@ async def test_a_client_that_loads_what_it_has_open_sees_it_once_more_in_order()
         await said.wait()
 
     store = Interrupts(happen)
-    async with conversation(ToldAgent(scene), store) as client:
+    async with conversation(ScriptedAgent(scene), store) as client:
         session_id = await client.new()
         answer = await client.begin("session/prompt", prompt(session_id, "go"))
         with anyio.fail_after(WITHIN):
@@ -460,7 +460,7 @@ async def test_a_client_that_loads_what_it_has_open_sees_it_once_more_in_order()
 
 async def test_two_that_load_at_once_end_with_one_that_has_it(process: MakeStore) -> None:
     """TKO8."""
-    layer = AcpSessionLayer(ToldAgent(), store=process())
+    layer = AcpSessionLayer(ScriptedAgent(), store=process())
     async with layer, client_of(layer) as first, client_of(layer) as second:
         await first.initialize()
         await second.initialize()
@@ -480,8 +480,8 @@ async def test_two_that_load_at_once_end_with_one_that_has_it(process: MakeStore
 async def test_another_process_on_the_same_store_takes_over_and_misses_nothing() -> None:
     """Two layers on one store, as two processes are: the record is what both show."""
     store, scene = KeptMemory(), Held()
-    here = AcpSessionLayer(ToldAgent(scene), store=store)
-    there = AcpSessionLayer(ToldAgent(), store=store)
+    here = AcpSessionLayer(ScriptedAgent(scene), store=store)
+    there = AcpSessionLayer(ScriptedAgent(), store=store)
     async with here, there, client_of(here) as first, client_of(there) as second:
         await first.initialize()
         await second.initialize()
@@ -542,7 +542,7 @@ async def test_an_agents_own_resume_is_called(process: MakeStore) -> None:
 
 
 async def test_a_closed_session_can_be_loaded_again(process: MakeStore) -> None:
-    class Closes(ToldAgent):
+    class Closes(ScriptedAgent):
         async def close_session(self, session_id: str, **arguments: Any) -> Any:
             self.calls.append(("close_session", {"session_id": session_id}))
             return schema.CloseSessionResponse()
@@ -567,7 +567,7 @@ async def test_a_closed_session_can_be_loaded_again(process: MakeStore) -> None:
 
 async def test_a_close_ends_the_prompt_first(process: MakeStore) -> None:
     scene = Held()
-    async with conversation(ToldAgent(scene), process(), grace=0.2) as client:
+    async with conversation(ScriptedAgent(scene), process(), grace=0.2) as client:
         session_id = await client.new()
         answer = await client.begin("session/prompt", prompt(session_id, "go"))
         with anyio.fail_after(WITHIN):
@@ -585,7 +585,7 @@ async def test_a_session_that_was_not_opened_here_has_to_be(process: MakeStore) 
         assert (refused.code, refused.data["reason"]) == (-32600, "not_open")
 
 
-async def test_an_agents_session_id_is_nobodys_on_the_wire() -> None:
+async def test_an_agents_session_id_is_unowned_on_the_wire() -> None:
     async with conversation() as client:
         await client.new()
         assert (await client.refusal("session/prompt", prompt("own-0", "?"))).code == -32002
@@ -606,7 +606,7 @@ async def listed(client: RawClient, **params: Any) -> list[Json]:
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """Time that passes when it is asked to."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
@@ -650,11 +650,11 @@ async def test_sessions_are_listed_with_what_a_person_knows_them_by(
 
 
 async def test_a_title_that_the_agent_gives_is_the_title(process: MakeStore) -> None:
-    async def name(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def name(agent: ScriptedAgent, session_id: str, text: str) -> None:
         update = schema.SessionInfoUpdate(session_update="session_info_update", title="A name")
         await agent.client.session_update(session_id, update)
 
-    async with conversation(ToldAgent(name), process()) as client:
+    async with conversation(ScriptedAgent(name), process()) as client:
         await client.prompt(await client.new(), "first words")
         [session] = await listed(client)
         assert session["title"] == "A name"
@@ -715,12 +715,12 @@ async def test_a_list_that_makes_no_sense_is_refused(params: Json) -> None:
         assert (refused.code, member in refused.message) == (-32602, True)
 
 
-async def test_conversations_are_not_listed_beside_sessions_of_another_kind() -> None:
+async def test_conversations_are_not_listed_in_addition_to_sessions_of_another_kind() -> None:
     from mcp_sessions.core.states import Mode
     from mcp_sessions.principal import ANONYMOUS
 
     store = KeptMemory()
-    async with conversation(ToldAgent(echo), store) as client:
+    async with conversation(ScriptedAgent(echo), store) as client:
         other = await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=0.0)
         assert await listed(client) == []
         refused = await client.refusal(

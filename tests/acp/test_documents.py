@@ -21,7 +21,7 @@ from tests.support.conversations import (
     Json,
     KeptMemory,
     RawClient,
-    ToldAgent,
+    ScriptedAgent,
     client_of,
     conversation,
     prompt,
@@ -35,7 +35,7 @@ INVALID_PARAMS = -32602
 INVALID_REQUEST = -32600
 NOT_FOUND = -32002
 
-PLACE_SERVER = """
+DIRECTORY_SERVER = """
 import os, sys
 from mcp.server import MCPServer
 server = MCPServer("place")
@@ -46,10 +46,10 @@ server.run("stdio")
 """
 
 
-def place_server(tmp_path: Path, name: str = "place") -> Json:
+def directory_server(tmp_path: Path, name: str = "place") -> Json:
     """An entry of ``mcpServers``: a child that says where it runs, and with what."""
-    program = tmp_path / "place_server.py"
-    program.write_text(PLACE_SERVER)
+    program = tmp_path / "directory_server.py"
+    program.write_text(DIRECTORY_SERVER)
     return {
         "name": name,
         "command": sys.executable,
@@ -58,7 +58,7 @@ def place_server(tmp_path: Path, name: str = "place") -> Json:
     }
 
 
-async def says_place(agent: ToldAgent, session_id: str, text: str) -> None:
+async def says_position(agent: ScriptedAgent, session_id: str, text: str) -> None:
     """Ask the MCP server where it is."""
     here = current_conversation()
     result = await here.mcp["place"].call_tool("place", {})
@@ -79,7 +79,7 @@ async def test_the_requested_version_is_answered_if_it_is_supported() -> None:
     """003, Version Negotiation: "If the Agent supports the requested version, it MUST respond
     with the same version".
     """
-    agent = ToldAgent()
+    agent = ScriptedAgent()
     async with client_of(AcpSessionLayer(agent)) as client:
         result = await client.ask("initialize", {"protocolVersion": 1})
 
@@ -88,11 +88,11 @@ async def test_the_requested_version_is_answered_if_it_is_supported() -> None:
 
 
 @pytest.mark.parametrize("requested", [0, 2, 99, 65_535, 65_536, 2**40, 2**80])
-async def test_a_version_from_elsewhere_is_answered_with_our_latest(requested: int) -> None:
+async def test_a_version_of_another_product_is_answered_with_our_latest(requested: int) -> None:
     """003, Version Negotiation: "Otherwise, the Agent MUST respond with the latest version it
     supports", and Protocol version: both "MUST agree on a protocol version".
     """
-    agent = ToldAgent()
+    agent = ScriptedAgent()
     async with client_of(AcpSessionLayer(agent)) as client:
         result = await client.ask("initialize", {"protocolVersion": requested})
         assert result["protocolVersion"] == acp.PROTOCOL_VERSION == 1
@@ -117,7 +117,7 @@ async def test_a_version_from_elsewhere_is_answered_with_our_latest(requested: i
 )
 async def test_an_initialize_without_a_version_is_refused_and_can_be_repeated(params: Json) -> None:
     """003, Version Negotiation: the request "MUST include the latest protocol version"."""
-    async with client_of(AcpSessionLayer(ToldAgent())) as client:
+    async with client_of(AcpSessionLayer(ScriptedAgent())) as client:
         refused = await client.refusal("initialize", params)
         assert refused.code == INVALID_PARAMS
         assert ("clientCapabilities" if len(params) == 2 else "protocolVersion") in refused.message
@@ -146,7 +146,7 @@ async def test_nothing_is_served_before_initialize(method: str, params: Json) ->
     """003: "Before a Session can be created, Clients MUST initialize the connection"; 000: "MUST
     first complete the initialization phase".
     """
-    agent, store = ToldAgent(), MemoryStore()
+    agent, store = ScriptedAgent(), MemoryStore()
     async with client_of(AcpSessionLayer(agent, store=store)) as client:
         refused = await client.refusal(method, params)
         assert refused.code == INVALID_REQUEST
@@ -172,7 +172,7 @@ CLIENT_CALLS: dict[str, tuple[str, Json]] = {
 """Method on the wire → the library's name for it, and its arguments but the session's id."""
 
 
-async def ask_client(agent: ToldAgent, session_id: str, method: str) -> None:
+async def ask_client(agent: ScriptedAgent, session_id: str, method: str) -> None:
     name, arguments = CLIENT_CALLS[method]
     if name == "create_elicitation":
         scope = {"sessionId": session_id, "requestedSchema": {"type": "object"}}
@@ -211,7 +211,7 @@ async def test_a_client_is_never_asked_for_what_it_did_not_declare(method: str) 
     initialize request as UNSUPPORTED".
     """
 
-    async def call(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def call(agent: ScriptedAgent, session_id: str, text: str) -> None:
         try:
             await ask_client(agent, session_id, method)
         except acp.RequestError as refused:
@@ -223,7 +223,7 @@ async def test_a_client_is_never_asked_for_what_it_did_not_declare(method: str) 
         name: value for name, value in ALL_CAPABILITIES.items() if name != method.split("/")[0]
     }
     for declared in [{}, everything_else, *WITHOUT.get(method, [{"terminal": "yes"}])]:
-        async with client_of(AcpSessionLayer(ToldAgent(call))) as client:
+        async with client_of(AcpSessionLayer(ScriptedAgent(call))) as client:
             await client.initialize(declared)
             await client.prompt(await client.new(), "ask")
             assert not client.questions
@@ -231,7 +231,7 @@ async def test_a_client_is_never_asked_for_what_it_did_not_declare(method: str) 
             assert text.startswith("refused -32601") and method in text
 
     # And with it the question comes, and its answer goes back.
-    async with client_of(AcpSessionLayer(ToldAgent(call))) as client:
+    async with client_of(AcpSessionLayer(ScriptedAgent(call))) as client:
         await client.initialize()
         session_id = await client.new()
         answer = await client.begin("session/prompt", prompt(session_id, "ask"))
@@ -246,7 +246,7 @@ async def test_a_client_is_never_asked_for_what_it_did_not_declare(method: str) 
 
 async def test_what_the_layer_provides_is_declared_and_what_the_agent_declares_is_kept() -> None:
     """003, Agent Capabilities: the agent "SHOULD specify"."""
-    agent = ToldAgent()
+    agent = ScriptedAgent()
     agent.capabilities = schema.AgentCapabilities(
         load_session=False,
         prompt_capabilities=schema.PromptCapabilities(image=True),
@@ -276,7 +276,7 @@ async def test_load_session_is_declared_where_conversations_outlive_the_process(
     """001, Loading Sessions: "This feature enables persistence across restarts". In memory they
     do not outlive it, whatever the agent keeps itself.
     """
-    agent = ToldAgent()
+    agent = ScriptedAgent()
     agent.capabilities = schema.AgentCapabilities(load_session=agents)
     for store, expected in ((MemoryStore(), False), (SQLiteStore(str(tmp_path / "c.db")), True)):
         async with client_of(AcpSessionLayer(agent, store=store)) as client:
@@ -289,7 +289,7 @@ async def test_text_and_links_reach_the_agent_as_they_were_sent_and_are_replayed
     """003, Prompt capabilities: "all Agents MUST support ContentBlock::Text and
     ContentBlock::ResourceLink in session/prompt requests".
     """
-    agent = ToldAgent()
+    agent = ScriptedAgent()
     link = {"type": "resource_link", "uri": "file:///a%20b", "name": "a b", "mimeType": "text/x"}
     async with conversation(agent) as client:
         session_id = await client.new()
@@ -318,7 +318,7 @@ async def test_text_and_links_reach_the_agent_as_they_were_sent_and_are_replayed
 )
 async def test_a_prompt_that_cannot_be_read_is_refused_and_leaves_no_trace(bad: Json) -> None:
     """003, Prompt capabilities, with bad input."""
-    agent = ToldAgent()
+    agent = ScriptedAgent()
     async with conversation(agent) as client:
         session_id = await client.new()
         refused = await client.refusal("session/prompt", {"sessionId": session_id, **bad})
@@ -357,13 +357,13 @@ async def test_a_directory_that_is_not_there_is_refused(
     before, moved = tmp_path / "before", tmp_path / "moved"
     before.mkdir()
     (tmp_path / "file").touch()
-    agent = ToldAgent()
+    agent = ScriptedAgent()
     async with conversation(agent) as client:
         session_id = await client.new(str(before))
         for path, reason in (("file", "is not a directory"), ("nothing", "does not exist")):
-            place = str(tmp_path / path)
+            folder = str(tmp_path / path)
             params: Json = {"sessionId": session_id, "cwd": str(before), "mcpServers": []}
-            params[wrong] = place if wrong == "cwd" else [str(before), place]
+            params[wrong] = folder if wrong == "cwd" else [str(before), folder]
             refused = await client.refusal(method, params)
             assert refused.code == INVALID_PARAMS
             assert wrong in refused.message and reason in refused.message
@@ -381,7 +381,7 @@ async def test_a_directory_that_is_not_there_is_refused(
 @pytest.mark.parametrize("method", ["session/new", "session/load", "session/resume"])
 async def test_a_working_directory_that_is_not_absolute_is_refused(cwd: Any, method: str) -> None:
     """001, Working Directory: "MUST be an absolute path"."""
-    agent, store = ToldAgent(), MemoryStore()
+    agent, store = ScriptedAgent(), MemoryStore()
     async with conversation(agent, store) as client:
         session_id = await client.new("/tmp")
         params: Json = {"sessionId": session_id, "cwd": cwd, "mcpServers": []}
@@ -408,9 +408,9 @@ async def test_servers_over_stdio_run_in_the_sessions_directory_wherever_the_age
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    agent = ToldAgent(says_place)
+    agent = ScriptedAgent(says_position)
     async with conversation(agent) as client:
-        servers = [place_server(tmp_path)]
+        servers = [directory_server(tmp_path)]
         session_id = await client.new(str(first), servers)
         await client.prompt(session_id, "where?")
         assert client.texts()[-1] == f"{first} | {first} vanilla --stdio"
@@ -485,9 +485,9 @@ BAD_SERVERS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("servers", "where"), BAD_SERVERS)
-async def test_a_malformed_server_is_refused_by_its_place(servers: Any, where: str) -> None:
+async def test_a_malformed_server_is_refused_by_its_position(servers: Any, where: str) -> None:
     """001, Transport Types: what is "required" of each transport."""
-    agent, store = ToldAgent(), MemoryStore()
+    agent, store = ScriptedAgent(), MemoryStore()
     async with conversation(agent, store) as client:
         refused = await client.refusal("session/new", {"cwd": "/", "mcpServers": servers})
         assert refused.code == INVALID_PARAMS
@@ -557,7 +557,7 @@ async def test_an_unknown_session_is_an_error_and_nothing_more(
     session_id: Any, code: int, method: str
 ) -> None:
     """001, Session ID: what it is used for, with bad input."""
-    agent = ToldAgent()
+    agent = ScriptedAgent()
     async with conversation(agent) as client:
         params: Json = {"sessionId": session_id, "cwd": "/", "mcpServers": []}
         refused = await client.refusal(method, {**params, "prompt": []})

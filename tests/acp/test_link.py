@@ -23,7 +23,7 @@ from tests.support.conversations import (
     WITHIN,
     Json,
     RawClient,
-    ToldAgent,
+    ScriptedAgent,
     client_of,
     conversation,
     prompt,
@@ -157,7 +157,7 @@ def test_odd_params_are_refused_with_a_documented_error_or_accepted(
     """Whatever is sent, it is answered, or ignored, and the connection goes on."""
 
     async def run() -> None:
-        layer = AcpSessionLayer(ToldAgent(), connect_servers=False)
+        layer = AcpSessionLayer(ScriptedAgent(), connect_servers=False)
         async with client_of(layer) as client:
             await client.initialize()
             answer = await client.answer_to(method, params)
@@ -183,10 +183,10 @@ async def test_a_message_that_is_too_long_is_refused_and_the_next_one_is_read() 
 async def test_two_requests_with_one_id_do_not_cross() -> None:
     release = asyncio.Event()
 
-    async def wait(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def wait(agent: ScriptedAgent, session_id: str, text: str) -> None:
         await release.wait()
 
-    async with conversation(ToldAgent(wait)) as client:
+    async with conversation(ScriptedAgent(wait)) as client:
         session_id = await client.new()
         answer = await client.begin("session/prompt", prompt(session_id, "first"))
         again = {"id": client.last_id, "method": "session/prompt"}
@@ -201,10 +201,10 @@ async def test_two_requests_with_one_id_do_not_cross() -> None:
 async def test_a_client_cannot_make_more_work_than_a_limit_says() -> None:
     release = asyncio.Event()
 
-    async def wait(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def wait(agent: ScriptedAgent, session_id: str, text: str) -> None:
         await release.wait()
 
-    async with conversation(ToldAgent(wait)) as client:
+    async with conversation(ScriptedAgent(wait)) as client:
         session_id = await client.new()
         answers = [
             await client.begin("session/prompt", prompt(session_id, "go")) for _ in range(300)
@@ -220,7 +220,7 @@ async def test_what_comes_while_initialize_is_answered_waits_for_it() -> None:
     """A script that sends everything at once is served."""
     release = asyncio.Event()
 
-    class Slow(ToldAgent):
+    class Slow(ScriptedAgent):
         async def initialize(self, protocol_version: int, **arguments: Any) -> Any:
             await release.wait()
             return await super().initialize(protocol_version, **arguments)
@@ -235,7 +235,7 @@ async def test_what_comes_while_initialize_is_answered_waits_for_it() -> None:
 
 
 async def test_an_agent_that_refuses_initialize_is_not_served() -> None:
-    class Refuses(ToldAgent):
+    class Refuses(ScriptedAgent):
         async def initialize(self, protocol_version: int, **arguments: Any) -> Any:
             raise acp.RequestError(-32001, "closed on Sundays")
 
@@ -250,7 +250,7 @@ async def test_an_agent_that_refuses_initialize_is_not_served() -> None:
 async def test_what_the_layer_does_not_know_is_the_agents() -> None:
     """Extensions, modes and authentication go through, with the agent's own session ids."""
 
-    class Knows(ToldAgent):
+    class Knows(ScriptedAgent):
         async def ext_method(self, method: str, params: Json) -> Json:
             self.calls.append((method, params))
             return {"asked": await self.client.ext_method("vendor/back", params)}
@@ -292,7 +292,7 @@ async def test_what_the_layer_does_not_know_is_the_agents() -> None:
     ],
 )
 def test_what_cannot_be_served_is_refused_at_once(options: Any) -> None:
-    arguments: dict[str, Any] = {"agent": ToldAgent(), **options}
+    arguments: dict[str, Any] = {"agent": ScriptedAgent(), **options}
     with pytest.raises(ConfigurationError):
         AcpSessionLayer(**arguments)
 
@@ -304,7 +304,7 @@ async def test_a_store_that_the_process_before_still_holds_is_waited_for(
     path = tmp_path / "conversations.db"
     before = SQLiteStore(path)
     await before.open(SessionPolicy())
-    async with client_of(AcpSessionLayer(ToldAgent(), store=SQLiteStore(path))) as client:
+    async with client_of(AcpSessionLayer(ScriptedAgent(), store=SQLiteStore(path))) as client:
         answer = await client.begin("initialize", {"protocolVersion": 1})
         with anyio.fail_after(WITHIN):
             while "waiting for it to exit" not in caplog.text:  # noqa: ASYNC110
@@ -323,7 +323,7 @@ async def test_a_store_that_stays_in_use_is_an_error_that_says_by_whom(
     other = SQLiteStore(path)
     await other.open(SessionPolicy())
     try:
-        layer = AcpSessionLayer(ToldAgent(), store=SQLiteStore(path), grace=0.01)
+        layer = AcpSessionLayer(ScriptedAgent(), store=SQLiteStore(path), grace=0.01)
         with pytest.raises(StoreInUse, match=f"in use by process {os.getpid()}"):
             async with layer:
                 raise AssertionError("two processes serve from one file")
@@ -333,11 +333,11 @@ async def test_a_store_that_stays_in_use_is_an_error_that_says_by_whom(
 
 async def test_a_reader_without_a_writer_is_a_mistake() -> None:
     with pytest.raises(ConfigurationError):
-        await AcpSessionLayer(ToldAgent()).serve(asyncio.StreamReader())
+        await AcpSessionLayer(ScriptedAgent()).serve(asyncio.StreamReader())
 
 
 async def test_a_layer_that_was_closed_stays_closed() -> None:
-    layer = AcpSessionLayer(ToldAgent())
+    layer = AcpSessionLayer(ScriptedAgent())
     async with layer:
         pass
     with pytest.raises(RuntimeError):

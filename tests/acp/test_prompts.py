@@ -19,7 +19,7 @@ from tests.support.conversations import (
     Json,
     KeptMemory,
     RawClient,
-    ToldAgent,
+    ScriptedAgent,
     client_of,
     conversation,
     prompt,
@@ -44,7 +44,7 @@ class Faulty(KeptMemory):
         self.log: list[str] = []
         self.refuses: Sequence[bytes] = ()
         self.loses: Sequence[bytes] = ()
-        """What is stored, and the caller is not told."""
+        """What is stored, and the caller is not notified."""
 
         self.hold: asyncio.Event | None = None
 
@@ -70,7 +70,7 @@ class Faulty(KeptMemory):
 # --- what is recorded ----------------------------------------------------------------------
 
 
-async def every_kind(agent: ToldAgent, session_id: str, text: str) -> None:
+async def every_kind(agent: ScriptedAgent, session_id: str, text: str) -> None:
     """Updates of many kinds, two of them equal, and two chunks of one message."""
     updates: list[Any] = [
         acp.update_agent_thought_text("hm"),
@@ -98,7 +98,7 @@ async def every_kind(agent: ToldAgent, session_id: str, text: str) -> None:
 async def test_a_replay_shows_what_was_shown_update_by_update() -> None:
     """In order, unbounded, nothing merged, whatever its kind."""
     store = KeptMemory()
-    async with conversation(ToldAgent(every_kind), store) as client:
+    async with conversation(ScriptedAgent(every_kind), store) as client:
         session_id = await client.new()
         await client.prompt(session_id, "go")
         live = [m for m in client.received if m.get("method") == "session/update"]
@@ -117,10 +117,10 @@ async def test_two_messages_of_the_user_in_a_row_stay_two() -> None:
     """Nothing is merged that would change what a reader sees."""
     store = KeptMemory()
 
-    async def silent(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def silent(agent: ScriptedAgent, session_id: str, text: str) -> None:
         return None
 
-    async with conversation(ToldAgent(silent), store) as client:
+    async with conversation(ScriptedAgent(silent), store) as client:
         session_id = await client.new()
         await client.prompt(session_id, "one", "of two parts")
         await client.prompt(session_id, "two")
@@ -134,7 +134,7 @@ async def test_two_messages_of_the_user_in_a_row_stay_two() -> None:
 async def test_an_update_is_stored_before_anybody_sees_it() -> None:
     """Durable before delivered."""
     store = Faulty()
-    async with conversation(ToldAgent(), store) as client:
+    async with conversation(ScriptedAgent(), store) as client:
         session_id = await client.new()
         await client.prompt(session_id, "free")
         shown = len(client.updates())
@@ -152,32 +152,32 @@ async def test_an_update_is_stored_before_anybody_sees_it() -> None:
 
 async def test_the_users_message_is_stored_before_the_agent_has_it() -> None:
     store = Faulty()
-    at_work: list[list[str]] = []
+    running: list[list[str]] = []
 
-    async def look(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def look(agent: ScriptedAgent, session_id: str, text: str) -> None:
         history = [update async for update in current_conversation().history()]
-        at_work.append([update.content.text for update in history])
+        running.append([update.content.text for update in history])
 
-    async with conversation(ToldAgent(look), store) as client:
+    async with conversation(ScriptedAgent(look), store) as client:
         session_id = await client.new()
         await client.prompt(session_id, "one", "two")
         await client.prompt(session_id, "three")
 
-    assert at_work == [["one", "two"], ["one", "two", "three"]]
+    assert running == [["one", "two"], ["one", "two", "three"]]
 
 
 async def test_an_agents_background_task_belongs_to_its_conversation() -> None:
     done = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []
 
-    async def later(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def later(agent: ScriptedAgent, session_id: str, text: str) -> None:
         async def work() -> None:
             await done.wait()
             await agent.say(session_id, f"done in {current_conversation().id}")
 
         tasks.append(asyncio.create_task(work()))
 
-    async with conversation(ToldAgent(later)) as client:
+    async with conversation(ScriptedAgent(later)) as client:
         session_id, other = await client.new(), await client.new()
         await client.prompt(session_id, "go")
         await client.prompt(other, "go")
@@ -196,19 +196,19 @@ def test_outside_of_a_conversation_there_is_none() -> None:
 
 
 async def test_an_agent_that_fails_is_an_error_and_what_it_said_is_kept() -> None:
-    async def fail(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def fail(agent: ScriptedAgent, session_id: str, text: str) -> None:
         await agent.say(session_id, "so far")
         raise RuntimeError("the model is on fire")
 
     store = KeptMemory()
-    agent = ToldAgent(fail)
+    agent = ScriptedAgent(fail)
     async with conversation(agent, store) as client:
         session_id = await client.new()
         refused = await client.refusal("session/prompt", prompt(session_id, "go"))
         assert refused.code == -32603
         assert refused.data == {"details": "the model is on fire"}
 
-        async def recovered(agent: ToldAgent, session_id: str, text: str) -> None:
+        async def recovered(agent: ScriptedAgent, session_id: str, text: str) -> None:
             await agent.say(session_id, "better")
 
         agent.scene = recovered
@@ -228,7 +228,7 @@ async def test_an_agent_that_fails_is_an_error_and_what_it_said_is_kept() -> Non
     ],
 )
 async def test_an_agents_nonsense_is_an_error(answer: Any, says: str) -> None:
-    class Nonsense(ToldAgent):
+    class Nonsense(ScriptedAgent):
         async def prompt(self, session_id: str, prompt: list[Any], **arguments: Any) -> Any:
             return answer
 
@@ -238,10 +238,10 @@ async def test_an_agents_nonsense_is_an_error(answer: Any, says: str) -> None:
 
 
 async def test_an_agent_whose_task_ends_itself_is_an_error_too() -> None:
-    async def cancels_itself(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def cancels_itself(agent: ScriptedAgent, session_id: str, text: str) -> None:
         raise asyncio.CancelledError
 
-    async with conversation(ToldAgent(cancels_itself)) as client:
+    async with conversation(ScriptedAgent(cancels_itself)) as client:
         refused = await client.refusal("session/prompt", prompt(await client.new(), "go"))
         assert (refused.code, refused.data) == (
             -32603,
@@ -252,7 +252,7 @@ async def test_an_agent_whose_task_ends_itself_is_an_error_too() -> None:
 async def test_a_message_that_cannot_be_stored_does_not_reach_the_agent() -> None:
     """A full disk: a clear error, and what was there before is there after."""
     store = Faulty()
-    agent = ToldAgent()
+    agent = ScriptedAgent()
     async with conversation(agent, store) as client:
         session_id = await client.new()
         await client.prompt(session_id, "fits")
@@ -276,7 +276,7 @@ async def test_an_update_that_cannot_be_stored_is_not_shown_and_ends_the_turn(
 ) -> None:
     failures: list[int] = []
 
-    async def speak(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def speak(agent: ScriptedAgent, session_id: str, text: str) -> None:
         for word in ("one", "two", "three"):
             try:
                 await agent.say(session_id, word)
@@ -287,7 +287,7 @@ async def test_an_update_that_cannot_be_stored_is_not_shown_and_ends_the_turn(
 
     store = Faulty()
     store.refuses = [b"two"]
-    async with conversation(ToldAgent(speak), store) as client:
+    async with conversation(ScriptedAgent(speak), store) as client:
         session_id = await client.new()
         refused = await client.refusal("session/prompt", prompt(session_id, "go"))
         assert (refused.code, refused.data) == (-32603, {"reason": "store_unavailable"})
@@ -298,32 +298,32 @@ async def test_an_update_that_cannot_be_stored_is_not_shown_and_ends_the_turn(
     assert [text_of(update) for update in await replay(store, session_id)] == ["go", *expected]
 
 
-async def test_an_update_that_was_stored_after_all_is_shown_in_its_place() -> None:
+async def test_an_update_that_was_stored_after_all_is_shown_in_order() -> None:
     """The store did not answer, and had stored it: the client sees the record, whole."""
     store = Faulty()
     store.loses = [b"two"]
 
-    async def speak(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def speak(agent: ScriptedAgent, session_id: str, text: str) -> None:
         for word in ("one", "two", "three"):
             try:
                 await agent.say(session_id, word)
             except acp.RequestError:
                 assert word == "two"
 
-    async with conversation(ToldAgent(speak), store) as client:
+    async with conversation(ScriptedAgent(speak), store) as client:
         session_id = await client.new()
         await client.refusal("session/prompt", prompt(session_id, "go"))
         assert client.texts() == ["one", "two", "three"]
 
 
 async def test_an_update_for_no_session_is_the_agents_error() -> None:
-    async def lost(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def lost(agent: ScriptedAgent, session_id: str, text: str) -> None:
         with pytest.raises(acp.RequestError) as refused:
             await agent.say("never heard of", "hello?")
         assert refused.value.code == -32602
         await agent.say(session_id, "I was told")
 
-    async with conversation(ToldAgent(lost)) as client:
+    async with conversation(ScriptedAgent(lost)) as client:
         await client.prompt(await client.new(), "go")
         assert client.texts() == ["I was told"]
 
@@ -339,7 +339,7 @@ class Begun:
         self.go_on = asyncio.Event()
         self.was_cancelled = False
 
-    async def __call__(self, agent: ToldAgent, session_id: str, text: str) -> str | None:
+    async def __call__(self, agent: ScriptedAgent, session_id: str, text: str) -> str | None:
         await agent.say(session_id, "begun")
         self.begun.set()
         try:
@@ -351,7 +351,7 @@ class Begun:
         return "cancelled" if self.was_cancelled else None
 
 
-class Cancellable(ToldAgent):
+class Cancellable(ScriptedAgent):
     scene: Begun
 
     async def cancel(self, session_id: str, **arguments: Any) -> None:
@@ -380,7 +380,7 @@ async def test_the_agents_own_cancel_is_called_with_its_own_session_id() -> None
 
 async def test_an_agent_without_a_cancel_is_stopped_and_the_answer_says_so() -> None:
     scene = Begun()
-    async with conversation(ToldAgent(scene)) as client:
+    async with conversation(ScriptedAgent(scene)) as client:
         session_id = await client.new()
         answer = await client.begin("session/prompt", prompt(session_id, "go"))
         await wait_for(scene.begun)
@@ -392,10 +392,10 @@ async def test_an_agent_without_a_cancel_is_stopped_and_the_answer_says_so() -> 
         assert await client.prompt(session_id, "again") == {"stopReason": "cancelled"}
 
 
-async def test_a_cancel_that_comes_right_behind_its_prompt_is_heard() -> None:
+async def test_a_cancel_that_comes_right_behind_its_prompt_is_received() -> None:
     """The agent is not even asked; the message is in the record."""
     store = Faulty()
-    agent = ToldAgent()
+    agent = ScriptedAgent()
     async with conversation(agent, store) as client:
         session_id = await client.new()
         store.hold = asyncio.Event()
@@ -414,7 +414,7 @@ async def test_a_cancel_that_comes_right_behind_its_prompt_is_heard() -> None:
 )
 async def test_a_cancel_of_nothing_changes_nothing(params: Any) -> None:
     scene = Begun()
-    async with conversation(ToldAgent(scene)) as client:
+    async with conversation(ScriptedAgent(scene)) as client:
         session_id = await client.new()
         answer = await client.begin("session/prompt", prompt(session_id, "go"))
         await wait_for(scene.begun)
@@ -450,7 +450,7 @@ async def test_a_client_that_vanishes_in_a_prompt_cancels_it_and_loses_nothing()
 
 
 async def test_an_agent_that_does_not_stop_is_stopped() -> None:
-    class Stubborn(ToldAgent):
+    class Stubborn(ScriptedAgent):
         async def cancel(self, session_id: str, **arguments: Any) -> None:
             await asyncio.Event().wait()
 
@@ -465,7 +465,7 @@ async def test_an_agent_that_does_not_stop_is_stopped() -> None:
 
 async def test_what_was_asked_before_the_input_ended_is_still_answered() -> None:
     """As of a script whose output is read to its end."""
-    layer = AcpSessionLayer(ToldAgent())
+    layer = AcpSessionLayer(ScriptedAgent())
     async with layer, client_of(layer) as client:
         await client.initialize()
         session_id = await client.new()
@@ -479,13 +479,13 @@ async def test_what_was_asked_before_the_input_ended_is_still_answered() -> None
 async def test_what_the_agent_asks_of_a_client_that_vanishes_is_an_error() -> None:
     outcome: list[str] = []
 
-    async def ask(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def ask(agent: ScriptedAgent, session_id: str, text: str) -> None:
         try:
             await agent.client.read_text_file(session_id=session_id, path="/a")
         except acp.RequestError as error:
             outcome.append(str(error))
 
-    async with conversation(ToldAgent(ask)) as client:
+    async with conversation(ScriptedAgent(ask)) as client:
         session_id = await client.new()
         await client.begin("session/prompt", prompt(session_id, "go"))
         await client.until(lambda: client.questions)

@@ -23,7 +23,7 @@ from tests.support.conversations import (
     Json,
     KeptMemory,
     RawClient,
-    ToldAgent,
+    ScriptedAgent,
     client_of,
     conversation,
     text_of,
@@ -84,7 +84,7 @@ def over_sse() -> Generator[RunningServer]:
         yield server
 
 
-async def call(agent: ToldAgent, session_id: str, text: str) -> None:
+async def call(agent: ScriptedAgent, session_id: str, text: str) -> None:
     """Call the tool that the prompt names, of the server that it names."""
     name, tool = text.split()
     try:
@@ -120,13 +120,13 @@ async def ask(client: RawClient, session_id: str, text: str) -> str:
 
 
 async def test_a_server_over_http_is_reached_with_its_headers(over_http: RunningServer) -> None:
-    async with conversation(ToldAgent(call)) as client:
+    async with conversation(ScriptedAgent(call)) as client:
         session_id = await client.new(servers=[http_entry(over_http)])
         assert await ask(client, session_id, "web flavour") == "pistachio"
 
 
 async def test_a_server_over_sse_is_reached_with_its_headers(over_sse: RunningServer) -> None:
-    async with conversation(ToldAgent(call)) as client:
+    async with conversation(ScriptedAgent(call)) as client:
         session_id = await client.new(servers=[sse_entry(over_sse)])
         assert await ask(client, session_id, "old flavour") == "pistachio"
         assert await ask(client, session_id, "old count") == "no session"
@@ -135,7 +135,7 @@ async def test_a_server_over_sse_is_reached_with_its_headers(over_sse: RunningSe
 async def test_each_conversation_has_a_session_of_its_own_with_each_server(
     over_http: RunningServer,
 ) -> None:
-    async with conversation(ToldAgent(call)) as client:
+    async with conversation(ScriptedAgent(call)) as client:
         servers = [http_entry(over_http, "a"), http_entry(over_http, "b")]
         first, second = await client.new(servers=servers), await client.new(servers=servers)
         answers = [
@@ -147,17 +147,17 @@ async def test_each_conversation_has_a_session_of_its_own_with_each_server(
         assert len(set(answers)) == 4
 
 
-async def test_sessions_with_servers_go_on_in_another_process(
+async def test_sessions_with_servers_continue_in_another_process(
     over_http: RunningServer, tmp_path: Path
 ) -> None:
     """The servers are connected again, and their sessions resumed."""
     servers = [http_entry(over_http), stdio_entry(tmp_path)]
     store = tmp_path / "conversations.db"
-    async with conversation(ToldAgent(call), SQLiteStore(store)) as client:
+    async with conversation(ScriptedAgent(call), SQLiteStore(store)) as client:
         session_id = await client.new(str(tmp_path), servers)
         before = [await ask(client, session_id, f"{name} count") for name in ("web", "child")]
 
-    async with conversation(ToldAgent(call), SQLiteStore(store)) as client:
+    async with conversation(ScriptedAgent(call), SQLiteStore(store)) as client:
         await client.load(session_id, str(tmp_path), servers)
         after = [await ask(client, session_id, f"{name} count") for name in ("web", "child")]
 
@@ -183,7 +183,7 @@ async def test_a_session_with_a_server_is_kept_soon_and_not_only_at_the_end(
 ) -> None:
     """A killed process has no end."""
     store = Watched()
-    async with conversation(ToldAgent(call), store) as client:
+    async with conversation(ScriptedAgent(call), store) as client:
         session_id = await client.new(servers=[http_entry(over_http)])
         mcp_session = (await ask(client, session_id, "web count")).removeprefix("1 in ")
 
@@ -198,10 +198,10 @@ async def test_a_session_with_one_server_is_not_offered_to_another(
     """The same name, at another address."""
     with serve(SessionLayer(make_server()).asgi_app()) as other:
         store = KeptMemory()
-        async with conversation(ToldAgent(call), store) as client:
+        async with conversation(ScriptedAgent(call), store) as client:
             session_id = await client.new(servers=[http_entry(over_http)])
             before = await ask(client, session_id, "web count")
-        async with conversation(ToldAgent(call), store) as client:
+        async with conversation(ScriptedAgent(call), store) as client:
             await client.load(session_id, servers=[http_entry(other)])
             after = await ask(client, session_id, "web count")
         assert (before[0], after[0]) == ("1", "1")
@@ -211,8 +211,13 @@ async def test_a_session_with_one_server_is_not_offered_to_another(
 
 
 GHOST: Json = {"name": "ghost", "command": "/nowhere/at/all", "args": [], "env": []}
-NOBODY: Json = {"type": "http", "name": "nobody", "url": "http://127.0.0.1:1/mcp", "headers": []}
-NOBODY_OLD: Json = {**NOBODY, "type": "sse", "name": "nobody-old"}
+UNREACHABLE: Json = {
+    "type": "http",
+    "name": "nobody",
+    "url": "http://127.0.0.1:1/mcp",
+    "headers": [],
+}
+UNREACHABLE_OLD: Json = {**UNREACHABLE, "type": "sse", "name": "nobody-old"}
 MUTE: Json = {
     "name": "mute",
     "command": sys.executable,
@@ -222,7 +227,7 @@ MUTE: Json = {
 CRASHES: Json = {"name": "crashes", "command": sys.executable, "args": ["-c", "1/0"], "env": []}
 
 
-@pytest.mark.parametrize("bad", [GHOST, NOBODY, NOBODY_OLD, MUTE, CRASHES])
+@pytest.mark.parametrize("bad", [GHOST, UNREACHABLE, UNREACHABLE_OLD, MUTE, CRASHES])
 async def test_a_server_that_cannot_be_reached_is_reported_and_the_session_lives(
     bad: Json, over_http: RunningServer
 ) -> None:
@@ -230,7 +235,7 @@ async def test_a_server_that_cannot_be_reached_is_reported_and_the_session_lives
     name = bad["name"]
     store = KeptMemory()
     servers = [bad, http_entry(over_http)]
-    async with conversation(ToldAgent(call), store, connect_timeout=1) as client:
+    async with conversation(ScriptedAgent(call), store, connect_timeout=1) as client:
         session_id = await client.new(servers=servers)
         await client.until(client.updates)
         # The id is known before anything is said about it.
@@ -246,7 +251,7 @@ async def test_a_server_that_cannot_be_reached_is_reported_and_the_session_lives
         assert await ask(client, session_id, f"{name} count") == f"no {name}"
         assert (await ask(client, session_id, "web count")).startswith("1 in ")
 
-    async with conversation(ToldAgent(call), store, connect_timeout=1) as client:
+    async with conversation(ScriptedAgent(call), store, connect_timeout=1) as client:
         await client.load(session_id, servers=servers)
         assert await client.prompt(session_id, "web count") == {"stopReason": "end_turn"}
         # The replay has said so already; to say it at each load would only fill the record.
@@ -263,7 +268,7 @@ async def test_a_server_that_cannot_be_reached_is_reported_and_the_session_lives
 
 async def test_servers_are_connected_at_the_same_time() -> None:
     slow = [{**MUTE, "name": f"mute-{number}"} for number in range(4)]
-    async with conversation(ToldAgent(call), connect_timeout=1) as client:
+    async with conversation(ScriptedAgent(call), connect_timeout=1) as client:
         with anyio.fail_after(3.5):
             session_id = await client.new(servers=slow)
         await client.until(lambda: len(client.updates(session_id)) == 4)
@@ -271,7 +276,7 @@ async def test_servers_are_connected_at_the_same_time() -> None:
 
 
 async def test_a_load_with_other_servers_has_those(over_http: RunningServer) -> None:
-    async with conversation(ToldAgent(call)) as client:
+    async with conversation(ScriptedAgent(call)) as client:
         session_id = await client.new(servers=[http_entry(over_http, "a")])
         assert (await ask(client, session_id, "a count")).startswith("1 in ")
 
@@ -287,19 +292,19 @@ async def test_a_load_with_other_servers_has_those(over_http: RunningServer) -> 
         assert (await ask(client, session_id, "b count")).startswith("2 in ")
 
 
-async def test_a_load_takes_no_server_from_a_prompt_that_is_at_work(
+async def test_a_load_takes_no_server_from_a_prompt_that_is_running(
     over_http: RunningServer,
 ) -> None:
     begun, go_on = anyio.Event(), anyio.Event()
 
-    async def with_a_pause(agent: ToldAgent, session_id: str, text: str) -> None:
+    async def with_a_pause(agent: ScriptedAgent, session_id: str, text: str) -> None:
         client = current_conversation().mcp["a"]
         begun.set()
         await go_on.wait()
         result = await client.call_tool("count", {})
         await agent.say(session_id, text_of_result(result))
 
-    layer = AcpSessionLayer(ToldAgent(with_a_pause))
+    layer = AcpSessionLayer(ScriptedAgent(with_a_pause))
     async with layer, client_of(layer) as first, client_of(layer) as second:
         await first.initialize()
         await second.initialize()
@@ -314,7 +319,7 @@ async def test_a_load_takes_no_server_from_a_prompt_that_is_at_work(
 
 
 async def test_an_agent_may_connect_its_servers_itself(over_http: RunningServer) -> None:
-    agent = ToldAgent(call)
+    agent = ScriptedAgent(call)
     async with conversation(agent, connect_servers=False) as client:
         session_id = await client.new(servers=[http_entry(over_http)])
         assert await ask(client, session_id, "web count") == "no web"
@@ -328,7 +333,7 @@ async def test_an_agent_may_connect_its_servers_itself(over_http: RunningServer)
 
 async def test_the_agent_is_given_the_servers_as_they_were_named() -> None:
     """Also without ``env``, which the document does not call required, and the library does."""
-    agent = ToldAgent(call)
+    agent = ScriptedAgent(call)
     async with conversation(agent, connect_servers=False) as client:
         entry = {"name": "a", "command": "/bin/true", "args": ["x"]}
         await client.new(servers=[entry, {**entry, "name": "b", "type": "stdio"}])

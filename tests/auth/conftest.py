@@ -12,6 +12,8 @@ def anyio_backend() -> Backend:
 
 
 @pytest.fixture(params=["server", "layer"])
-def either_authenticates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_each_authentication(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The wrapped server's own authentication, or the layer's before a server that has none."""
     monkeypatch.setattr(identities, "AUTHENTICATES", request.param)

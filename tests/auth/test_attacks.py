@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 
 from mcp_sessions import SessionLayer
 from mcp_sessions.server.upstream.sdk.authentication import SdkVerifier, resource_server
-from tests.authentication.test_tokens import ATTACKS, Place
+from tests.authentication.test_tokens import ATTACKS, Setup
 from tests.support.children import child, children_of
 from tests.support.duplex import listening, websocket
 from tests.support.issuers import AUDIENCE, URL
@@ -32,7 +32,7 @@ def anyio_backend() -> str:
 
 @dataclass
 class Guarded:
-    place: Place
+    setup: Setup
     port: int
 
     async def status(self, method: str, token: str) -> int | None:
@@ -66,12 +66,12 @@ class Guarded:
 @asynccontextmanager
 async def guarded() -> AsyncGenerator[Guarded]:
     """One over sockets, whose command is not started before somebody comes in."""
-    place = Place()
-    verifier = SdkVerifier([place.verifier])
+    setup = Setup()
+    verifier = SdkVerifier([setup.verifier])
     authentication = resource_server(verifier, URL, AUDIENCE, ["use"])
     layer = SessionLayer(child(try_at_start=False), auth=authentication)
     async with layer.lifespan(), listening(layer.asgi_app()) as port:
-        yield Guarded(place, port)
+        yield Guarded(setup, port)
 
 
 async def test_a_forged_token_opens_no_way_in_and_starts_no_process(
@@ -82,24 +82,24 @@ async def test_a_forged_token_opens_no_way_in_and_starts_no_process(
     before = children_of(os.getpid())
     async with guarded() as server:
         for name, attack in ATTACKS.items():
-            token = attack(server.place)
+            token = attack(server.setup)
             if not token.isascii():
                 # A header cannot have it as it is.
                 token = token.encode().decode("latin-1")
             assert await server.answers(token) == {401}, name
         assert children_of(os.getpid()) == before
-        assert await server.handshake(server.place.login.token(), in_header=True) == 101
+        assert await server.handshake(server.setup.login.token(), in_header=True) == 101
     assert "Traceback" not in caplog.text and "alice" not in caplog.text
 
 
 async def test_an_issuer_that_is_away_is_503_by_every_way_in() -> None:
     """And not 401, after which clients throw their tokens away. A checked token stays good."""
     async with guarded() as server:
-        known = server.place.login.token()
+        known = server.setup.login.token()
         assert await server.handshake(known, in_header=False) == 101
-        server.place.login.is_away = True
+        server.setup.login.is_away = True
         # The keys count for a day.
-        server.place.clock.now += 10
-        assert await server.handshake(server.place.login.token(), in_header=True) == 101
-        server.place.clock.now += 100_000
-        assert await server.answers(server.place.login.token(jti="another")) == {503}
+        server.setup.clock.now += 10
+        assert await server.handshake(server.setup.login.token(), in_header=True) == 101
+        server.setup.clock.now += 100_000
+        assert await server.answers(server.setup.login.token(jti="another")) == {503}

@@ -1,4 +1,4 @@
-"""Many bad tokens beside one good client, in virtual time."""
+"""Many bad tokens next to one good client, in virtual time."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ from mcp.server import MCPServer
 from mcp_sessions import SessionLayer
 from mcp_sessions.authentication.pace import LONGEST_WAIT, RATE
 from mcp_sessions.server.upstream.sdk.authentication import SdkVerifier, resource_server
-from tests.authentication.test_tokens import Place, segment
+from tests.authentication.test_tokens import Setup, segment
 from tests.support.identities import FAR
 from tests.support.issuers import AUDIENCE, URL
 from tests.support.modern import BearerCarrier
@@ -27,9 +27,9 @@ KEPT = 60_000
 class Crowd:
     """Sends bad tokens of each kind, all of them different."""
 
-    def __init__(self, place: Place, carrier: AsgiCarrier) -> None:
+    def __init__(self, setup: Setup, carrier: AsgiCarrier) -> None:
         self._carrier = carrier
-        self._good = place.login.token()
+        self._good = setup.login.token()
         self._payload = self._good.split(".")[1]
 
     def _bad(self, number: int) -> str:
@@ -67,15 +67,15 @@ class Crowd:
 
 
 async def test_bad_tokens_wait_leave_nothing_and_keep_no_good_client_waiting() -> None:
-    """O: 10,000 different bad tokens a second beside one good client, and memory is bounded."""
-    place = Place()
-    before = resource_server(SdkVerifier([place.verifier]), URL, AUDIENCE, ["use"])
+    """O: 10,000 different bad tokens a second next to one good client, and memory is bounded."""
+    setup = Setup()
+    before = resource_server(SdkVerifier([setup.verifier]), URL, AUDIENCE, ["use"])
     server: Any = MCPServer[Any]("open")
     layer = SessionLayer(server, auth=before)
     async with layer.lifespan(), in_process(layer.asgi_app()) as carrier:
-        good = RawClient(BearerCarrier(carrier, place.login.token(exp=FAR)))
+        good = RawClient(BearerCarrier(carrier, setup.login.token(exp=FAR)))
         await good.initialize()
-        crowd = Crowd(place, carrier)
+        crowd = Crowd(setup, carrier)
         assert await crowd.come(1_500, good) == pytest.approx(LONGEST_WAIT)
         gc.collect()
         tracemalloc.start()

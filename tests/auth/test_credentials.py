@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mcp_sessions import SessionPolicy
 from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.support.identities import FAR, Guarded, Verifier, guarded, who
-from tests.support.modern import Heard, ModernClient, session_meta
+from tests.support.modern import ModernClient, Received, session_meta
 from tests.support.raw import (
     SESSION,
     Json,
@@ -27,7 +27,7 @@ from tests.support.raw import (
 from tests.support.virtual_time import cycles
 from tests.support.world import Clock
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("either_authenticates")]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("with_each_authentication")]
 
 A, B = "note://a", "note://b"
 
@@ -81,10 +81,10 @@ async def test_a_refreshed_token_keeps_the_session() -> None:
             assert (await same.get("nonsense").started()).status == 200
             resumed = await client.resume(session, started["sessionEventId"])
             assert resumed["catchup"] is True
-            heard = await client.listening(session, A)
+            received = await client.listening(session, A)
             await server.layer.notify_resource_updated(A)
             # The one of the round before is replayed, or the newer one has replaced it.
-            assert set(uris(await heard.has_events(1))) == {A}
+            assert set(uris(await received.has_events(1))) == {A}
             again = client.call("wait", {"gate": "g"}, session=session, key="k")
             await cycles()
             server.tools.gate("g").go.set()
@@ -113,14 +113,14 @@ async def test_a_refreshed_tokens_state_is_accepted() -> None:
 
 async def test_a_weaker_credential_cannot_attach_or_replay() -> None:
     """SEC3: "attaching and replay need at least the scopes it was made with". What was attached
-    stays attached, and hears what comes.
+    stays attached, and receives what comes.
     """
     async with guarded() as server:
         server.verifier.add("strong", "alice", "use", "secret")
         strong = server.modern("strong")
         started = await strong.start()
         session, position = started["sessionId"], started["sessionEventId"]
-        heard = await strong.listening(session, A)
+        received = await strong.listening(session, A)
         weak, older = server.modern("alice"), await server.connected("alice")
         params: Json = {"sessionId": session, "lastSessionEventId": position}
         expected = {
@@ -135,9 +135,9 @@ async def test_a_weaker_credential_cannot_attach_or_replay() -> None:
         await server.layer.notify_resource_updated(A)
         await server.layer.notify_resource_updated(B)
 
-        assert uris(await heard.has_events(1)) == [A]
+        assert uris(await received.has_events(1)) == [A]
         await cycles()
-        assert len(heard.events) == 1
+        assert len(received.events) == 1
 
 
 async def test_a_weaker_credential_does_not_attach_in_passing() -> None:
@@ -154,8 +154,8 @@ async def test_a_weaker_credential_does_not_attach_in_passing() -> None:
         await cycles()
 
         assert get.messages == []
-        heard = await server.modern("strong").listening(session)
-        assert uris(await heard.has_events(1)) == [A]
+        received = await server.modern("strong").listening(session)
+        assert uris(await received.has_events(1)) == [A]
 
 
 async def test_a_weaker_credential_cannot_read_a_stronger_ones_streams() -> None:
@@ -173,17 +173,17 @@ async def test_a_weaker_credential_cannot_read_a_stronger_ones_streams() -> None
         await called.result()
         weak = server.older("alice")
         weak.session_id = strong.session_id
-        nobodys = server.older("alice")
-        nobodys.session_id = "N" * 43
+        unowned = server.older("alice")
+        unowned.session_id = "N" * 43
         for event in (None, get.events[0].id, called.reply.events[0].id, "nonsense"):
-            refused, unknown = await weak.get(event).done(), await nobodys.get(event).done()
+            refused, unknown = await weak.get(event).done(), await unowned.get(event).done()
             assert refused.status == unknown.status == 404
             assert bytes(refused.body) == bytes(unknown.body)
         await server.layer.notify_resource_updated(A)
         await get.until(lambda: len(get.messages) == 2)
 
 
-async def test_a_weaker_credential_does_not_hear_a_session_started_over_it() -> None:
+async def test_a_weaker_credential_does_not_get_a_session_started_over_it() -> None:
     """SEC3: a client that steps up starts a session on the transport session that its weaker
     token made. The weaker token's next GET is refused, the stronger one's is served.
     """
@@ -246,22 +246,22 @@ async def _streams(server: Guarded, token: str) -> dict[str, Any]:
     await older.result("resources/subscribe", {"uri": A})
     client = server.modern(token)
     session = (await client.start())["sessionId"]
-    heard = await client.listening(session, A)
+    received = await client.listening(session, A)
     call = older.call("wait", gate="g")
     await server.tools.gate("g").started.wait()
     await call.reply.until(lambda: bool(call.reply.events))
     call.reply.leave()
     await call.reply.done()
     post = await older.get(call.reply.events[0].id).started()
-    return {"get": get, "listen": heard, "post": post}
+    return {"get": get, "listen": received, "post": post}
 
 
-def _is_open(stream: Reply | Heard) -> bool:
-    reply = stream.reply if isinstance(stream, Heard) else stream
+def _is_open(stream: Reply | Received) -> bool:
+    reply = stream.reply if isinstance(stream, Received) else stream
     return not reply.ended
 
 
-def _changes(stream: Reply | Heard) -> list[str]:
+def _changes(stream: Reply | Received) -> list[str]:
     return [u for u in uris(stream.messages) if u == A]
 
 
@@ -347,8 +347,8 @@ async def _responses(server: Guarded, token: str) -> dict[str, Any]:
     await call.reply.event(0)
     # A modern response is a stream when there was nothing to say for so long.
     await passed(16)
-    for heard in (keyed_call, alone):
-        assert heard.is_sse
+    for received in (keyed_call, alone):
+        assert received.is_sse
     listen = await client.listening(None, A)
     return {
         "older": call.reply,
@@ -406,10 +406,10 @@ async def test_a_response_that_becomes_a_stream_after_its_credential_expired_say
     async with guarded(clock=LoopClock()) as server:
         ends = FAR + asyncio.get_running_loop().time() + 5
         server.verifier.add("short", "alice", expires_at=ends)
-        heard = server.modern("short").call("wait", {"gate": "g"})
+        received = server.modern("short").call("wait", {"gate": "g"})
         await passed(20)
-        await heard.done()
-        assert heard.messages == [] and heard.pings == 0
+        await received.done()
+        assert received.messages == [] and received.pings == 0
 
 
 async def test_an_expired_credential_opens_nothing() -> None:
@@ -417,13 +417,13 @@ async def test_an_expired_credential_opens_nothing() -> None:
     async with guarded() as server:
         session = (await server.modern("alice").start())["sessionId"]
         server.verifier.add("alice", "alice", expires_at=1_000)
-        for heard in (
+        for received in (
             server.modern("alice").call("whoami", session=session),
             server.modern("alice").listen(session, A),
         ):
-            await heard.done()
-            assert heard.status == 401
-            assert heard.reply.header("www-authenticate")
+            await received.done()
+            assert received.status == 401
+            assert received.reply.header("www-authenticate")
 
 
 async def test_the_credential_of_an_applications_own_middleware_expires_too() -> None:
@@ -451,11 +451,11 @@ async def test_the_credential_of_an_applications_own_middleware_expires_too() ->
         verifier.add("own", "alice", expires_at=clock.now + 50)
         client = ModernClient(carrier)
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
+        received = await client.listening(session, A)
         await passed(51)
         await layer.notify_resource_updated(A)
-        await heard.done()
-        assert heard.events == []
+        await received.done()
+        assert received.events == []
 
 
 # --- SEC7 and keys ---------------------------------------------------------------------------
@@ -473,7 +473,7 @@ async def test_two_users_keys_do_not_cross() -> None:
         assert server.tools.calls == ["whoami"] * 2
 
 
-async def test_a_weaker_credential_is_not_told_a_stronger_ones_answer() -> None:
+async def test_a_weaker_credential_is_not_notified_a_stronger_ones_answer() -> None:
     """SEC3: an answer under a request key is a replay too. It stays for who may have it."""
     async with guarded() as server:
         server.verifier.add("strong", "alice", "use", "secret")
@@ -493,23 +493,23 @@ async def test_a_weaker_credential_is_not_told_a_stronger_ones_answer() -> None:
 async def test_two_users_subscriptions_do_not_cross() -> None:
     """SEC7: an event of one user's session is on no stream of the other's."""
     async with guarded() as server:
-        streams: dict[str, tuple[str, Reply, Heard]] = {}
+        streams: dict[str, tuple[str, Reply, Received]] = {}
         for token in ("alice", "bob"):
             older = await server.connected(token)
             get = await older.get().started()
             session = (await server.modern(token).start())["sessionId"]
-            heard = await server.modern(token).listening(session)
-            streams[token] = session, get, heard
+            received = await server.modern(token).listening(session)
+            streams[token] = session, get, received
             await older.result("resources/subscribe", {"uri": f"note://{token}"})
-        session, get, heard = streams["alice"]
+        session, get, received = streams["alice"]
         await server.modern("alice").call("update", {"uri": A}, session=session).result()
         await server.layer.notify_resource_updated("note://alice")
-        await heard.has_events(1)
+        await received.has_events(1)
         await get.until(lambda: len(get.messages) == 1)
         await cycles()
 
-        _, his_get, his_heard = streams["bob"]
-        assert his_get.messages == [] and his_heard.events == []
+        _, his_get, his_listen = streams["bob"]
+        assert his_get.messages == [] and his_listen.events == []
 
 
 # --- what handlers know --------------------------------------------------------------------
@@ -548,7 +548,7 @@ async def test_get_access_token_works_in_handlers(era: str) -> None:
 
         assert text_of(await again.result()) == "alice alice"
         await asyncio.gather(*server.tools.background)
-        assert server.tools.told == ["alice alice"]
+        assert server.tools.notified == ["alice alice"]
 
 
 async def test_two_users_at_once_are_not_mixed_up() -> None:

@@ -30,11 +30,11 @@ from tests.support.raw import (
 )
 from tests.support.virtual_time import VirtualTimeLoop, cycles
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("either_authenticates")]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("with_each_authentication")]
 
 ALICE = Principal("client", ISSUER, "alice")
 BOB = Principal("client", ISSUER, "bob")
-NOBODYS = "N" * 43
+UNKNOWN_ID = "N" * 43
 
 KINDS = ["attached", "listening", "waiting", "transport", "transport, idle"]
 
@@ -59,18 +59,18 @@ class Estate:
     """An SSE id of one of her POST streams."""
 
     streams: dict[str, Any]
-    """Kind → what hears the session's events."""
+    """Kind → what receives the session's events."""
 
 
 async def estate(server: Guarded) -> Estate:
-    """Alice at work: two eras, attached and not, keyed calls running and answered."""
+    """Alice running: two eras, attached and not, keyed calls running and answered."""
     older = await server.connected("alice")
     get = await older.get().started()
     client = server.modern("alice")
     attached = (await older.start())["sessionId"]
-    # The modern era's one hears its events on a listen stream; the third waits for somebody.
+    # The modern era's one receives its events on a listen stream; the third waits for somebody.
     listening = (await client.start())["sessionId"]
-    heard = await client.listening(listening, "note://a", lists=("tools",))
+    received = await client.listening(listening, "note://a", lists=("tools",))
     waiting = (await client.create())["sessionId"]
     idle = await server.connected("alice")
     assert older.session_id is not None and idle.session_id is not None
@@ -104,7 +104,7 @@ async def estate(server: Guarded) -> Estate:
         states,
         get.events[-1].id,
         streamed.reply.events[1].id,
-        {"attached": get, "listening": heard},
+        {"attached": get, "listening": received},
     )
 
 
@@ -132,7 +132,7 @@ of session he thinks it is."""
 
 
 async def _ended(*replies: Reply) -> list[Reply]:
-    """These replies, when they are over; a stream that opened is left."""
+    """These replies, when they have ended; a stream that opened is left."""
     for reply in replies:
         with anyio.move_on_after(1):
             await reply.until(lambda r=reply: r.ended or (r.is_sse and bool(r.events)))
@@ -334,26 +334,26 @@ def written(reply: Reply, target: str) -> tuple[Any, ...]:
 
 
 async def expect_alike(
-    server: Guarded, hers: Estate, attempt: Attempt, kind: str, nobodys: str, bob: Bob
+    server: Guarded, hers: Estate, attempt: Attempt, kind: str, unowned: str, bob: Bob
 ) -> None:
     """Run an attempt with nobody's id and with alice's; both must answer the same."""
     target = hers.sessions[kind]
     before = {k: everything_of(server.store, s) for k, s in hers.sessions.items()}
     calls = len(server.tools.calls)
-    at_nobodys = await attempt(bob, nobodys, hers, kind)
+    at_unknown = await attempt(bob, unowned, hers, kind)
     ran = server.tools.calls[calls:]
     calls = len(server.tools.calls)
     at_hers = await attempt(bob, target, hers, kind)
 
-    for one, other in zip(at_nobodys, at_hers, strict=True):
-        assert written(other, target) == written(one, nobodys), (attempt, kind)
+    for one, other in zip(at_unknown, at_hers, strict=True):
+        assert written(other, target) == written(one, unowned), (attempt, kind)
     assert server.tools.calls[calls:] == ran, attempt
     for name, known in before.items():
         assert everything_of(server.store, hers.sessions[name]) == known, (attempt, kind, name)
 
 
 async def expect_untouched(server: Guarded, hers: Estate) -> None:
-    """Her streams are open and hear what comes; her calls run and are answered."""
+    """Her streams are open and receive what comes; her calls run and are answered."""
     client = server.modern("alice")
     for kind, stream in hers.streams.items():
         seen = len(stream.messages)
@@ -387,7 +387,7 @@ async def test_every_route_answers_a_foreign_id_like_an_unknown_one(kind: str) -
         hers = await estate(server)
         bob = await bob_at(server)
         for attempt in ATTEMPTS:
-            await expect_alike(server, hers, attempt, kind, NOBODYS, bob)
+            await expect_alike(server, hers, attempt, kind, UNKNOWN_ID, bob)
         await expect_untouched(server, hers)
 
 
@@ -402,9 +402,9 @@ _VISIBLE = st.text(
 
 
 @settings(max_examples=settings().max_examples // 4)
-@given(attempts=_ATTEMPTS, nobodys=_VISIBLE, other_subject=st.booleans())
+@given(attempts=_ATTEMPTS, unowned=_VISIBLE, other_subject=st.booleans())
 def test_no_sequence_of_attempts_finds_or_touches_anything(
-    attempts: list[tuple[Attempt, str]], nobodys: str, other_subject: bool
+    attempts: list[tuple[Attempt, str]], unowned: str, other_subject: bool
 ) -> None:
     """SES8: a property over routes, kinds of id and their order."""
 
@@ -416,7 +416,7 @@ def test_no_sequence_of_attempts_finds_or_touches_anything(
             hers = await estate(server)
             bob = await bob_at(server)
             for attempt, kind in attempts:
-                await expect_alike(server, hers, attempt, kind, nobodys, bob)
+                await expect_alike(server, hers, attempt, kind, unowned, bob)
             await expect_untouched(server, hers)
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
@@ -461,12 +461,12 @@ async def test_ended_and_expired_ids_answer_like_unknown_ones() -> None:
         nothing = Estate({}, {"waiting": "x", "attached": "y"}, {}, "get", "post", {})
         attempts: list[Attempt] = [_resume, _end, _delete, _call, _listen, _header, _keys]
         for attempt in attempts:
-            expected = await attempt(alice, NOBODYS, nothing, "gone")
+            expected = await attempt(alice, UNKNOWN_ID, nothing, "gone")
             for gone in (ended, expired, deleted.session_id, older.session_id):
                 assert gone is not None
                 replies = await attempt(alice, gone, nothing, "gone")
                 for one, other in zip(expected, replies, strict=True):
-                    assert written(other, gone) == written(one, NOBODYS), attempt
+                    assert written(other, gone) == written(one, UNKNOWN_ID), attempt
 
 
 async def test_an_operator_sees_each_users_sessions() -> None:

@@ -353,7 +353,9 @@ async def test_on_another_host_everybody_may_come_as_for_the_sdk(
 def test_who_may_call_an_open_server_is_a_warning_where_others_than_this_machine_may(
     kind: Kind, named: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A name of its own is for clients elsewhere. A server with authentication needs no warning."""
+    """A name of its own is for clients on other machines. A server with authentication needs no
+    warning.
+    """
     security = TransportSecuritySettings(allowed_hosts=["localhost:*", *named])
     layer = SessionLayer(make(kind))
     layer.asgi_app(security=security)
@@ -390,7 +392,7 @@ class _Closure:
         raise AttributeError(name)
 
 
-class _Elsewhere(MCPServer[Any]):
+class _Other(MCPServer[Any]):
     """A server whose own application puts its endpoint where nobody finds it."""
 
     how: str = ""
@@ -415,7 +417,7 @@ class _Elsewhere(MCPServer[Any]):
         return app
 
 
-class _FastElsewhere(fastmcp.FastMCP[Any]):
+class _FastOther(fastmcp.FastMCP[Any]):
     def http_app(self, *args: Any, **options: Any) -> Any:
         app = super().http_app(*args, **options)
         endpoint: Any = app.router.routes[0]
@@ -427,7 +429,7 @@ class _FastElsewhere(fastmcp.FastMCP[Any]):
 @pytest.mark.parametrize("way", ["asgi_app", "routes", "run"])
 async def test_what_cannot_be_taken_over_is_not_served(how: str, way: str) -> None:
     """Rule: "makes it refuse to start, naming it"."""
-    server = _Elsewhere("closed")
+    server = _Other("closed")
     server.how = how
     layer = SessionLayer(server)
     with pytest.raises(ConfigurationError, match="authentication"):
@@ -436,7 +438,7 @@ async def test_what_cannot_be_taken_over_is_not_served(how: str, way: str) -> No
 
 async def test_fastmcps_endpoint_must_be_found_too() -> None:
     with pytest.raises(ConfigurationError, match="endpoint"):
-        SessionLayer(_FastElsewhere("closed")).asgi_app()
+        SessionLayer(_FastOther("closed")).asgi_app()
 
 
 # --- FastMCP -------------------------------------------------------------------------------
@@ -448,7 +450,7 @@ class Fast:
 
     carrier: AsgiCarrier
     gates: dict[str, Gate]
-    told: list[str]
+    notified: list[str]
 
 
 @asynccontextmanager
@@ -461,7 +463,7 @@ async def fast() -> AsyncGenerator[Fast]:
         "guarded", auth=StaticTokenVerifier(tokens, required_scopes=["use"])
     )
     gates: dict[str, Gate] = {}
-    told: list[str] = []
+    notified: list[str] = []
 
     def caller() -> str:
         request, token = get_http_request(), get_access_token()
@@ -476,8 +478,8 @@ async def fast() -> AsyncGenerator[Fast]:
     @server.tool
     async def wait(gate: str) -> str:
         await gates.setdefault(gate, Gate()).arrive()
-        told.append(caller())
-        return told[-1]
+        notified.append(caller())
+        return notified[-1]
 
     @server.tool(auth=require_scopes("admin"))
     async def secret() -> str:
@@ -486,7 +488,7 @@ async def fast() -> AsyncGenerator[Fast]:
     del whoami, wait, secret
     layer = SessionLayer(server)
     async with layer.lifespan(), in_process(layer.asgi_app()) as carrier:
-        yield Fast(carrier, gates, told)
+        yield Fast(carrier, gates, notified)
 
 
 def _mine(value: str) -> dict[str, str | None]:

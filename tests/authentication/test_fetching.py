@@ -31,7 +31,7 @@ class Site:
     def __init__(self) -> None:
         self.sent = 0
         self.asked: list[str] = []
-        self.goes_on = asyncio.Event()
+        self.continues = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,7 +74,7 @@ class Site:
         leaving = asyncio.ensure_future(receive())
         while not leaving.done():
             await self._say(send, part)
-            self.goes_on.set()
+            self.continues.set()
             await asyncio.wait([leaving], timeout=pause)
 
     async def _say(self, send: Send, body: bytes) -> None:
@@ -131,7 +131,7 @@ async def test_an_answer_that_never_ends_takes_no_longer_than_the_caller_waits(
     """Some bytes at a time, so that no read of them takes long."""
     fetching = asyncio.create_task(fetch_json(f"{site[1]}/dripping"))
     async with asyncio.timeout(20):
-        await site[0].goes_on.wait()
+        await site[0].continues.wait()
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetching

@@ -19,7 +19,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class Place:
+class Setup:
     """A service that answers with a status, or not at all."""
 
     def __init__(self) -> None:
@@ -54,65 +54,65 @@ class Place:
 
 
 @asynccontextmanager
-async def served() -> AsyncGenerator[Place]:
+async def served() -> AsyncGenerator[Setup]:
     """A service until the block ends."""
-    place = Place()
-    server = await asyncio.start_server(place.connected, "127.0.0.1", 0)
-    place.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    async with server, place.client:
-        yield place
+    setup = Setup()
+    server = await asyncio.start_server(setup.connected, "127.0.0.1", 0)
+    setup.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with server, setup.client:
+        yield setup
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 403, 404])
 async def test_a_refusal_counts_if_the_service_answered(status: int) -> None:
-    async with served() as place:
-        place.status = status
-        assert await place.failure() == ""
+    async with served() as setup:
+        setup.status = status
+        assert await setup.failure() == ""
 
 
 @pytest.mark.parametrize("status", [302, 429, 500, 503, None])
 async def test_a_refusal_does_not_count_if_the_service_did_not_answer(status: int | None) -> None:
-    async with served() as place:
-        place.status = status
-        assert "127.0.0.1" in await place.failure()
+    async with served() as setup:
+        setup.status = status
+        assert "127.0.0.1" in await setup.failure()
         # A verifier refuses without a request until it may fetch the keys again.
-        assert "127.0.0.1" in await place.failure(requests=0)
-        place.clock.now += AWAY
-        assert await place.failure(requests=0) == ""
+        assert "127.0.0.1" in await setup.failure(requests=0)
+        setup.clock.now += AWAY
+        assert await setup.failure(requests=0) == ""
 
 
 async def test_a_service_that_answers_again_is_not_away() -> None:
-    async with served() as place:
-        place.status = 500
-        assert await place.failure()
-        place.status = 401
-        assert await place.failure() == ""
-        assert await place.failure(requests=0) == ""
+    async with served() as setup:
+        setup.status = 500
+        assert await setup.failure()
+        setup.status = 401
+        assert await setup.failure() == ""
+        assert await setup.failure(requests=0) == ""
 
 
 async def test_of_several_requests_about_a_token_each_must_be_answered() -> None:
-    async with served() as place:
-        place.status = 500
-        with place.service.asking() as question:
-            await place.client.get(place.url)
-            place.status = 200
-            await place.client.get(place.url)
-        assert place.service.failure(question)
+    async with served() as setup:
+        setup.status = 500
+        with setup.service.asking() as question:
+            await setup.client.get(setup.url)
+            setup.status = 200
+            await setup.client.get(setup.url)
+        assert setup.service.failure(question)
 
 
 async def test_requests_about_other_tokens_do_not_count() -> None:
     """They run at the same time, each in its own task."""
-    async with served() as place:
-        with place.service.asking() as own:
-            await place.client.get(place.url)
-            place.status = 500
-            assert await asyncio.create_task(place.failure())
-        assert place.service.failure(own) == ""
+    async with served() as setup:
+        with setup.service.asking() as own:
+            await setup.client.get(setup.url)
+            setup.status = 500
+            assert await asyncio.create_task(setup.failure())
+        assert setup.service.failure(own) == ""
 
 
 async def test_a_token_that_cannot_be_sent_says_nothing_of_the_service() -> None:
-    async with served() as place:
-        with place.service.asking() as question:
+    async with served() as setup:
+        with setup.service.asking() as question:
             with pytest.raises((httpx2.LocalProtocolError, ValueError)):
-                await place.client.get(place.url, headers={"Authorization": "a\nb"})
-        assert place.service.failure(question) == ""
+                await setup.client.get(setup.url, headers={"Authorization": "a\nb"})
+        assert setup.service.failure(question) == ""

@@ -276,8 +276,8 @@ async def test_a_late_answer_still_counts(server: Server) -> None:
     assert not await server.accepts()
 
 
-async def test_a_flood_of_bad_tokens_has_bounds_and_no_place_of_a_good_one(server: Server) -> None:
-    """O: 10,000 bad tokens beside one good client."""
+async def test_a_flood_of_bad_tokens_has_bounds_and_no_entry_of_a_good_one(server: Server) -> None:
+    """O: 10,000 bad tokens next to one good client."""
     assert await server.accepts()
     server.clock.now += FRESH
     server.takes = 0.5

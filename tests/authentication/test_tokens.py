@@ -30,7 +30,7 @@ def anyio_backend() -> Backend:
     return VIRTUAL
 
 
-class Place:
+class Setup:
     def __init__(self, *keys: Any) -> None:
         self.clock = Clock()
         self.login = Login(self.clock, *keys)
@@ -41,8 +41,8 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def setup() -> Setup:
+    return Setup()
 
 
 def segment(value: Any) -> str:
@@ -50,11 +50,11 @@ def segment(value: Any) -> str:
     return base64.urlsafe_b64encode(text).decode().rstrip("=")
 
 
-async def test_a_token_stands_for_issuer_subject_and_client(place: Place) -> None:
-    token = place.login.token()
-    ends = int(place.clock.now) + 300 + LEEWAY
+async def test_a_token_stands_for_issuer_subject_and_client(setup: Setup) -> None:
+    token = setup.login.token()
+    ends = int(setup.clock.now) + 300 + LEEWAY
     expected = Credential("app", URL, "alice", ("use", "more"), ends)
-    assert await place.verifier.verify(token) == expected
+    assert await setup.verifier.verify(token) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ async def test_a_token_stands_for_issuer_subject_and_client(place: Place) -> Non
     ],
 )
 async def test_the_client_is_named_as_issuers_do(
-    place: Place, claims: Any, without: tuple[str, ...], client: str, subject: str | None
+    setup: Setup, claims: Any, without: tuple[str, ...], client: str, subject: str | None
 ) -> None:
-    found = await place.verifier.verify(place.login.token(without=without, **claims))
+    found = await setup.verifier.verify(setup.login.token(without=without, **claims))
     assert found is not None and (found.client_id, found.subject) == (client, subject)
 
 
@@ -83,74 +83,74 @@ async def test_the_client_is_named_as_issuers_do(
     ],
 )
 async def test_scopes_are_written_in_several_ways(
-    place: Place, claims: Any, scopes: tuple[str, ...]
+    setup: Setup, claims: Any, scopes: tuple[str, ...]
 ) -> None:
     without = () if "scope" in claims else ("scope",)
-    found = await place.verifier.verify(place.login.token(without=without, **claims))
+    found = await setup.verifier.verify(setup.login.token(without=without, **claims))
     assert found is not None and found.scopes == scopes
 
 
 @pytest.mark.parametrize("audience", [AUDIENCE, f"{AUDIENCE}/", ["https://x.example", AUDIENCE]])
 async def test_the_audience_is_one_of_several_and_a_slash_is_none(
-    place: Place, audience: Any
+    setup: Setup, audience: Any
 ) -> None:
-    assert await place.accepts(place.login.token(aud=audience))
+    assert await setup.accepts(setup.login.token(aud=audience))
 
 
 @pytest.mark.parametrize("kind", ["RSA", "P-256", "P-384", "P-521", "Ed25519"])
 async def test_keys_of_each_kind_are_good(kind: str) -> None:
-    place = Place(jwk(kind, "one"))
-    assert await place.accepts(place.login.token(kind))
-    assert not await place.accepts(place.login.token(kind, number=1)), "of another key"
+    setup = Setup(jwk(kind, "one"))
+    assert await setup.accepts(setup.login.token(kind))
+    assert not await setup.accepts(setup.login.token(kind, number=1)), "of another key"
 
 
 # --- attacks ------------------------------------------------------------------------------
 
 
-def unsigned(place: Place) -> str:
+def unsigned(setup: Setup) -> str:
     """``alg: none``."""
-    payload = place.login.token().split(".")[1]
+    payload = setup.login.token().split(".")[1]
     return f"{segment({'alg': 'none', 'kid': 'one'})}.{payload}."
 
 
-def none_with_capitals(place: Place) -> str:
+def none_with_capitals(setup: Setup) -> str:
     """``alg: nOnE``."""
-    payload = place.login.token().split(".")[1]
+    payload = setup.login.token().split(".")[1]
     return f"{segment({'alg': 'nOnE', 'kid': 'one'})}.{payload}."
 
 
-def signed_with_the_public_key(place: Place) -> str:
+def signed_with_the_public_key(setup: Setup) -> str:
     """HS256, whose secret is the public key."""
     public = private_key("RSA").public_key()
     encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     secret: bytes = public.public_bytes(encoding, form)
-    payload = place.login.token().split(".")[1]
+    payload = setup.login.token().split(".")[1]
     signed = f"{segment({'alg': 'HS256', 'kid': 'one', 'typ': 'JWT'})}.{payload}"
     digest = hmac.new(secret, signed.encode(), hashlib.sha256).digest()
     return f"{signed}.{segment(digest)}"
 
 
-def with_other_claims(place: Place) -> str:
+def with_other_claims(setup: Setup) -> str:
     """The signature of another payload."""
-    head, payload, signature = place.login.token().split(".")
+    head, payload, signature = setup.login.token().split(".")
     claims = json.loads(base64.urlsafe_b64decode(payload + "=="))
     return f"{head}.{segment({**claims, 'sub': 'admin'})}.{signature}"
 
 
-def with_its_own_key(place: Place) -> str:
+def with_its_own_key(setup: Setup) -> str:
     """A key, or an address of keys, in the token itself."""
     headers = {"jwk": jwk("RSA", "one", 1), "jku": "https://evil.example/keys", "x5u": "x"}
-    return place.login.token(number=1, headers=headers)
+    return setup.login.token(number=1, headers=headers)
 
 
-def detached(place: Place) -> str:
+def detached(setup: Setup) -> str:
     """RFC 7797: the payload is elsewhere."""
-    _, payload, signature = place.login.token().split(".")
+    _, payload, signature = setup.login.token().split(".")
     head = segment({"alg": "RS256", "kid": "one", "b64": False, "crit": ["b64"]})
     return f"{head}.{payload}.{signature}"
 
 
-ATTACKS: dict[str, Callable[[Place], str]] = {
+ATTACKS: dict[str, Callable[[Setup], str]] = {
     "none": unsigned,
     "none with capitals": none_with_capitals,
     "HS256 with the public key": signed_with_the_public_key,
@@ -200,30 +200,30 @@ ATTACKS: dict[str, Callable[[Place], str]] = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_a_forged_token_is_refused(
-    place: Place, attack: str, caplog: pytest.LogCaptureFixture
+    setup: Setup, attack: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """O, the attacks of the design. The log says why, without the token."""
     caplog.set_level(logging.DEBUG)
-    assert await place.accepts(place.login.token())
-    token = ATTACKS[attack](place)
-    assert not await place.accepts(token)
+    assert await setup.accepts(setup.login.token())
+    token = ATTACKS[attack](setup)
+    assert not await setup.accepts(token)
     assert all(len(part) < 8 or part not in caplog.text for part in token.split("."))
     assert "alice" not in caplog.text
-    assert all(url.startswith(URL) for url in place.login.asked)
+    assert all(url.startswith(URL) for url in setup.login.asked)
 
 
-async def test_clocks_may_differ_by_a_minute(place: Place) -> None:
-    now = int(place.clock.now)
-    assert await place.accepts(place.login.token(exp=now - 59))
-    assert await place.accepts(place.login.token(nbf=now + 59))
-    assert await place.accepts(place.login.token(iat=now + 10_000)), "it does not say since when"
+async def test_clocks_may_differ_by_a_minute(setup: Setup) -> None:
+    now = int(setup.clock.now)
+    assert await setup.accepts(setup.login.token(exp=now - 59))
+    assert await setup.accepts(setup.login.token(nbf=now + 59))
+    assert await setup.accepts(setup.login.token(iat=now + 10_000)), "it does not say since when"
 
 
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=4))
 @settings(max_examples=200, deadline=None)
 def test_no_text_makes_it_fail(parts: list[bytes]) -> None:
     """Also parts that look like a token's."""
-    place = Place()
+    setup = Setup()
     loop = VirtualTimeLoop()
     try:
         for text in (
@@ -231,7 +231,7 @@ def test_no_text_makes_it_fail(parts: list[bytes]) -> None:
             b".".join(parts).decode("latin-1"),
             ".".join([segment({"alg": "RS256", "kid": "one"}), *map(segment, parts)]),
         ):
-            assert loop.run_until_complete(place.verifier.verify(text)) is None
+            assert loop.run_until_complete(setup.verifier.verify(text)) is None
     finally:
         loop.close()
 
@@ -253,23 +253,23 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-async def test_a_token_is_verified_once(place: Place, decoded: list[str]) -> None:
-    token = place.login.token()
+async def test_a_token_is_verified_once(setup: Setup, decoded: list[str]) -> None:
+    token = setup.login.token()
     for _ in range(100):
-        assert await place.accepts(token)
+        assert await setup.accepts(token)
     assert len(decoded) == 1
-    place.clock.now += 300 + LEEWAY
-    assert not await place.accepts(token)
+    setup.clock.now += 300 + LEEWAY
+    assert not await setup.accepts(token)
 
 
-async def test_a_bad_token_is_not_kept(place: Place, decoded: list[str]) -> None:
-    token = place.login.token(number=1)
+async def test_a_bad_token_is_not_kept(setup: Setup, decoded: list[str]) -> None:
+    token = setup.login.token(number=1)
     for _ in range(3):
-        assert not await place.accepts(token)
+        assert not await setup.accepts(token)
     assert len(decoded) == 3
 
 
-async def test_a_forged_token_is_read_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_forged_token_is_read_once(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood of them is as expensive as each of them. Only the header is read twice."""
     read: list[int] = []
     load: Any = vars(jwt.PyJWS)["_load"]
@@ -279,62 +279,62 @@ async def test_a_forged_token_is_read_once(place: Place, monkeypatch: pytest.Mon
         return load(self, text)
 
     monkeypatch.setattr(jwt.PyJWS, "_load", counting)
-    token = f"{place.login.token().rpartition('.')[0]}.{'x' * 342}"
-    assert not await place.accepts(token)
+    token = f"{setup.login.token().rpartition('.')[0]}.{'x' * 342}"
+    assert not await setup.accepts(token)
     assert read and read.count(len(token)) == 1 and sum(read) < 1.5 * len(token)
 
 
 async def test_what_is_kept_has_a_bound(
-    place: Place, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+    setup: Setup, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token that was used last is forgotten last."""
     assert REMEMBERED == 10_000
     monkeypatch.setattr(tokens, "REMEMBERED", 3)
-    first, *others = [place.login.token(jti=str(number)) for number in range(5)]
+    first, *others = [setup.login.token(jti=str(number)) for number in range(5)]
     for token in others:
-        assert await place.accepts(first)
-        assert await place.accepts(token)
-    assert await place.accepts(first)
+        assert await setup.accepts(first)
+        assert await setup.accepts(token)
+    assert await setup.accepts(first)
     assert len(decoded) == 5
-    assert await place.accepts(others[0])
+    assert await setup.accepts(others[0])
     assert len(decoded) == 6
 
 
-async def test_a_checked_token_is_good_while_the_issuer_is_away(place: Place) -> None:
+async def test_a_checked_token_is_good_while_the_issuer_is_away(setup: Setup) -> None:
     """O: 503 for others, and not 401."""
-    token = place.login.token(exp=int(place.clock.now) + 100_000)
-    assert await place.accepts(token)
-    place.login.is_away = True
-    place.clock.now += 90_000
-    assert await place.accepts(token)
+    token = setup.login.token(exp=int(setup.clock.now) + 100_000)
+    assert await setup.accepts(token)
+    setup.login.is_away = True
+    setup.clock.now += 90_000
+    assert await setup.accepts(token)
     with pytest.raises(CannotVerify):
-        await place.accepts(place.login.token())
+        await setup.accepts(setup.login.token())
 
 
-async def test_a_key_that_the_issuer_took_back_is_not_good_any_more(place: Place) -> None:
+async def test_a_key_that_the_issuer_took_back_is_not_good_any_more(setup: Setup) -> None:
     """Somebody else may have it. Also for tokens that were checked."""
-    token = place.login.token(exp=int(place.clock.now) + 100_000)
-    assert await place.accepts(token)
-    place.login.keys = [jwk("RSA", "two", 1)]
-    place.clock.now += 61
-    assert await place.accepts(place.login.token(kid="two", number=1))
-    assert not await place.accepts(token)
+    token = setup.login.token(exp=int(setup.clock.now) + 100_000)
+    assert await setup.accepts(token)
+    setup.login.keys = [jwk("RSA", "two", 1)]
+    setup.clock.now += 61
+    assert await setup.accepts(setup.login.token(kid="two", number=1))
+    assert not await setup.accepts(token)
 
 
-async def test_an_opaque_token_does_not_reach_the_issuer(place: Place) -> None:
-    assert not await place.accepts("opaque")
-    assert not await place.accepts("a.b")
-    assert place.login.asked == []
+async def test_an_opaque_token_does_not_reach_the_issuer(setup: Setup) -> None:
+    assert not await setup.accepts("opaque")
+    assert not await setup.accepts("a.b")
+    assert setup.login.asked == []
 
 
 async def test_refusals_are_one_line_a_minute(
-    place: Place, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     for _ in range(10):
-        await place.accepts(place.login.token(exp=int(place.clock.now) - 300))
-    place.clock.now += 60
-    await place.accepts(place.login.token(aud="x"))
+        await setup.accepts(setup.login.token(exp=int(setup.clock.now) - 300))
+    setup.clock.now += 60
+    await setup.accepts(setup.login.token(aud="x"))
     said = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
     assert said == [
         "1 tokens were refused; the last one: it expired 300 s ago by the clock of this machine",

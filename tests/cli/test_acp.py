@@ -152,7 +152,7 @@ def test_it_serves_a_script_and_ends_with_its_input(here: Path, target: str) -> 
 
 
 def test_a_signal_ends_it_and_the_conversation_is_there(here: Path) -> None:
-    """SIGTERM is an end like any other; Ctrl-C is told to the shell."""
+    """SIGTERM is an end like any other; Ctrl-C is asked to the shell."""
     arguments = ("--agent", "bare_agent.py", "--store", "sqlite:///conversations.db")
     second: Json = NEW
     for number, status in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):

@@ -12,7 +12,7 @@ import pytest
 from mcp_sessions.cli import logs
 from mcp_sessions.cli.audit_file import AuditFile
 from mcp_sessions.errors import ConfigurationError
-from tests.cli.test_serve_in_public import Place, here, refusal, served
+from tests.cli.test_serve_in_public import Setup, here, refusal, served
 from tests.support.serving import read_lines, serving
 
 __all__ = ["here"]
@@ -38,20 +38,20 @@ def test_each_request_is_a_line_of_json(here: Path) -> None:
     """Whatever the log's level, and nowhere else; what is there stays."""
     path = here / "audit.jsonl"
     path.write_text('{"mcp.method.name": "before"}\n')
-    with served(here, "app.py", "--audit", str(path), "--log-level", "error") as place:
-        place.initialize()
+    with served(here, "app.py", "--audit", str(path), "--log-level", "error") as setup:
+        setup.initialize()
     assert lines(path) == ["before", "mcp_sessions.session.started", "initialize"]
     line = json.loads(path.read_text().splitlines()[2])
     assert {"time", "mcp_sessions.outcome", "mcp.server.operation.duration"} < line.keys()
     assert not {"level", "logger", "message"} & line.keys()
-    assert "mcp_sessions.audit" not in place.said
+    assert "mcp_sessions.audit" not in setup.said
 
 
 def test_standard_output_can_be_where(here: Path) -> None:
     with serving(here, "app.py", "--audit", "-") as process:
         found = re.search(r"http://127\.0\.0\.1:(\d+)/mcp", read_lines(process, 5))
         assert found is not None and process.stdout is not None
-        Place(int(found[1])).initialize()
+        Setup(int(found[1])).initialize()
         assert "mcp_sessions.session.started" in process.stdout.readline()
         assert json.loads(process.stdout.readline())["mcp.method.name"] == "initialize"
 

@@ -14,7 +14,7 @@ from mcp.client.stdio import stdio_client
 
 from tests.support.apps import DEPRECATED
 from tests.support.proxy import TcpProxy
-from tests.support.resuming import Heard, serving, text_of
+from tests.support.resuming import Received, serving, text_of
 
 CLIENT = {"name": "test", "version": "1"}
 COMMAND = [sys.executable, "-m", "mcp_sessions.cli", "bridge"]
@@ -67,16 +67,18 @@ async def test_the_jar_keeps_the_session_from_host_to_host(tmp_path: Path) -> No
     with serving() as (_, _, server), anyio.fail_after(50):
         found: list[str] = []
         for _ in range(2):
-            heard = Heard()
+            received = Received()
             transport = stdio_client(bridge(server.url(), "--jar", str(tmp_path / "jar")))
-            async with Client(transport, mode="legacy", message_handler=heard.on_message) as client:
+            async with Client(
+                transport, mode="legacy", message_handler=received.on_message
+            ) as client:
                 found.append(text_of(await client.call_tool("session_id", {})))
 
         assert found[0] == found[1] != "none"
 
 
 @pytest.mark.anyio
-async def test_a_host_of_the_modern_era_hears_what_it_listens_for() -> None:
+async def test_a_host_of_the_modern_era_gets_what_it_listens_for() -> None:
     """It speaks stdio, and so gives none of the headers that a listen has over HTTP."""
     with serving() as (_, layer, server), anyio.fail_after(50):
         async with Client(stdio_client(bridge(server.url())), mode="auto") as client:

@@ -1,6 +1,6 @@
 """``mcp-sessions bridge`` in front of a host that holds sessions itself.
 
-Its connection is the pipe, which does not break. So nothing that it hears may tell of the
+Its connection is the pipe, which does not break. So nothing that it receives may tell of the
 network behind the bridge (ATT6, RES4), and each request is of the session that the pipe gives
 it (ASC1 to ASC4), whatever connections there were.
 """
@@ -89,7 +89,7 @@ async def test_events_of_an_outage_come_once_and_in_order(scheme: str, modern: b
         await it.host.has_events(15)
 
         for session_id in sessions:
-            assert it.host.heard(session_id) == [NOTES[0], *NOTES, NOTES[1]]
+            assert it.host.received(session_id) == [NOTES[0], *NOTES, NOTES[1]]
             assert it.host.ids(session_id) == sorted(set(it.host.ids(session_id)))
         streams = [e["params"]["_meta"].get(SUBSCRIPTION_ID) for e in it.host.events]
         assert set(streams) == (set(it.host.acknowledged) if modern else {None})
@@ -141,7 +141,7 @@ async def test_a_call_in_its_session_survives_a_cut_and_runs_once(
 async def test_a_session_that_ended_during_an_outage_is_gone(
     scheme: str, is_declared: bool
 ) -> None:
-    """ASC18; and who knows the extension is told to ask for it again."""
+    """ASC18; and who knows the extension is asked to ask for it again."""
     async with bridged(scheme, capabilities=DECLARED if is_declared else None) as it:
         gone = await it.host.subscribed(*NOTES)
         left = await it.host.subscribed(*NOTES)
@@ -149,11 +149,11 @@ async def test_a_session_that_ended_during_an_outage_is_gone(
         with it.proxy.offline():
             await it.server.call(it.layer.sessions.end, gone)
         await it.change(NOTES[0])
-        await it.host.until(lambda: it.host.heard(left))
+        await it.host.until(lambda: it.host.received(left))
         if is_declared and scheme == "ws":
             # Over HTTP the connection goes on where it was, and nobody says it there.
-            told = await it.host.told(DETACHED)
-            assert told["params"] == {"sessionId": gone, "reason": "evicted"}
+            notified = await it.host.notified(DETACHED)
+            assert notified["params"] == {"sessionId": gone, "reason": "evicted"}
 
         assert (await it.host.error("tools/list"))["code"] == -32043
         assert (await it.host.error("session/resume", {"sessionId": gone}))["code"] == -32043
@@ -173,8 +173,8 @@ async def test_no_event_passes_behind_a_hole(scheme: str) -> None:
         [first] = await it.host.has_events(1)
         with it.proxy.offline():
             await it.change(*NOTES, "note://4")
-        told = await it.host.told(DETACHED)
-        assert told["params"] == {"sessionId": session_id, "reason": "evicted"}
+        notified = await it.host.notified(DETACHED)
+        assert notified["params"] == {"sessionId": session_id, "reason": "evicted"}
         await it.change(NOTES[0])
         assert (await it.host.error("tools/list"))["code"] == -31010
         assert it.host.events == [first]
@@ -186,7 +186,7 @@ async def test_no_event_passes_behind_a_hole(scheme: str) -> None:
         assert await it.host.current() == session_id
 
 
-async def test_a_host_that_cannot_be_told_of_a_hole_has_its_connection_ended() -> None:
+async def test_a_host_that_cannot_be_notified_of_a_hole_has_its_connection_ended() -> None:
     """ATT10, TKO3: in silence it would take what it got for all there was."""
     async with bridged("ws", policy=FEW) as it:
         session_id = await it.host.subscribed(*NOTES, "note://4")
@@ -195,7 +195,7 @@ async def test_a_host_that_cannot_be_told_of_a_hole_has_its_connection_ended() -
         with it.proxy.offline():
             await it.change(*NOTES, "note://4")
         assert await it.host.exit() == 1
-        assert it.host.heard(session_id) == [NOTES[0]]
+        assert it.host.received(session_id) == [NOTES[0]]
         assert "start the bridge again" in it.host.said.splitlines()[-1]
         assert session_id not in it.host.said
 
@@ -227,7 +227,7 @@ async def test_what_was_subscribed_outside_of_sessions_is_subscribed_again() -> 
         await it.host.result("resources/subscribe", {"uri": NOTES[0]})
         it.proxy.cut_all()
         updated = "notifications/resources/updated"
-        await it.host.told(updated)
+        await it.host.notified(updated)
         await it.change(NOTES[0])
         await it.host.until(
             lambda: len([n for n in it.host.notifications if n["method"] == updated]) == 2
@@ -292,8 +292,8 @@ async def test_a_server_that_is_killed_and_away_for_four_seconds(
                     await peer.text("tell", meta=named(session_id), uri=uri)
             expected = ["note://before", "note://0", "note://1", "note://2"]
             for session_id in sessions:
-                await peer.until(lambda s=session_id: len(peer.heard(s)) >= 4, "the events")
-                assert peer.heard(session_id) == expected
+                await peer.until(lambda s=session_id: len(peer.received(s)) >= 4, "the events")
+                assert peer.received(session_id) == expected
                 assert peer.ids(session_id) == sorted(set(peer.ids(session_id)))
     finally:
         server.kill()

@@ -19,8 +19,8 @@ Configure = Callable[..., io.StringIO]
 @pytest.fixture
 def configure(monkeypatch: pytest.MonkeyPatch) -> Generator[Configure]:
     """``logs.configure`` into a string; afterwards logging is as it was."""
-    for place, hook in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
-        monkeypatch.setattr(place, hook, getattr(place, hook))
+    for holder, hook in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
+        monkeypatch.setattr(holder, hook, getattr(holder, hook))
     monkeypatch.setenv("FASTMCP_LOG_ENABLED", "true")
     root, ours = logging.getLogger(), logging.getLogger("mcp_sessions")
     before = root.handlers[:], root.level, ours.level
@@ -45,19 +45,19 @@ def test_a_log_that_nobody_reads_stops_nobody_and_says_later_what_is_missing(siz
         handler = logs.NeverWaiting(stream)
         handler.setFormatter(logs.TextFormatter())
 
-        def told(text: str) -> None:
+        def notified(text: str) -> None:
             handler.emit(logging.LogRecord("own", logging.INFO, "", 0, text, (), None))
 
         for _ in range(2_000):
-            told("x" * size)
+            notified("x" * size)
         # As much as the pipe holds, which is less than was written.
         read = bytearray()
         while select.select((reader,), (), (), 0)[0]:
             read += reader.read(65_536)
         whole = read.count(b"\n")
         assert whole < 2_000
-        told("heard again")
-        told("the last one")
+        notified("heard again")
+        notified("the last one")
         lines = reader.read(65_536).decode().splitlines()[-3:]
         assert f"WARNING mcp_sessions.cli: {2_000 - whole} log lines were dropped" in lines[0]
         assert lines[1].endswith(": heard again") and lines[2].endswith(": the last one")

@@ -32,7 +32,7 @@ RUNS = [
 ]
 
 
-PUT_RIGHT = "put that under if __name__ == '__main__', and serve will run it with sessions"
+ADVICE = "put that under if __name__ == '__main__', and serve will run it with sessions"
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +58,9 @@ def test_a_file_that_serves_when_it_is_imported_is_refused(here: Path, kind: str
     serve, stdin, environment = uvicorn.Server.serve, sys.stdin, dict(os.environ)
     code = HEADS[kind] + run + "\n"
 
-    place = "" if "except" in run else f" ({here}/app.py, line {code.count(chr(10))})"
+    position = "" if "except" in run else f" ({here}/app.py, line {code.count(chr(10))})"
     assert refusal(here, code, "app.py") == (
-        f"app.py runs a server when it is imported{place}: {PUT_RIGHT}"
+        f"app.py runs a server when it is imported{position}: {ADVICE}"
     )
     assert (uvicorn.Server.serve, sys.stdin) == (serve, stdin)
     assert os.environ == environment
@@ -70,10 +70,10 @@ def test_a_module_that_serves_when_it_is_imported_is_refused(here: Path) -> None
     """Named with dots it is loaded in another way."""
     said = refusal(here, HEADS["mcp"] + "mcp.run()\n", "app:mcp")
 
-    assert said == f"app runs a server when it is imported ({here}/app.py, line 3): {PUT_RIGHT}"
+    assert said == f"app runs a server when it is imported ({here}/app.py, line 3): {ADVICE}"
 
 
-def test_what_a_file_does_beside_serving_it_may_do(here: Path) -> None:
+def test_what_a_file_does_in_addition_to_serving_it_may_do(here: Path) -> None:
     """An event loop of its own, to set itself up, and a question about the terminal; what goes
     wrong then is said as ever.
     """
@@ -105,5 +105,5 @@ def test_the_command_says_so_in_one_line_and_ends(here: Path) -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
         f"mcp-sessions serve: app.py runs a server when it is imported ({here}/app.py, line 3): "
-        f"{PUT_RIGHT}\n"
+        f"{ADVICE}\n"
     )

@@ -1,4 +1,6 @@
-"""Each option of ``serve`` as a variable of the environment: beside the command line, and wrong."""
+"""Each option of ``serve`` as a variable of the environment: next to the command line, and
+wrong.
+"""
 
 import logging
 import os

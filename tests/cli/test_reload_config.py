@@ -134,7 +134,7 @@ def test_a_changed_server_has_new_processes_for_new_sessions(as_before: Server) 
     assert before.call("pid") == process and before.marked() is None
 
 
-def test_a_shared_process_is_replaced_and_its_sessions_go_on(as_before: Server) -> None:
+def test_a_shared_process_is_replaced_and_its_sessions_continue(as_before: Server) -> None:
     """One that becomes shared is drained, and served anew."""
     server = as_before
     server.reload({"one": COMMAND, "two": changed("first", per="shared")})

@@ -182,7 +182,7 @@ def test_a_mistyped_option_is_answered_with_the_one_that_was_meant(
 
 
 @pytest.mark.parametrize("more", [[], ["-y", "server-everything"], ["server.js"]])
-def test_who_forgets_what_stands_before_a_command_is_told(
+def test_who_forgets_what_stands_before_a_command_is_notified(
     more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -194,7 +194,7 @@ def test_who_forgets_what_stands_before_a_command_is_told(
 
 
 @pytest.mark.parametrize("quoted", ["cat -y x", "cat server.py", "cat app.py:mcp"])
-def test_a_quoted_command_line_is_told_to_stand_after_two_dashes(
+def test_a_quoted_command_line_is_asked_to_stand_after_two_dashes(
     quoted: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -24,7 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Place:
+class Setup:
     def __init__(self, port: int) -> None:
         self.port = port
         self.said = ""
@@ -51,16 +51,16 @@ class Place:
 
 
 @contextmanager
-def served(here: Path, *arguments: str) -> Generator[Place]:
+def served(here: Path, *arguments: str) -> Generator[Setup]:
     """It, until the block ends; then also what it said."""
     with serving(here, *arguments) as process:
         found = re.search(r"http://127\.0\.0\.1:(\d+)/mcp", read_lines(process, 5))
         assert found is not None
-        place = Place(int(found[1]))
-        yield place
+        setup = Setup(int(found[1]))
+        yield setup
         process.terminate()
         assert process.stderr is not None
-        place.said = process.stderr.read()
+        setup.said = process.stderr.read()
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -77,11 +77,11 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_what_is_refused_for_its_host_or_origin_is_logged_with_what_allows_it(here: Path) -> None:
     """421 and 403 alone do not say what an operator has to do."""
-    with served(here, "app.py") as place:
-        assert place.initialize(Host="mcp.example.com") == 421
-        assert place.initialize(Origin="https://app.example.com") == 403
+    with served(here, "app.py") as setup:
+        assert setup.initialize(Host="mcp.example.com") == 421
+        assert setup.initialize(Origin="https://app.example.com") == 403
 
-    host, origin = [line for line in place.said.splitlines() if "refused a request" in line]
+    host, origin = [line for line in setup.said.splitlines() if "refused a request" in line]
     assert "--allowed-host NAME" in host and "--allowed-origin URL" in origin
 
 
@@ -91,19 +91,19 @@ def test_what_is_allowed_comes_in(here: Path, app: str) -> None:
     own names; pages from where they are allowed.
     """
     options = ("--allowed-host", "MCP.example.com", "--allowed-host", "other.example:81")
-    with served(here, app, *options, "--allowed-origin", "https://app.example.com") as place:
+    with served(here, app, *options, "--allowed-origin", "https://app.example.com") as setup:
         for host, status in [
             ("mcp.example.com", 200),
             ("mcp.example.com:8443", 200),
             ("other.example:81", 200),
             ("other.example:82", 421),
             ("other.example", 421),
-            (f"localhost:{place.port}", 200),
+            (f"localhost:{setup.port}", 200),
             ("evil.example", 421),
         ]:
-            assert place.initialize(Host=host) == status, host
-        assert place.initialize(Host="mcp.example.com", Origin="https://app.example.com") == 200
-        assert place.initialize(Host="mcp.example.com", Origin="https://evil.example") == 403
+            assert setup.initialize(Host=host) == status, host
+        assert setup.initialize(Host="mcp.example.com", Origin="https://app.example.com") == 200
+        assert setup.initialize(Host="mcp.example.com", Origin="https://evil.example") == 403
 
 
 @pytest.mark.parametrize(
@@ -131,28 +131,28 @@ def test_what_makes_no_sense_is_refused(
 
 def test_an_orchestrator_asks_whether_it_lives_and_may_be_sent_requests(here: Path) -> None:
     """By its address: no name of it is allowed, and no credential is there to be sent."""
-    with served(here, "app.py", "--health", "/internal") as place:
+    with served(here, "app.py", "--health", "/internal") as setup:
         whoever = {"Host": "10.0.0.7"}
-        assert place.ask("GET", "/internal/healthz", whoever) == (200, "alive\n")
-        assert place.ask("GET", "/internal/readyz", whoever) == (200, "ready\n")
-        assert place.ask("HEAD", "/internal/readyz", whoever) == (200, "")
-        assert place.ask("POST", "/internal/readyz", whoever)[0] == 405
-        assert place.ask("GET", "/readyz", whoever)[0] == 404
-    with served(here, "app.py") as place:
-        assert place.ask("GET", "/readyz")[0] == 404
+        assert setup.ask("GET", "/internal/healthz", whoever) == (200, "alive\n")
+        assert setup.ask("GET", "/internal/readyz", whoever) == (200, "ready\n")
+        assert setup.ask("HEAD", "/internal/readyz", whoever) == (200, "")
+        assert setup.ask("POST", "/internal/readyz", whoever)[0] == 405
+        assert setup.ask("GET", "/readyz", whoever)[0] == 404
+    with served(here, "app.py") as setup:
+        assert setup.ask("GET", "/readyz")[0] == 404
 
 
 def test_each_request_has_a_line_in_the_log_without_its_query(here: Path) -> None:
     """What a query holds may be a code of OAuth."""
-    with served(here, "app.py", "--access-log", "--log-level", "warning") as place:
-        place.initialize()
-        place.ask("GET", "/no%0Asuch?code=secret")
+    with served(here, "app.py", "--access-log", "--log-level", "warning") as setup:
+        setup.initialize()
+        setup.ask("GET", "/no%0Asuch?code=secret")
 
-    lines = [line for line in place.said.splitlines() if "mcp_sessions.access" in line]
+    lines = [line for line in setup.said.splitlines() if "mcp_sessions.access" in line]
     opened = r"127.0.0.1 POST /mcp 200 initialize session [0-9a-f]{12} \d+ ms"
     assert re.fullmatch(rf"\S+ INFO mcp_sessions.access: {opened}", lines[0])
     assert re.search(r" 127.0.0.1 GET /no%0Asuch 404 - session - \d+ ms$", lines[1])
-    assert len(lines) == 2 and "secret" not in place.said
+    assert len(lines) == 2 and "secret" not in setup.said
 
 
 @pytest.mark.parametrize(
@@ -163,16 +163,16 @@ def test_the_client_is_what_a_trusted_proxy_says_and_no_other(
     here: Path, trusted: str, shown: str | None
 ) -> None:
     given = ("--access-log", "--forwarded-allow-ips", trusted)
-    with served(here, "app.py", *given) as place:
-        place.initialize(X_Forwarded_For="203.0.113.9")
-    [line] = [each for each in place.said.splitlines() if "mcp_sessions.access" in each]
+    with served(here, "app.py", *given) as setup:
+        setup.initialize(X_Forwarded_For="203.0.113.9")
+    [line] = [each for each in setup.said.splitlines() if "mcp_sessions.access" in each]
     assert f"mcp_sessions.access: {shown or '127.0.0.1'} POST /mcp 200 initialize" in line
 
 
 def test_draining_and_stopping_have_one_line_each(here: Path) -> None:
-    with served(here, "app.py", "--drain-delay", "0.1", "--grace", "3") as place:
-        place.initialize()
-    said = [line for line in place.said.splitlines() if "mcp_sessions.serve.uvicorn_server" in line]
+    with served(here, "app.py", "--drain-delay", "0.1", "--grace", "3") as setup:
+        setup.initialize()
+    said = [line for line in setup.said.splitlines() if "mcp_sessions.serve.uvicorn_server" in line]
     assert len(said) == 2, said
     assert "draining after SIG" in said[0] and said[0].endswith("calls may run for 3 s")
     assert said[1].endswith("stopped: every connection is closed")

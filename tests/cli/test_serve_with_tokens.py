@@ -33,7 +33,7 @@ AUDIENCE = "https://mcp.example/mcp"
 BASIC = f"Basic {base64.b64encode(b'layer:secret').decode()}"
 
 
-class Place:
+class Setup:
     """A server that runs, behind an authorization server."""
 
     def __init__(self, port: int) -> None:
@@ -114,13 +114,13 @@ def issuing() -> Generator[str]:
 
 
 @contextmanager
-def served(here: Path, issuer: str, audience: str, *arguments: str) -> Generator[Place]:
+def served(here: Path, issuer: str, audience: str, *arguments: str) -> Generator[Setup]:
     """A server on the network's address that wants tokens of the issuer."""
     asked = ("--auth-issuer", issuer, "--auth-audience", audience, "--auth-scope", "use")
     with serving(here, "--host", "0.0.0.0", *asked, *arguments) as process:
         found = re.search(r"http://0\.0\.0\.0:(\d+)/", read_lines(process, 5))
         assert found is not None
-        yield Place(int(found[1]))
+        yield Setup(int(found[1]))
 
 
 def token(issuer: str, audience: str, **claims: Any) -> str:
@@ -139,33 +139,33 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_client_is_told_where_tokens_are_and_comes_in_with_one(tmp_path: Path) -> None:
+def test_a_client_is_notified_where_tokens_are_and_comes_in_with_one(tmp_path: Path) -> None:
     """RFC 9728, 5: the answer 401 leads to the metadata, and that to the authorization server."""
     audience = "https://mcp.example/mcp"
-    with issuing() as issuer, served(tmp_path, issuer, audience, *COMMAND) as place:
-        status, headers, _ = place.ask("POST", "/mcp", None, INITIALIZE)
+    with issuing() as issuer, served(tmp_path, issuer, audience, *COMMAND) as setup:
+        status, headers, _ = setup.ask("POST", "/mcp", None, INITIALIZE)
         assert status == 401
         metadata = re.search(r'resource_metadata="([^"]+)"', headers["www-authenticate"])
         assert metadata is not None
         assert metadata[1] == "https://mcp.example/.well-known/oauth-protected-resource/mcp"
-        _, _, said = place.ask("GET", "/.well-known/oauth-protected-resource/mcp")
+        _, _, said = setup.ask("GET", "/.well-known/oauth-protected-resource/mcp")
         assert (said["resource"], said["authorization_servers"]) == (audience, [issuer])
         assert said["scopes_supported"] == ["use"]
-        assert place.initialize(token(issuer, audience)) == 200
-        assert place.initialize(token(issuer, "https://mcp.example/other")) == 401
-        assert place.initialize(token("https://evil.example", audience)) == 401
-        assert place.initialize(token(issuer, audience, exp=int(time.time()) - 300)) == 401
-        assert place.initialize(token(issuer, audience, scope="other")) == 403
+        assert setup.initialize(token(issuer, audience)) == 200
+        assert setup.initialize(token(issuer, "https://mcp.example/other")) == 401
+        assert setup.initialize(token("https://evil.example", audience)) == 401
+        assert setup.initialize(token(issuer, audience, exp=int(time.time()) - 300)) == 401
+        assert setup.initialize(token(issuer, audience, scope="other")) == 403
 
 
 def test_an_issuer_that_is_away_is_503(tmp_path: Path) -> None:
     with issuing() as issuer:
         pass
     audience = "https://mcp.example/mcp"
-    with served(tmp_path, issuer, audience, *COMMAND) as place:
-        status, headers, _ = place.ask("POST", "/mcp", token(issuer, audience), INITIALIZE)
+    with served(tmp_path, issuer, audience, *COMMAND) as setup:
+        status, headers, _ = setup.ask("POST", "/mcp", token(issuer, audience), INITIALIZE)
         assert (status, headers["retry-after"]) == (503, "5")
-        assert place.initialize("opaque") == 401
+        assert setup.initialize("opaque") == 401
 
 
 @pytest.fixture
@@ -181,15 +181,15 @@ def test_the_authorization_server_is_asked_about_an_opaque_token(
     """RFC 7662. If it is away, a token that is not known is answered 503."""
     with issuing() as issuer:
         asked = ("--auth-introspect", f"{issuer}/introspect", *COMMAND)
-        with served(tmp_path, issuer, AUDIENCE, *asked) as place:
-            status, headers, _ = place.ask("POST", "/mcp", "bad", INITIALIZE)
+        with served(tmp_path, issuer, AUDIENCE, *asked) as setup:
+            status, headers, _ = setup.ask("POST", "/mcp", "bad", INITIALIZE)
             assert status == 401
             assert "resource_metadata" in headers["www-authenticate"]
-            assert place.initialize("opaque") == 200
-        with served(tmp_path, issuer, "https://mcp.example/other", *asked) as place:
-            assert place.initialize("opaque") == 401
-    with served(tmp_path, issuer, AUDIENCE, *asked) as place:
-        status, headers, _ = place.ask("POST", "/mcp", "opaque", INITIALIZE)
+            assert setup.initialize("opaque") == 200
+        with served(tmp_path, issuer, "https://mcp.example/other", *asked) as setup:
+            assert setup.initialize("opaque") == 401
+    with served(tmp_path, issuer, AUDIENCE, *asked) as setup:
+        status, headers, _ = setup.ask("POST", "/mcp", "opaque", INITIALIZE)
         assert (status, headers["retry-after"]) == (503, "5")
 
 
@@ -220,17 +220,17 @@ def test_without_its_credential_it_does_not_start(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("length", [8_192, 17_000, 60_000, 1_000_000])
-async def test_a_long_token_is_refused_by_every_way_in_and_the_server_goes_on(
+async def test_a_long_token_is_refused_by_every_way_in_and_the_server_continues(
     tmp_path: Path, length: int
 ) -> None:
     """O: a token of 1 MB. It is neither read nor kept."""
     audience = "https://mcp.example/mcp"
     long = f"{'a' * length}.b.c"
     encoded = base64.urlsafe_b64encode(long.encode()).decode().rstrip("=")
-    with issuing() as issuer, served(tmp_path, issuer, audience, *COMMAND) as place:
-        url = f"ws://127.0.0.1:{place.port}/mcp"
+    with issuing() as issuer, served(tmp_path, issuer, audience, *COMMAND) as setup:
+        url = f"ws://127.0.0.1:{setup.port}/mcp"
         for method in ("POST", "GET", "DELETE"):
-            status = place.status_of_raw(method, long)
+            status = setup.status_of_raw(method, long)
             assert status == (401 if length < 65_000 else 431)
         for fields, offered in (
             ({"Authorization": f"Bearer {long}"}, ()),
@@ -241,7 +241,7 @@ async def test_a_long_token_is_refused_by_every_way_in_and_the_server_goes_on(
                     pass
             if isinstance(refused.value, InvalidStatus):
                 assert refused.value.response.status_code in (401, 431)
-        assert place.initialize(token(issuer, audience)) == 200
+        assert setup.initialize(token(issuer, audience)) == 200
 
 
 def test_a_token_for_one_server_of_a_file_is_not_good_at_another(tmp_path: Path) -> None:
@@ -250,14 +250,14 @@ def test_a_token_for_one_server_of_a_file_is_not_good_at_another(tmp_path: Path)
     config.write_text(json.dumps({"mcpServers": {"one": server, "two": server}}))
     audience = "https://mcp.example/{server}/mcp"
     arguments = ("--lazy", "--config", "mcp.json")
-    with issuing() as issuer, served(tmp_path, issuer, audience, *arguments) as place:
+    with issuing() as issuer, served(tmp_path, issuer, audience, *arguments) as setup:
         good = token(issuer, "https://mcp.example/one/mcp")
-        assert place.initialize(good, "/one/mcp") == 200
-        status, headers, _ = place.ask("POST", "/two/mcp", good, INITIALIZE)
+        assert setup.initialize(good, "/one/mcp") == 200
+        status, headers, _ = setup.ask("POST", "/two/mcp", good, INITIALIZE)
         assert status == 401
         path = "/.well-known/oauth-protected-resource/two/mcp"
         assert f"https://mcp.example{path}" in headers["www-authenticate"]
-        status, _, said = place.ask("GET", path)
+        status, _, said = setup.ask("GET", path)
         assert (status, said["resource"]) == (200, "https://mcp.example/two/mcp")
 
 

@@ -19,7 +19,7 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from mcp_sessions.stores.record_changes import SetCurrent
 from mcp_sessions.stores.records import CurrentSession, Peer, SessionRecord
-from mcp_sessions.stores.sqlite import sqlite_operator as sqlite_beside
+from mcp_sessions.stores.sqlite import sqlite_operator as sqlite_operator
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.support.raw import at_most, in_session
 from tests.support.redis_server import namespace, redis_store, shared_redis
@@ -74,7 +74,7 @@ async def filled(path: Path) -> dict[str, SessionRecord]:
     return made
 
 
-async def test_sessions_are_listed_by_digest_and_told_apart(
+async def test_sessions_are_listed_by_digest_and_distinguished(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SEC2: "the loggable id is not the credential"; what others named cannot steer a terminal."""
@@ -278,7 +278,7 @@ async def test_a_session_that_ended_is_shown_with_when_and_why(
         assert "no session 0123456789ab" in said and "This store is new since" in said
 
 
-async def test_an_end_while_nobody_served_is_told_by_the_next_server(
+async def test_an_end_while_nobody_served_is_reported_by_the_next_server(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: the one after it says nothing."""
@@ -294,7 +294,7 @@ async def test_an_end_while_nobody_served_is_told_by_the_next_server(
 
 
 @pytest.mark.redis
-async def test_one_replica_tells_what_an_operator_ended(
+async def test_one_replica_reports_what_an_operator_ended(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many there are."""
@@ -320,7 +320,7 @@ def _nothing(_: ClusterHandlers) -> tuple[()]:
 
 
 @pytest.mark.redis
-async def test_every_replica_on_a_redis_hears_of_the_end(
+async def test_every_replica_on_a_redis_learns_of_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, not when it looks next: what runs is answered, streams end, nothing is left of
@@ -339,7 +339,7 @@ async def test_every_replica_on_a_redis_hears_of_the_end(
         await stream.has(1)
         assert client.session_id is not None and other.session_id is not None
         names = [digest(session_id), digest(other.session_id)]
-        # What it finds in its rounds would hide that it is not told.
+        # What it finds in its rounds would hide that it is not notified.
         monkeypatch.setattr(ClusterHandlers, "round", _nothing)
 
         end = ["sessions", "end", "--store", url, *names]
@@ -360,7 +360,7 @@ async def test_who_serves_and_does_not_answer_is_named(
     """It is asked all the same, and ends the session when it comes to itself."""
     made = await filled(path)
     session_id = SessionId(made["waiting"].session_id)
-    monkeypatch.setattr(sqlite_beside, "END_WITHIN", 0.05)
+    monkeypatch.setattr(sqlite_operator, "END_WITHIN", 0.05)
     # It looks when it starts, and again in a minute.
     monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.IDLE", 60.0)
     async with opened(path) as store:

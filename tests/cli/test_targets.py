@@ -80,7 +80,7 @@ def test_a_target_is_a_module_or_a_file_and_perhaps_an_attribute(
 @pytest.mark.parametrize(
     "target", ["", "app", "pkg.app", "app:", ":mcp", "app.py:", "app:0", "dir/app:mcp"]
 )
-def test_anything_else_is_refused_and_told_the_shape(target: str) -> None:
+def test_anything_else_is_refused_and_notified_the_shape(target: str) -> None:
     assert refusal(target) == (
         f"TARGET must be package.module:attr or file.py[:attr], not {target!r}"
     )
@@ -156,7 +156,7 @@ def test_no_server_says_what_would_be_one(here: Path) -> None:
     )
 
 
-def test_a_wrong_attribute_is_told_what_there_is(here: Path) -> None:
+def test_a_wrong_attribute_is_notified_what_there_is(here: Path) -> None:
     write(here / "app.py", "mcp = Server('mcp')")
 
     assert refusal("app.py:app") == ("app.py has no attribute 'app'; what it has to serve: mcp")
@@ -199,7 +199,7 @@ def test_a_syntax_error_is_reported_with_its_line(here: Path) -> None:
     assert refusal("app.py").endswith("SyntaxError: invalid syntax (app.py, line 6)")
 
 
-def test_code_that_ends_the_program_is_told_where_to_put_it(here: Path) -> None:
+def test_code_that_ends_the_program_is_notified_where_to_put_it(here: Path) -> None:
     write(here / "app.py", "raise SystemExit(0)")
 
     assert "put what it runs under: if __name__ == '__main__'" in refusal("app.py")
@@ -260,7 +260,7 @@ def test_what_is_served_otherwise_is_said(target: str, hint: str) -> None:
         ("import no_such_package", "another environment has what it needs"),
     ],
 )
-def test_a_server_for_another_environment_is_told_how_it_is_served(
+def test_a_server_for_another_environment_is_reported_how_it_is_served(
     here: Path, code: str, why: str
 ) -> None:
     """A command speaks MCP, whatever its packages are."""

@@ -16,7 +16,7 @@ from mcp_sessions import SessionLayer, current_session
 from mcp_sessions.client.jar import FileJar, SavedSession
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
-from tests.support.resuming import MODES, QUICK, Heard, serving, subscribe, text_of
+from tests.support.resuming import MODES, QUICK, Received, serving, subscribe, text_of
 from tests.support.servers import serve
 
 SESSION = SavedSession("s-1", state="grün\u2028\N{SNOWMAN}", expires_at="later", position="7")
@@ -88,7 +88,7 @@ def test_every_file_is_for_its_owner_alone(jar: FileJar) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
-def test_a_session_that_is_over_leaves_the_jar(jar: FileJar) -> None:
+def test_a_session_that_has_ended_leaves_the_jar(jar: FileJar) -> None:
     saved(jar, HERE, SESSION)
     saved(jar, HERE, None)
 
@@ -137,7 +137,7 @@ def test_a_write_that_fails_leaves_what_was(jar: FileJar, monkeypatch: pytest.Mo
     ]
 
 
-def test_who_comes_second_gets_a_place_of_his_own(jar: FileJar) -> None:
+def test_who_comes_second_gets_a_file_of_its_own(jar: FileJar) -> None:
     """A session has one connection: two processes with one session would take turns at it."""
     first, second = jar.open(HERE), jar.open(HERE)
     assert first is not None
@@ -181,7 +181,7 @@ def test_two_processes_write_one_jar_and_nothing_is_lost(jar: FileJar) -> None:
             assert found == SavedSession(f"{name}-{number}-19")
 
 
-def test_a_place_is_free_again_when_its_process_was_killed(jar: FileJar) -> None:
+def test_a_file_is_free_again_when_its_process_was_killed(jar: FileJar) -> None:
     code = WRITER + "\nprint('ready', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(jar.path), "one"]
     pipe = subprocess.PIPE
@@ -204,7 +204,7 @@ def test_a_place_is_free_again_when_its_process_was_killed(jar: FileJar) -> None
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", MODES)
-async def test_the_next_run_goes_on_with_the_session(jar: FileJar, mode: str) -> None:
+async def test_the_next_run_continues_with_the_session(jar: FileJar, mode: str) -> None:
     with serving() as (_, layer, server):
         async with Client(resumable(server.url(), jar=jar, policy=QUICK), mode=mode) as client:
             first = text_of(await client.call_tool("session_id", {}))
@@ -212,13 +212,13 @@ async def test_the_next_run_goes_on_with_the_session(jar: FileJar, mode: str) ->
                 await subscribe(client, "note://1")
         await server.call(layer.notify_resource_updated, "note://1")
 
-        heard = Heard()
-        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=heard.on_resume)
-        async with Client(transport, mode=mode, message_handler=heard.on_message) as client:
+        received = Received()
+        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=received.on_resume)
+        async with Client(transport, mode=mode, message_handler=received.on_message) as client:
             assert text_of(await client.call_tool("session_id", {})) == first
-            assert (await heard.outcome()).recovered
+            assert (await received.outcome()).recovered
             if mode == "legacy":
-                await heard.has(lambda: heard.updates == ["note://1"], "what came in between")
+                await received.has(lambda: received.updates == ["note://1"], "what came in between")
 
 
 @pytest.mark.anyio
@@ -228,18 +228,18 @@ async def test_a_session_that_is_gone_by_the_next_run_is_started_over(jar: FileJ
         async with Client(resumable(server.url(), jar=jar, policy=QUICK), mode="legacy") as client:
             first = text_of(await client.call_tool("session_id", {}))
     with serving(port=port) as (_, _, server):
-        heard = Heard()
-        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=heard.on_resume)
+        received = Received()
+        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=received.on_resume)
         async with Client(transport, mode="legacy") as client:
             second = text_of(await client.call_tool("session_id", {}))
         assert second != first
-        assert (await heard.outcome()).is_new_session
+        assert (await received.outcome()).is_new_session
         found = loaded(jar, server.url())
         assert found is not None
         assert found.session_id == second
 
 
-def remembering(place: Path) -> SessionLayer:
+def remembering(folder: Path) -> SessionLayer:
     """A server on a file, with keys of its own each time."""
     server = MCPServer("remembering")
 
@@ -252,12 +252,12 @@ def remembering(place: Path) -> SessionLayer:
     def recall() -> str:
         return f"{current_session().id} {current_session().state.get('text')}"
 
-    return SessionLayer(server, store=SQLiteStore(place / "sessions.db"))
+    return SessionLayer(server, store=SQLiteStore(folder / "sessions.db"))
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_server_that_lost_its_keys_goes_on_with_the_session(
+async def test_a_server_that_lost_its_keys_continues_with_the_session(
     jar: FileJar, tmp_path: Path, mode: str
 ) -> None:
     """The server keeps the state itself; only the token that the client has is of no use."""
@@ -270,10 +270,10 @@ async def test_a_server_that_lost_its_keys_goes_on_with_the_session(
 
     layer = remembering(tmp_path)
     with serve(layer.asgi_app(), port=port) as server:
-        heard = Heard()
-        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=heard.on_resume)
+        received = Received()
+        transport = resumable(server.url(), jar=jar, policy=QUICK, on_resume=received.on_resume)
         with anyio.fail_after(30):
-            async with Client(transport, mode=mode, message_handler=heard.on_message) as client:
+            async with Client(transport, mode=mode, message_handler=received.on_message) as client:
                 if mode != "legacy":
                     # The listen stream carries the token too, and is the first that does.
                     async with client.listen(resource_subscriptions=["note://1"]) as changes:
@@ -283,13 +283,13 @@ async def test_a_server_that_lost_its_keys_goes_on_with_the_session(
                 await client.call_tool("remember", {"text": "bread"})
                 again = text_of(await client.call_tool("recall", {}))
     assert again == first.replace("milk", "bread")
-    assert {outcome.is_new_session for outcome in heard.outcomes} == {False}
+    assert {outcome.is_new_session for outcome in received.outcomes} == {False}
     found = loaded(jar, server.url())
     assert found is not None and found.state is not None, "the new token is kept"
 
 
 @pytest.mark.anyio
-async def test_another_server_is_not_told_of_the_session(jar: FileJar) -> None:
+async def test_another_server_is_not_notified_of_the_session(jar: FileJar) -> None:
     with serving() as (_, _, one), serving() as (_, _, two):
         async with Client(resumable(one.url(), jar=jar, policy=QUICK), mode="legacy") as client:
             first = text_of(await client.call_tool("session_id", {}))

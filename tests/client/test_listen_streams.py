@@ -23,7 +23,7 @@ def acknowledge(listens: Listens) -> list[Any]:
     return listens.acknowledged(request["params"])
 
 
-def told(parts: list[Any]) -> list[tuple[str, str]]:
+def notified(parts: list[Any]) -> list[tuple[str, str]]:
     return [(p["params"]["_meta"][SUBSCRIPTION_ID], p["method"]) for p in parts]
 
 
@@ -31,7 +31,7 @@ def update(uri: str) -> dict[str, Any]:
     return {"method": UPDATED, "params": {"uri": uri, "sessionEventId": "1"}}
 
 
-def test_what_goes_on_the_wire_asks_for_all() -> None:
+def test_what_continues_the_wire_asks_for_all() -> None:
     listens = Listens()
     listens.add(opened("a", toolsListChanged=True, resourceSubscriptions=["note://1"]))
     listens.add(opened("b", resourceSubscriptions=["note://2", "note://1"]))
@@ -53,7 +53,7 @@ def test_each_stream_is_acknowledged_for_itself_and_once() -> None:
 
     acknowledged = acknowledge(listens)
 
-    assert told(acknowledged) == [("a", ACK), ("b", ACK)]
+    assert notified(acknowledged) == [("a", ACK), ("b", ACK)]
     assert acknowledged[0]["params"]["notifications"] == {"toolsListChanged": True}
     # The next one on the wire is not the application's business.
     assert acknowledge(listens) == []
@@ -66,7 +66,7 @@ def test_a_stream_that_asks_for_nothing_new_needs_no_request() -> None:
     listens.add(opened("b", resourceSubscriptions=["note://2"]))
 
     assert listens.is_covered()
-    assert told(listens.not_yet_acknowledged()) == [("b", ACK)]
+    assert notified(listens.not_yet_acknowledged()) == [("b", ACK)]
     listens.add(opened("c", promptsListChanged=True))
     assert not listens.is_covered()
     assert listens.not_yet_acknowledged() == []
@@ -78,24 +78,24 @@ def test_an_event_goes_to_each_stream_that_asked_for_it() -> None:
     listens.add(opened("b", resourceSubscriptions=["note://1", "note://2"]))
     acknowledge(listens)
 
-    assert told(listens.parts(update("note://1"))) == [("a", UPDATED), ("b", UPDATED)]
-    assert told(listens.parts(update("note://2"))) == [("b", UPDATED)]
-    assert told(listens.parts({"method": TOOLS})) == [("a", TOOLS)]
+    assert notified(listens.parts(update("note://1"))) == [("a", UPDATED), ("b", UPDATED)]
+    assert notified(listens.parts(update("note://2"))) == [("b", UPDATED)]
+    assert notified(listens.parts({"method": TOOLS})) == [("a", TOOLS)]
     # A resource below one that somebody subscribed to: whose, only the server knows.
-    assert told(listens.parts(update("note://1/x"))) == [("a", UPDATED), ("b", UPDATED)]
+    assert notified(listens.parts(update("note://1/x"))) == [("a", UPDATED), ("b", UPDATED)]
 
 
-def test_after_a_gap_everybody_is_told_of_all_he_listens_to() -> None:
+def test_after_a_gap_everybody_is_notified_of_all_he_listens_to() -> None:
     """CLI4."""
     listens = Listens()
     listens.add(opened("a", toolsListChanged=True, resourceSubscriptions=["note://1"]))
     acknowledge(listens)
     listens.add(opened("b", promptsListChanged=True))
 
-    assert told(listens.everything()) == [("a", TOOLS), ("a", UPDATED)]
+    assert notified(listens.everything()) == [("a", TOOLS), ("a", UPDATED)]
 
 
-def test_a_closed_stream_is_told_nothing() -> None:
+def test_a_closed_stream_gets_nothing() -> None:
     listens = Listens()
     listens.add(opened("a", toolsListChanged=True))
     acknowledge(listens)

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.anyio
 
 Scheme = Literal["http", "ws"]
 SCHEMES: tuple[Scheme, ...] = ("http", "ws")
-PLACES = ("before it is read", "while it runs", "after it was answered", "during the replay")
+POSITIONS = ("before it is read", "while it runs", "after it was answered", "during the replay")
 URIS = [f"note://{number}" for number in range(1, 13)]
 
 
 class Watcher:
-    """What the application hears of the resources, in either era."""
+    """What the application learns of the resources, in each era."""
 
     def __init__(self, it: Connected, mode: str) -> None:
         self.it, self.mode = it, mode
@@ -32,7 +32,7 @@ class Watcher:
 
     @property
     def seen(self) -> list[str]:
-        return self.it.heard.updates if self.mode == "legacy" else self.listened
+        return self.it.received.updates if self.mode == "legacy" else self.listened
 
     async def watch(self, *, task_status: TaskStatus[None]) -> None:
         if self.mode == "legacy":
@@ -44,23 +44,23 @@ class Watcher:
             task_status.started()
             async for change in changes:
                 self.listened.append(str(getattr(change, "uri", change)))
-                self.it.heard.board.announce()
+                self.it.received.board.announce()
 
     async def has(self, count: int) -> None:
-        await self.it.heard.has(lambda: len(self.seen) >= count, f"{count} of {self.seen}")
+        await self.it.received.has(lambda: len(self.seen) >= count, f"{count} of {self.seen}")
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("moves", [False, True], ids=["back", "over"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_cell(mode: str, scheme: Scheme, moves: bool, place: str) -> None:
+async def test_a_cell(mode: str, scheme: Scheme, moves: bool, position: str) -> None:
     """The connection is cut in one place; the client comes back there, or moves elsewhere."""
     other: Scheme = "ws" if scheme == "http" else "http"
     async with connected(mode, scheme) as it, anyio.create_task_group() as tasks:
         watcher = Watcher(it, mode)
         await tasks.start(watcher.watch)
-        await it.change_elsewhere(URIS[0])
+        await it.change_from_another(URIS[0])
         await watcher.has(1)
         answers: list[str] = []
 
@@ -70,7 +70,7 @@ async def test_a_cell(mode: str, scheme: Scheme, moves: bool, place: str) -> Non
             except MCPError as error:
                 assert is_outcome_unknown(error)
                 answers.append("unknown")
-            it.heard.board.announce()
+            it.received.board.announce()
 
         async def lose_the_connection() -> None:
             it.proxy.cut_all()
@@ -82,7 +82,7 @@ async def test_a_cell(mode: str, scheme: Scheme, moves: bool, place: str) -> Non
                 # The way there was cut as well; the session stayed where it was.
                 await it.transport.move_to(it.proxy.url(scheme=other))
 
-        match place:
+        match position:
             case "before it is read":
                 it.proxy.stall_all(Side.CLIENT)
                 it.app.stage.mark("g:go")
@@ -105,7 +105,7 @@ async def test_a_cell(mode: str, scheme: Scheme, moves: bool, place: str) -> Non
                 tasks.start_soon(call)
                 await it.app.stage.reached("g:started")
                 with it.proxy.offline():
-                    await it.change_elsewhere(*URIS[1:6])
+                    await it.change_from_another(*URIS[1:6])
                 # The next connection is cut as well, somewhere in what it is sent.
                 it.proxy.cut_next_after(900)
                 if moves:
@@ -113,15 +113,15 @@ async def test_a_cell(mode: str, scheme: Scheme, moves: bool, place: str) -> Non
                     await lose_the_connection()
                 it.app.stage.mark("g:go")
         await it.app.stage.reached("g:done")
-        await it.change_elsewhere(*URIS[6:])
-        expected = [URIS[0], *(URIS[1:6] if place == "during the replay" else ()), *URIS[6:]]
+        await it.change_from_another(*URIS[6:])
+        expected = [URIS[0], *(URIS[1:6] if position == "during the replay" else ()), *URIS[6:]]
         await watcher.has(len(expected))
         # One more round trip: whatever came twice would have come by now.
         assert await it.call("echo", text="the end") == "the end"
 
         assert watcher.seen == expected
-        await it.heard.board.until(lambda: bool(answers), what="an answer for the caller")
+        await it.received.board.until(lambda: bool(answers), what="an answer for the caller")
         assert answers == ["1 steps"]
         assert it.app.stage.count("g:started") == 1
-        assert all(outcome.recovered for outcome in it.heard.outcomes)
+        assert all(outcome.recovered for outcome in it.received.outcomes)
         tasks.cancel_scope.cancel()

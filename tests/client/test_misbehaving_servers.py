@@ -12,7 +12,7 @@ from mcp import Client, MCPError
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
-from tests.support.resuming import QUICK, Heard, text_of
+from tests.support.resuming import QUICK, Received, text_of
 from tests.support.scripted import (
     SESSION,
     Exchange,
@@ -34,12 +34,12 @@ FOREIGN: dict[str, Any] = {"tools": {}, "sessions": {}}
 @asynccontextmanager
 async def client_of(
     server: ScriptedServer, *, policy: ReconnectPolicy = QUICK
-) -> AsyncGenerator[tuple[Client, Heard]]:
-    heard = Heard()
-    transport = resumable(server.url(), on_resume=heard.on_resume, policy=policy)
+) -> AsyncGenerator[tuple[Client, Received]]:
+    received = Received()
+    transport = resumable(server.url(), on_resume=received.on_resume, policy=policy)
     with anyio.fail_after(30):
-        async with Client(transport, mode="legacy", message_handler=heard.on_message) as client:
-            yield client, heard
+        async with Client(transport, mode="legacy", message_handler=received.on_message) as client:
+            yield client, received
 
 
 async def call(client: Client) -> str:
@@ -92,7 +92,7 @@ async def test_an_address_that_answers_with_a_status_only_is_named_with_it() -> 
 
 async def test_not_found_starts_over_once_for_all_who_ask_at_once() -> None:
     refuse = refusing("s-1", not_found)
-    async with ScriptedServer({"*": refuse}) as server, client_of(server) as (client, heard):
+    async with ScriptedServer({"*": refuse}) as server, client_of(server) as (client, received):
         found: list[str] = []
 
         async def ask() -> None:
@@ -104,7 +104,7 @@ async def test_not_found_starts_over_once_for_all_who_ask_at_once() -> None:
 
         assert found == ["s-2"] * 8
         assert server.sessions == 2
-        assert [outcome.is_new_session for outcome in heard.outcomes] == [True]
+        assert [outcome.is_new_session for outcome in received.outcomes] == [True]
 
 
 async def test_a_late_word_of_the_old_session_does_not_end_the_new_one() -> None:
@@ -120,7 +120,7 @@ async def test_a_late_word_of_the_old_session_does_not_end_the_new_one() -> None
         else:
             not_found(exchange)
 
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
         answers: list[str] = []
         async with anyio.create_task_group() as tasks:
 
@@ -135,7 +135,7 @@ async def test_a_late_word_of_the_old_session_does_not_end_the_new_one() -> None
 
         assert answers == ["s-2"]
         assert server.sessions == 2
-        assert len(heard.outcomes) == 1
+        assert len(received.outcomes) == 1
 
 
 @pytest.mark.parametrize("code", [404, 410])
@@ -147,14 +147,14 @@ async def test_404_on_post_while_the_get_stream_lives(code: int) -> None:
         if is_old and exchange.method == "tools/call":
             exchange.respond(code)
 
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
         await server.has(lambda: server.asked("GET"), "the notification stream")
 
         assert await call(client) == "s-1"
 
         await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
         assert (server.transports, server.sessions) == (2, 1)
-        assert (await heard.outcome()).recovered
+        assert (await received.outcome()).recovered
 
 
 async def test_400_that_speaks_of_a_session_is_a_lost_session() -> None:
@@ -179,13 +179,13 @@ async def test_a_resume_that_is_refused_by_status_starts_over(code: int) -> None
         if exchange.method == "session/resume":
             exchange.respond(code)
 
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
         assert await call(client) == "s-2"
 
         assert (server.transports, server.sessions) == (2, 2)
-        outcome = await heard.outcome()
+        outcome = await received.outcome()
         assert (outcome.recovered, outcome.is_new_session) == (False, True)
-        assert heard.methods.count("notifications/tools/list_changed") == 1
+        assert received.methods.count("notifications/tools/list_changed") == 1
 
 
 @pytest.mark.parametrize("capabilities", [FOREIGN, None], ids=["foreign", "ours"])
@@ -205,9 +205,9 @@ async def test_a_resume_that_is_refused_with_503_starts_over_at_a_foreign_server
     scripted = ScriptedServer({"*": entry})
     if capabilities is not None:
         scripted.capabilities = capabilities
-    async with scripted as server, client_of(server) as (client, heard):
+    async with scripted as server, client_of(server) as (client, received):
         assert await call(client) == ("s-2" if capabilities else "s-1")
-        assert (await heard.outcome()).is_new_session is bool(capabilities)
+        assert (await received.outcome()).is_new_session is bool(capabilities)
 
 
 async def test_a_server_that_forgets_every_session_is_given_up() -> None:
@@ -224,7 +224,7 @@ async def test_a_server_that_forgets_every_session_is_given_up() -> None:
         assert server.sessions == 2
 
 
-async def test_a_call_that_was_at_work_when_its_session_ended_is_not_run_again() -> None:
+async def test_a_call_that_was_running_when_its_session_ended_is_not_run_again() -> None:
     """KEY3: its response had begun, so it was not refused."""
 
     def entry(exchange: Exchange) -> None:
@@ -242,7 +242,7 @@ async def test_a_call_that_was_at_work_when_its_session_ended_is_not_run_again()
         assert await call(client) == "s-2"
 
 
-async def test_a_call_that_is_refused_late_may_have_been_at_work() -> None:
+async def test_a_call_that_is_refused_late_may_have_been_running() -> None:
     """KEY3: on a connection for all requests nothing else tells the two apart."""
 
     async def entry(exchange: Exchange) -> None:
@@ -299,7 +299,7 @@ async def test_a_cut_response_is_asked_for_again_with_its_key() -> None:
 
 
 async def test_at_a_server_without_keys_a_cut_call_is_not_sent_again() -> None:
-    """KEY3: the caller hears that the outcome is unknown."""
+    """KEY3: the caller learns that the outcome is unknown."""
     script: dict[str, Any] = {"tools/call": reset}
     async with (
         ScriptedServer(script, FOREIGN) as server,
@@ -320,10 +320,10 @@ async def test_429_is_asked_again_after_as_long_as_it_says() -> None:
         if exchange.method == "tools/call" and next(busy):
             exchange.respond(429, headers={"Retry-After": "0"})
 
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
         assert await call(client) == "s-1"
         assert len(server.asked("tools/call")) == 2
-        assert heard.outcomes == []
+        assert received.outcomes == []
 
 
 async def test_503_is_a_loss_and_the_call_is_sent_again_in_the_same_session() -> None:
@@ -333,10 +333,10 @@ async def test_503_is_a_loss_and_the_call_is_sent_again_in_the_same_session() ->
         if exchange.method == "tools/call" and next(away):
             exchange.respond(503, headers={"Retry-After": "0"})
 
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
         assert await call(client) == "s-1"
         assert len(server.asked("tools/call")) == 2
-        assert [outcome.recovered for outcome in heard.outcomes] == [True]
+        assert [outcome.recovered for outcome in received.outcomes] == [True]
 
 
 async def test_a_server_that_never_answers_a_call() -> None:
@@ -384,15 +384,15 @@ async def test_a_half_open_response_is_noticed_by_its_silence() -> None:
 # --- events -----------------------------------------------------------------------------------
 
 
-async def test_duplicate_events_are_heard_once() -> None:
-    async with ScriptedServer() as server, client_of(server) as (client, heard):
+async def test_duplicate_events_are_received_once() -> None:
+    async with ScriptedServer() as server, client_of(server) as (client, received):
         await server.has(lambda: server.stream, "the notification stream")
         for event_id in ("1", "2", "1", "2", "3"):
             server.push(UPDATED, event_id, uri=f"note://{event_id}")
 
-        await heard.has(lambda: len(heard.updates) >= 3, "three updates")
+        await received.has(lambda: len(received.updates) >= 3, "three updates")
         await call(client)
-        assert heard.updates == ["note://1", "note://2", "note://3"]
+        assert received.updates == ["note://1", "note://2", "note://3"]
 
 
 async def test_events_may_come_before_the_answer_to_the_resume() -> None:
@@ -414,26 +414,26 @@ async def test_events_may_come_before_the_answer_to_the_resume() -> None:
         exchange.end()
 
     def lost(exchange: Exchange) -> None:
-        if exchange.headers.get("mcp-session-id") == "transport-1" and len(heard.updates) == 3:
+        if exchange.headers.get("mcp-session-id") == "transport-1" and len(received.updates) == 3:
             exchange.respond(404)
 
     async with ScriptedServer({"session/resume": resume}) as server:
-        async with client_of(server) as (client, heard):
+        async with client_of(server) as (client, received):
             await server.has(lambda: server.stream, "the notification stream")
             for number in (1, 2, 3):
                 server.push(UPDATED, number, uri=f"note://{number}")
-            await heard.has(lambda: len(heard.updates) == 3, "three updates")
+            await received.has(lambda: len(received.updates) == 3, "three updates")
             server.script["tools/call"] = lost
 
             await call(client)
 
             assert server.asked("session/resume")[0].params["lastSessionEventId"] == 3
-            await heard.has(lambda: len(heard.updates) == 4, "the fourth")
+            await received.has(lambda: len(received.updates) == 4, "the fourth")
             await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
             server.push(UPDATED, 4, uri="note://4")
             server.push(UPDATED, 5, uri="note://5")
-            await heard.has(lambda: len(heard.updates) >= 5, "the fifth")
-            assert heard.updates == [f"note://{n}" for n in (1, 2, 3, 4, 5)]
+            await received.has(lambda: len(received.updates) >= 5, "the fifth")
+            assert received.updates == [f"note://{n}" for n in (1, 2, 3, 4, 5)]
 
 
 async def test_a_second_resume_asks_from_the_last_event_of_the_first() -> None:
@@ -454,18 +454,18 @@ async def test_a_second_resume_asks_from_the_last_event_of_the_first() -> None:
         elif exchange.method == "tools/call" and connection in refused:
             exchange.respond(404)
 
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
         for number in (1, 2, 3):
             await server.has(lambda n=number: len(server.asked("GET")) == n, "a stream")
             server.push(UPDATED, str(number), uri=f"note://{number}")
-            await heard.has(lambda n=number: len(heard.updates) >= n, "an update")
+            await received.has(lambda n=number: len(received.updates) >= n, "an update")
             refused.add(f"transport-{number}")
             await call(client)
 
         positions = [e.params["lastSessionEventId"] for e in server.asked("session/resume")]
         assert positions == ["1", "2", "3"]
-        assert [o.recovered for o in heard.outcomes] == [True, False, True]
-        assert heard.outcomes[1].reason == "evicted"
+        assert [o.recovered for o in received.outcomes] == [True, False, True]
+        assert received.outcomes[1].reason == "evicted"
 
 
 async def test_after_a_gap_the_head_is_the_position_and_its_ids_are_new() -> None:
@@ -479,10 +479,10 @@ async def test_after_a_gap_the_head_is_the_position_and_its_ids_are_new() -> Non
         elif exchange.method == "tools/call" and exchange.headers["mcp-session-id"] in refused:
             exchange.respond(404)
 
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, heard):
+    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
         await server.has(lambda: server.stream, "the notification stream")
         server.push(UPDATED, "1", uri="note://old")
-        await heard.has(lambda: heard.updates, "an update")
+        await received.has(lambda: received.updates, "an update")
         for number in (1, 2):
             refused.add(f"transport-{number}")
             await call(client)
@@ -491,7 +491,7 @@ async def test_after_a_gap_the_head_is_the_position_and_its_ids_are_new() -> Non
         assert positions == ["1", "0"]
         await server.has(lambda: len(server.asked("GET")) == 3, "the newest stream")
         server.push(UPDATED, "1", uri="note://new")
-        await heard.has(lambda: heard.updates == ["note://old", "note://new"], "both")
+        await received.has(lambda: received.updates == ["note://old", "note://new"], "both")
 
 
 # --- the notification stream that nobody saw ----------------------------------------------------
@@ -566,12 +566,12 @@ async def test_a_connection_that_is_gone_when_its_session_is_taken_up_there_is_o
 
     async with (
         ScriptedServer({"session/resume": resume}) as server,
-        client_of(server) as (client, heard),
+        client_of(server) as (client, received),
     ):
         await server.has(lambda: server.stream, "the notification stream")
         server.push("notifications/sessions/detached", sessionId="s-1", reason="evicted")
 
-        assert (await heard.outcome()).recovered
+        assert (await received.outcome()).recovered
         assert await call(client) == "s-1"
         assert (server.transports, server.sessions) == (2, 1)
 
@@ -590,14 +590,14 @@ def raw_event(exchange: Exchange, block: bytes) -> None:
     ids=["retry-400", "retry-5000", "id-beyond-ascii", "id-control"],
 )
 async def test_a_malformed_line_on_a_stream_costs_the_application_nothing(line: bytes) -> None:
-    async with ScriptedServer() as server, client_of(server) as (client, heard):
+    async with ScriptedServer() as server, client_of(server) as (client, received):
         await server.has(lambda: server.stream, "the notification stream")
         assert server.stream is not None
         raw_event(server.stream, line + b"\n\n")
         server.stream.end()
         if line.startswith(b"id"):
             await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
-            assert (await heard.outcome()).recovered, "it had no position to go on from"
+            assert (await received.outcome()).recovered, "it had no position to go on from"
         assert await call(client) == "s-1"
 
 
@@ -625,7 +625,7 @@ async def test_a_time_to_come_back_that_is_none_costs_the_application_nothing(
     policy = ReconnectPolicy(backoff_base=0.01, give_up_after=0.3)
     async with (
         ScriptedServer() as server,
-        client_of(server, policy=policy) as (client, heard),
+        client_of(server, policy=policy) as (client, received),
     ):
         await server.has(lambda: server.stream, "the notification stream")
         server.push(
@@ -634,7 +634,7 @@ async def test_a_time_to_come_back_that_is_none_costs_the_application_nothing(
             reason="draining",
             retryAfter=seconds,
         )
-        assert (await heard.outcome()).recovered
+        assert (await received.outcome()).recovered
         assert await call(client) == "s-1"
 
 
@@ -677,7 +677,7 @@ async def test_a_streamed_answer_that_is_too_large_is_an_unknown_outcome() -> No
 
     async with (
         ScriptedServer({"*": entry}) as server,
-        client_of(server, policy=SMALL) as (client, heard),
+        client_of(server, policy=SMALL) as (client, received),
     ):
         with pytest.raises(MCPError) as unknown:
             await call(client)
@@ -686,12 +686,12 @@ async def test_a_streamed_answer_that_is_too_large_is_an_unknown_outcome() -> No
         assert unknown.value.error.data["reason"] == "too_large"
         await call(client)
         assert len(server.asked("tools/call")) == 2
-        assert heard.outcomes == []
+        assert received.outcomes == []
 
 
 async def test_an_event_that_is_too_large_is_passed_over_and_does_not_come_again() -> None:
-    """The application is told to read again, and the stream goes on after it."""
-    async with ScriptedServer() as server, client_of(server, policy=SMALL) as (client, heard):
+    """The application is asked to read again, and the stream goes on after it."""
+    async with ScriptedServer() as server, client_of(server, policy=SMALL) as (client, received):
         await server.has(lambda: server.stream, "the notification stream")
         assert server.stream is not None
         params = {"level": "info", "data": "x" * 50_000, "sessionEventId": "1"}
@@ -699,9 +699,9 @@ async def test_an_event_that_is_too_large_is_passed_over_and_does_not_come_again
         server.stream.event(event, "e-1")
         server.push(UPDATED, "2", uri="note://2")
 
-        outcome = await heard.outcome()
+        outcome = await received.outcome()
         assert (outcome.recovered, outcome.reason) == (False, "too_large")
-        await heard.has(lambda: heard.updates == ["note://2"], "the event after it")
+        await received.has(lambda: received.updates == ["note://2"], "the event after it")
         assert len([r for r in server.requests if r.verb == "GET"]) == 1
         await call(client)
 
@@ -796,11 +796,11 @@ async def test_a_state_that_is_refused_is_left_out_and_the_call_is_sent_again() 
 
     async with (
         ScriptedServer({"tools/call": entry}) as server,
-        client_of(server) as (client, heard),
+        client_of(server) as (client, received),
     ):
         assert [await call(client) for _ in range(3)] == ["done"] * 3
         assert tokens == [None, "old", None, "new"]
-        assert (server.sessions, heard.outcomes) == (1, [])
+        assert (server.sessions, received.outcomes) == (1, [])
 
 
 async def test_a_newer_state_is_kept_when_an_older_one_is_refused() -> None:
@@ -875,7 +875,7 @@ async def test_a_server_that_only_creates_sessions_is_used_as_it_is() -> None:
         assert KEY not in sent
 
 
-async def test_a_lost_session_may_be_told_as_a_tools_result() -> None:
+async def test_a_lost_session_may_be_reported_as_a_tools_result() -> None:
     def entry(exchange: Exchange) -> None:
         without_start(exchange)
         if exchange.method == "tools/call" and named(exchange) == "s-1":
@@ -883,10 +883,10 @@ async def test_a_lost_session_may_be_told_as_a_tools_result() -> None:
 
     async with (
         ScriptedServer({"*": entry}, FOREIGN) as server,
-        client_of(server) as (client, heard),
+        client_of(server) as (client, received),
     ):
         assert await call(client) == "s-2"
-        assert (await heard.outcome()).is_new_session
+        assert (await received.outcome()).is_new_session
 
 
 async def test_whatever_a_server_says_to_session_methods_the_application_gets_on() -> None:
@@ -910,33 +910,33 @@ async def test_a_transport_session_that_is_gone_is_opened_anew() -> None:
 
     async with (
         ScriptedServer({"*": entry}, {"tools": {}}) as server,
-        client_of(server) as (client, heard),
+        client_of(server) as (client, received),
     ):
         assert await call(client) == "none"
         assert server.transports == 2
-        assert (await heard.outcome()).is_new_session
+        assert (await received.outcome()).is_new_session
 
 
 async def test_a_status_that_says_nothing_of_sessions_is_the_answer() -> None:
     async with (
         ScriptedServer({"tools/call": status(500)}) as server,
-        client_of(server) as (client, heard),
+        client_of(server) as (client, received),
     ):
         with pytest.raises(MCPError):
             await call(client)
         assert len(server.asked("tools/call")) == 1
-        assert heard.outcomes == []
+        assert received.outcomes == []
 
 
 async def test_a_draining_server_is_left_within_the_time_it_gives() -> None:
     """WSS17: what is asked meanwhile is served by whoever comes next."""
-    async with ScriptedServer() as server, client_of(server) as (client, heard):
+    async with ScriptedServer() as server, client_of(server) as (client, received):
         await server.has(lambda: server.stream, "the notification stream")
         server.push(
             "notifications/sessions/detached", sessionId="s-1", reason="draining", retryAfter=0.1
         )
 
-        outcome = await heard.outcome()
+        outcome = await received.outcome()
 
         assert outcome.recovered
         assert server.transports == 2
@@ -951,7 +951,7 @@ async def test_a_drain_that_is_not_waited_for_delays_nothing_that_comes_later() 
         if exchange.headers["mcp-session-id"] == f"transport-{gone}":
             exchange.respond(404)
 
-    async with ScriptedServer({"GET": get}) as server, client_of(server) as (client, heard):
+    async with ScriptedServer({"GET": get}) as server, client_of(server) as (client, received):
         await server.has(lambda: server.stream, "the notification stream")
         drained = server.stream
         assert drained is not None
@@ -960,11 +960,11 @@ async def test_a_drain_that_is_not_waited_for_delays_nothing_that_comes_later() 
         )
         gone = 1
         drained.end()
-        while not heard.outcomes:
+        while not received.outcomes:
             assert await call(client) == "s-1"
         await server.has(lambda: server.stream is not drained, "the next notification stream")
         gone = 2
         assert server.stream is not None
         server.stream.end()
         with anyio.fail_after(6):
-            assert (await heard.outcome(2)).recovered
+            assert (await received.outcome(2)).recovered

@@ -92,7 +92,7 @@ async def stopped_while_asked(transport: ResumableTransport, board: Board) -> No
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("scheme", ["http", "ws"])
-async def test_a_later_run_is_told_that_a_question_is_open_and_answers_it(
+async def test_a_later_run_is_notified_that_a_question_is_open_and_answers_it(
     tmp_path: Path, scheme: str
 ) -> None:
     ran: list[str] = []

@@ -19,7 +19,7 @@ from tests.support.raw import RawClient, SocketCarrier
 from tests.support.resuming import (
     MODES,
     QUICK,
-    Heard,
+    Received,
     app_of,
     connected,
     serving,
@@ -39,11 +39,11 @@ async def test_one_changed_line_gives_a_session_to_every_request(mode: str) -> N
         assert len(first) >= 43
         assert await it.call("session_id") == first
         assert [tool.name for tool in (await it.client.list_tools()).tools]
-        assert it.heard.outcomes == []
+        assert it.received.outcomes == []
 
 
 @asynccontextmanager
-async def somebody_else(server: RunningServer) -> AsyncGenerator[RawClient]:
+async def another_client(server: RunningServer) -> AsyncGenerator[RawClient]:
     carrier = SocketCarrier(server.host, server.port)
     try:
         yield RawClient(carrier)
@@ -56,7 +56,7 @@ async def test_the_session_ends_with_the_transport_if_there_is_no_jar(mode: str)
     with serving() as (_, _, server), anyio.fail_after(20):
         async with Client(resumable(server.url(), policy=QUICK), mode=mode) as client:
             session_id = text_of(await client.call_tool("session_id", {}))
-        async with somebody_else(server) as other:
+        async with another_client(server) as other:
             error = await other.error("session/resume", {"sessionId": session_id})
             assert error["code"] == -32043
 
@@ -123,15 +123,15 @@ async def test_events_of_a_cut_connection_come_once_and_in_order() -> None:
     async with connected("legacy") as it:
         await subscribe(it.client, "note://1")
         await subscribe(it.client, "note://2")
-        await it.change_elsewhere("note://1")
-        await it.heard.has(lambda: it.heard.updates == ["note://1"], "the first event")
+        await it.change_from_another("note://1")
+        await it.received.has(lambda: it.received.updates == ["note://1"], "the first event")
         with it.proxy.offline():
-            await it.change_elsewhere("note://2", "note://1")
+            await it.change_from_another("note://2", "note://1")
 
-        await it.heard.has(lambda: len(it.heard.updates) >= 3, "what was missed")
-        await it.change_elsewhere("note://2")
-        await it.heard.has(lambda: len(it.heard.updates) >= 4, "what came after")
-        assert it.heard.updates == ["note://1", "note://2", "note://1", "note://2"]
+        await it.received.has(lambda: len(it.received.updates) >= 3, "what was missed")
+        await it.change_from_another("note://2")
+        await it.received.has(lambda: len(it.received.updates) >= 4, "what came after")
+        assert it.received.updates == ["note://1", "note://2", "note://1", "note://2"]
 
 
 class FirstGetIsLost:
@@ -162,31 +162,31 @@ class FirstGetIsLost:
         await send({"type": "http.response.body"})
 
 
-async def test_events_are_heard_although_the_first_stream_died_before_its_first_byte() -> None:
+async def test_events_are_received_although_the_first_stream_died_before_its_first_byte() -> None:
     """HTL7: to the server the second stream is a later one, and takes the session off."""
     app, layer = app_of()
-    heard = Heard()
+    received = Received()
     with serve(FirstGetIsLost(layer.asgi_app())) as server, anyio.fail_after(20):
-        transport = resumable(server.url(), on_resume=heard.on_resume, policy=QUICK)
-        async with Client(transport, mode="legacy", message_handler=heard.on_message) as client:
+        transport = resumable(server.url(), on_resume=received.on_resume, policy=QUICK)
+        async with Client(transport, mode="legacy", message_handler=received.on_message) as client:
             await subscribe(client, "note://1")
-            assert (await heard.outcome()).recovered
+            assert (await received.outcome()).recovered
             await server.call(layer.notify_resource_updated, "note://1")
-            await heard.has(lambda: heard.updates == ["note://1"], "the event")
+            await received.has(lambda: received.updates == ["note://1"], "the event")
     assert app
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_client_that_only_listens_goes_to_its_other_address(mode: str) -> None:
-    heard = Heard()
+    received = Received()
     async with AsyncExitStack() as stack:
         app, layer, server = stack.enter_context(serving())
         stack.enter_context(anyio.fail_after(20))
         first = await stack.enter_async_context(TcpProxy(server.host, server.port))
         second = await stack.enter_async_context(TcpProxy(server.host, server.port))
-        transport = resumable(first.url(), second.url(), on_resume=heard.on_resume, policy=QUICK)
+        transport = resumable(first.url(), second.url(), on_resume=received.on_resume, policy=QUICK)
         client = await stack.enter_async_context(
-            Client(transport, mode=mode, message_handler=heard.on_message)
+            Client(transport, mode=mode, message_handler=received.on_message)
         )
         changes = None
         if mode == "legacy":
@@ -196,42 +196,42 @@ async def test_a_client_that_only_listens_goes_to_its_other_address(mode: str) -
             changes = await stack.enter_async_context(listening)
         stack.enter_context(first.offline())
 
-        outcome = await heard.outcome()
+        outcome = await received.outcome()
         assert (outcome.recovered, outcome.connected_to) == (True, second.url())
         await server.call(layer.notify_resource_updated, "note://1")
         if changes is None:
-            await heard.has(lambda: heard.updates == ["note://1"], "the event")
+            await received.has(lambda: received.updates == ["note://1"], "the event")
         else:
             assert getattr(await anext(changes), "uri", None) == "note://1"
         assert app
 
 
-async def test_the_application_hears_that_a_lost_stream_goes_on() -> None:
+async def test_the_application_learns_that_a_lost_stream_continues() -> None:
     """``on_resume``: after each loss, also where no ``session/resume`` was needed."""
     async with connected("legacy") as it:
         await subscribe(it.client, "note://1")
-        await it.change_elsewhere("note://1")
-        await it.heard.has(lambda: it.heard.updates == ["note://1"], "the first event")
+        await it.change_from_another("note://1")
+        await it.received.has(lambda: it.received.updates == ["note://1"], "the first event")
         it.proxy.cut_all()
 
-        assert (await it.heard.outcome()).recovered
+        assert (await it.received.outcome()).recovered
 
 
 async def test_events_of_a_cut_listen_stream_come_once_and_in_order() -> None:
     async with connected("auto") as it:
         async with it.client.listen(resource_subscriptions=["note://1", "note://2"]) as changes:
-            await it.change_elsewhere("note://1")
+            await it.change_from_another("note://1")
             first = await anext(changes)
             with it.proxy.offline():
-                await it.change_elsewhere("note://2", "note://1")
+                await it.change_from_another("note://2", "note://1")
 
             missed = [await anext(changes), await anext(changes)]
-            await it.change_elsewhere("note://2")
+            await it.change_from_another("note://2")
             live = await anext(changes)
 
         uris = [getattr(change, "uri", None) for change in (first, *missed, live)]
         assert uris == ["note://1", "note://2", "note://1", "note://2"]
-        assert (await it.heard.outcome()).recovered
+        assert (await it.received.outcome()).recovered
 
 
 async def test_several_listen_streams_of_an_application_share_the_sessions_one() -> None:
@@ -240,12 +240,12 @@ async def test_several_listen_streams_of_an_application_share_the_sessions_one()
             it.client.listen(resource_subscriptions=["note://1"]) as one,
             it.client.listen(resource_subscriptions=["note://2"]) as two,
         ):
-            await it.change_elsewhere("note://1", "note://2", "note://1")
+            await it.change_from_another("note://1", "note://2", "note://1")
 
             assert getattr(await anext(one), "uri", None) == "note://1"
             assert getattr(await anext(two), "uri", None) == "note://2"
         async with it.client.listen(resource_subscriptions=["note://1"]) as three:
-            await it.change_elsewhere("note://1")
+            await it.change_from_another("note://1")
             assert getattr(await anext(three), "uri", None) == "note://1"
 
 
@@ -255,35 +255,35 @@ async def test_a_notification_stream_that_is_only_silent_is_opened_anew() -> Non
     async with connected("legacy", policy=policy) as it:
         await subscribe(it.client, "note://1")
         stream = await it.proxy.carrying(b"GET /mcp")
-        await it.change_elsewhere("note://1")
-        await it.heard.has(lambda: len(it.heard.updates) == 1, "the first event")
+        await it.change_from_another("note://1")
+        await it.received.has(lambda: len(it.received.updates) == 1, "the first event")
         stream.stall()
 
         assert await it.call("touch", uri="note://1") == "note://1 version 1"
 
-        await it.heard.has(lambda: len(it.heard.updates) == 2, "the event of the dead stream")
+        await it.received.has(lambda: len(it.received.updates) == 2, "the event of the dead stream")
 
 
 @asynccontextmanager
-async def over_a_restart(mode: str) -> AsyncGenerator[tuple[Client, Heard, TcpProxy]]:
+async def over_a_restart(mode: str) -> AsyncGenerator[tuple[Client, Received, TcpProxy]]:
     """A client of a server that is gone; `TcpProxy.retarget` leads to the next one."""
-    heard = Heard()
+    received = Received()
     with serving() as (_, _, first):
         async with AsyncExitStack() as stack:
             proxy = await stack.enter_async_context(TcpProxy(first.host, first.port))
-            transport = resumable(proxy.url(), on_resume=heard.on_resume, policy=QUICK)
+            transport = resumable(proxy.url(), on_resume=received.on_resume, policy=QUICK)
             stack.enter_context(anyio.fail_after(30))
             client = await stack.enter_async_context(
-                Client(transport, mode=mode, message_handler=heard.on_message)
+                Client(transport, mode=mode, message_handler=received.on_message)
             )
-            yield client, heard, proxy
+            yield client, received, proxy
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_server_that_lost_the_session_gets_another_one_once(mode: str) -> None:
     """CLI5, CLI4: started over, in one go, and the lists are read again."""
     with serving() as (_, _, second):
-        async with over_a_restart(mode) as (client, heard, proxy):
+        async with over_a_restart(mode) as (client, received, proxy):
             old = text_of(await client.call_tool("session_id", {}))
             proxy.retarget(second.host, second.port)
             proxy.cut_all()
@@ -298,13 +298,13 @@ async def test_a_server_that_lost_the_session_gets_another_one_once(mode: str) -
 
             assert len(set(found)) == 1
             assert found[0] != old
-            outcome = await heard.outcome()
+            outcome = await received.outcome()
             assert (outcome.recovered, outcome.is_new_session) == (False, True)
             assert outcome.reason == "session_lost"
-            assert len(heard.outcomes) == 1
+            assert len(received.outcomes) == 1
             if mode == "legacy":
-                await heard.has(
-                    lambda: "notifications/tools/list_changed" in heard.methods,
+                await received.has(
+                    lambda: "notifications/tools/list_changed" in received.methods,
                     "the word that lists changed",
                 )
 
@@ -312,28 +312,28 @@ async def test_a_server_that_lost_the_session_gets_another_one_once(mode: str) -
 async def test_what_was_subscribed_is_subscribed_again_in_the_next_session() -> None:
     """CLI10: after every new session."""
     with serving() as (_, layer, second):
-        async with over_a_restart("legacy") as (client, heard, proxy):
+        async with over_a_restart("legacy") as (client, received, proxy):
             await subscribe(client, "note://1")
             proxy.retarget(second.host, second.port)
             proxy.cut_all()
 
-            assert (await heard.outcome()).is_new_session
-            # The application is told to read again what it may have missed.
-            await heard.has(lambda: heard.updates == ["note://1"], "the update after the gap")
+            assert (await received.outcome()).is_new_session
+            # The application is asked to read again what it may have missed.
+            await received.has(lambda: received.updates == ["note://1"], "the update after the gap")
             await second.call(layer.notify_resource_updated, "note://1")
-            await heard.has(lambda: len(heard.updates) == 2, "a live update")
+            await received.has(lambda: len(received.updates) == 2, "a live update")
 
 
 async def test_what_is_listened_to_is_listened_to_in_the_next_session() -> None:
     """CLI10, CLI4, modern era."""
     with serving() as (_, layer, second):
-        async with over_a_restart("auto") as (client, heard, proxy):
+        async with over_a_restart("auto") as (client, received, proxy):
             async with client.listen(resource_subscriptions=["note://1"]) as changes:
                 proxy.retarget(second.host, second.port)
                 proxy.cut_all()
 
                 assert getattr(await anext(changes), "uri", None) == "note://1"
-                assert (await heard.outcome()).is_new_session
+                assert (await received.outcome()).is_new_session
                 await client.call_tool("echo", {"text": "listening by now"})
                 await second.call(layer.notify_resource_updated, "note://1")
                 assert getattr(await anext(changes), "uri", None) == "note://1"
@@ -343,16 +343,16 @@ async def test_whoever_is_taken_over_stops_and_says_so() -> None:
     """TKO7: it does not come back to fight."""
     async with connected("legacy") as it:
         session_id = await it.call("session_id")
-        async with somebody_else(it.server) as other:
+        async with another_client(it.server) as other:
             await other.initialize()
             await other.result("session/resume", {"sessionId": session_id})
 
-            outcome = await it.heard.outcome()
-            assert (outcome.reason, outcome.is_over) == ("taken_over", True)
+            outcome = await it.received.outcome()
+            assert (outcome.reason, outcome.has_ended) == ("taken_over", True)
             with pytest.raises(MCPError) as refused:
                 await it.call("echo", text="mine?")
             assert refused.value.code == -31010
-        assert len(it.heard.outcomes) == 1
+        assert len(it.received.outcomes) == 1
 
 
 async def test_a_question_of_the_server_is_asked_once_and_answered_across_a_cut() -> None:
@@ -363,7 +363,7 @@ async def test_a_question_of_the_server_is_asked_once_and_answered_across_a_cut(
         async def cut_and_answer(
             context: object, params: types.ElicitRequestParams
         ) -> types.ElicitResult:
-            it.heard.questions.append(params.message)
+            it.received.questions.append(params.message)
             it.proxy.cut_all()
             answered.set()
             return types.ElicitResult(action="accept", content={"answer": "yes"})
@@ -371,7 +371,7 @@ async def test_a_question_of_the_server_is_asked_once_and_answered_across_a_cut(
         session = it.client.session
         session._elicitation_callback = cut_and_answer  # pyright: ignore[reportPrivateUsage]
         assert await it.call("ask", question="Really?") == "accept: yes"
-        assert it.heard.questions == ["Really?"]
+        assert it.received.questions == ["Really?"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -394,14 +394,14 @@ async def test_the_other_address_of_a_server_is_tried(mode: str) -> None:
             TcpProxy(server.host, server.port) as one,
             TcpProxy(server.host, server.port) as two,
         ):
-            heard = Heard()
-            transport = resumable(one.url(), two.url(), on_resume=heard.on_resume, policy=QUICK)
+            received = Received()
+            transport = resumable(one.url(), two.url(), on_resume=received.on_resume, policy=QUICK)
             with anyio.fail_after(30):
                 async with Client(transport, mode=mode) as client:
                     old = text_of(await client.call_tool("session_id", {}))
                     with one.offline():
                         assert text_of(await client.call_tool("session_id", {})) == old
-                    assert (await heard.outcome()).recovered
+                    assert (await received.outcome()).recovered
                     assert two.accepted
 
 
@@ -463,14 +463,14 @@ async def test_nothing_waits_for_ever_for_a_server_that_is_gone(mode: str) -> No
                 await it.call(tool, **arguments)
             except MCPError as error:
                 errors[tool] = error
-                it.heard.board.announce()
+                it.received.board.announce()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: call("slow", steps=1, gate="g"))
             await it.app.stage.reached("g:started")
             with it.proxy.offline():
                 tasks.start_soon(lambda: call("echo", text="never"))
-                await it.heard.has(lambda: len(errors) == 2, "both errors")
+                await it.received.has(lambda: len(errors) == 2, "both errors")
 
         assert is_outcome_unknown(errors["slow"])
         # Whether the other one was read there can be known or not.
@@ -486,8 +486,8 @@ async def test_against_a_server_without_sessions_it_is_the_stock_transport(mode:
     with serve(bare.streamable_http_app()) as server, anyio.fail_after(30):
         results: list[object] = []
         for transport in (resumable(server.url(), policy=QUICK), server.url()):
-            heard = Heard()
-            async with Client(transport, mode=mode, message_handler=heard.on_message) as client:
+            received = Received()
+            async with Client(transport, mode=mode, message_handler=received.on_message) as client:
                 with pytest.raises(MCPError) as unknown:
                     await client.read_resource("nothing://here")
                 results.append(

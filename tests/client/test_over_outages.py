@@ -1,6 +1,6 @@
 """The server, or what stands before it, goes away and comes back: each era over each transport.
 
-The application is told of each loss once, and once how it ended (``on_lost``, ``on_resume``).
+The application is notified of each loss once, and once how it ended (``on_lost``, ``on_resume``).
 """
 
 import logging
@@ -36,13 +36,13 @@ PATIENT = ReconnectPolicy(backoff_base=0.05, backoff_cap=0.3, give_up_after=90)
 
 
 @dataclass
-class Told:
+class AppendedChange:
     words: list[ConnectionLost | ResumeOutcome] = field(
         default_factory=list[ConnectionLost | ResumeOutcome]
     )
     board: Board = field(default_factory=Board)
 
-    def hear(self, word: ConnectionLost | ResumeOutcome) -> None:
+    def receive(self, word: ConnectionLost | ResumeOutcome) -> None:
         """For ``on_lost`` and ``on_resume``."""
         self.words.append(word)
         self.board.announce()
@@ -73,8 +73,8 @@ class Told:
 
 
 @asynccontextmanager
-async def killed(place: Path) -> AsyncGenerator[KilledServer]:
-    server = KilledServer(place)
+async def killed(folder: Path) -> AsyncGenerator[KilledServer]:
+    server = KilledServer(folder)
     await to_thread(server.start)
     try:
         yield server
@@ -84,10 +84,14 @@ async def killed(place: Path) -> AsyncGenerator[KilledServer]:
 
 @asynccontextmanager
 async def client_of(
-    url: str, mode: str, told: Told, policy: ReconnectPolicy = PATIENT, **options: Any
+    url: str, mode: str, notified: AppendedChange, policy: ReconnectPolicy = PATIENT, **options: Any
 ) -> AsyncGenerator[Client]:
     transport = resumable(
-        url, on_lost=told.hear, on_resume=told.hear, policy=policy, headers={"x-key": "secret"}
+        url,
+        on_lost=notified.receive,
+        on_resume=notified.receive,
+        policy=policy,
+        headers={"x-key": "secret"},
     )
     with anyio.fail_after(150):
         async with Client(transport, mode=mode, **options) as client:
@@ -117,12 +121,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
         for mode, scheme in WAYS
     ],
 )
-async def test_a_killed_server_is_told_as_lost_and_as_back(
+async def test_a_killed_server_is_reported_as_lost_and_as_back(
     mode: str, scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a call in flight: it may have run, and the error says so by its name."""
-    told, errors, outcome = Told(), list[MCPError](), ResumeOutcome(False)
-    async with killed(tmp_path) as server, client_of(server.url(scheme), mode, told) as client:
+    notified, errors, outcome = AppendedChange(), list[MCPError](), ResumeOutcome(False)
+    async with killed(tmp_path) as server, client_of(server.url(scheme), mode, notified) as client:
         await client.call_tool("remember", {"word": "one"})
 
         async def wait() -> None:
@@ -134,31 +138,31 @@ async def test_a_killed_server_is_told_as_lost_and_as_back(
             tasks.start_soon(wait)
             await until(lambda: "wait never" in server.runs)
             await to_thread(server.kill)
-            loss = await told.is_lost()
+            loss = await notified.is_lost()
             assert loss.address == server.url(scheme)
             assert server.url(scheme) in loss.reason
             assert [line for line in warnings(caplog) if loss.reason in line]
             await to_thread(server.start)
-            outcome = await told.is_back()
+            outcome = await notified.is_back()
         assert (outcome.recovered, outcome.connected_to) == (True, server.url(scheme))
         assert is_outcome_unknown(errors[0])
         assert "wait may have run" in str(errors[0]) and server.url(scheme) in str(errors[0])
         said = text_of(await client.call_tool("remember", {"word": "two"}))
         assert said == "one two", "the session is the same"
-        told.expect_pairs(1)
+        notified.expect_pairs(1)
     assert server.runs.count("wait never") == 1
 
 
 @pytest.mark.parametrize(("mode", "scheme"), WAYS)
-async def test_a_loss_with_nothing_in_flight_is_told(mode: str, scheme: str) -> None:
+async def test_a_loss_with_nothing_in_flight_is_reported(mode: str, scheme: str) -> None:
     """At once where something is open: a WebSocket, the 2025 era's stream. Over HTTP in the 2026
     era nothing is, unless the application listens: the next call finds out.
     """
-    told = Told()
+    notified = AppendedChange()
     with serving() as (app, _, server):
         async with TcpProxy(server.host, server.port) as proxy:
             url = proxy.url(scheme=scheme)
-            async with client_of(url, mode, told, QUICK) as client:
+            async with client_of(url, mode, notified, QUICK) as client:
                 assert text_of(await client.call_tool("echo", {"text": "a"})) == "a"
                 is_open = (mode, scheme) != ("auto", "http")
                 if (mode, scheme) == ("legacy", "http"):
@@ -171,32 +175,32 @@ async def test_a_loss_with_nothing_in_flight_is_told(mode: str, scheme: str) -> 
                     )
                 with proxy.offline():
                     if is_open:
-                        await told.is_lost()
+                        await notified.is_lost()
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(client.call_tool, "echo", {"text": "b"})
-                        await told.is_lost()
+                        await notified.is_lost()
                         tasks.cancel_scope.cancel()
-                assert (await told.is_back()).recovered
+                assert (await notified.is_back()).recovered
                 assert text_of(await client.call_tool("echo", {"text": "c"})) == "c"
-                told.expect_pairs(1)
+                notified.expect_pairs(1)
     assert app
 
 
-async def test_a_listen_that_is_lost_is_told() -> None:
+async def test_a_listen_that_is_lost_is_reported() -> None:
     """2026 era over HTTP, nothing in flight."""
-    told = Told()
+    notified = AppendedChange()
     with serving() as (app, layer, server):
         async with TcpProxy(server.host, server.port) as proxy:
             async with (
-                client_of(proxy.url(), "auto", told, QUICK) as client,
+                client_of(proxy.url(), "auto", notified, QUICK) as client,
                 client.listen(resource_subscriptions=["note://1"]) as changes,
             ):
                 with proxy.offline():
-                    assert proxy.url() in (await told.is_lost()).reason
+                    assert proxy.url() in (await notified.is_lost()).reason
                     await server.call(layer.notify_resource_updated, "note://1")
                 assert getattr(await anext(changes), "uri", None) == "note://1"
-                assert (await told.is_back()).recovered
-                told.expect_pairs(1)
+                assert (await notified.is_back()).recovered
+                notified.expect_pairs(1)
     assert app
 
 
@@ -226,11 +230,11 @@ class Gateway:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("status", [502, 503, 504])
 async def test_a_proxy_that_does_not_reach_the_server_is_an_outage(mode: str, status: int) -> None:
-    told = Told()
+    notified = AppendedChange()
     app, layer = app_of()
     gateway = Gateway(layer.asgi_app(), status)
     with serve(gateway) as server:
-        async with client_of(server.url(), mode, told, QUICK) as client:
+        async with client_of(server.url(), mode, notified, QUICK) as client:
             first = text_of(await client.call_tool("session_id", {}))
             gateway.is_away = True
             answers: list[str] = []
@@ -240,28 +244,28 @@ async def test_a_proxy_that_does_not_reach_the_server_is_an_outage(mode: str, st
                     answers.append(text_of(await client.call_tool("session_id", {})))
 
                 tasks.start_soon(call)
-                assert str(status) in (await told.is_lost()).reason
+                assert str(status) in (await notified.is_lost()).reason
                 await until(lambda: len(gateway.asked) >= 5)
                 gateway.is_away = False
             assert answers == [first], "the call ran in the same session"
-            assert (await told.is_back()).recovered
-            told.expect_pairs(1)
+            assert (await notified.is_back()).recovered
+            notified.expect_pairs(1)
     assert app
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_proxy_that_asks_for_a_rest_gets_it(mode: str) -> None:
     """``Retry-After``."""
-    told = Told()
+    notified = AppendedChange()
     app, layer = app_of()
     gateway = Gateway(layer.asgi_app(), 503, "1")
     with serve(gateway) as server:
-        async with client_of(server.url(), mode, told, QUICK) as client:
+        async with client_of(server.url(), mode, notified, QUICK) as client:
             await client.call_tool("echo", {"text": "a"})
             gateway.is_away = True
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(client.call_tool, "echo", {"text": "b"})
-                await told.is_lost()
+                await notified.is_lost()
                 await until(lambda: len(gateway.asked) >= 3)
                 gateway.is_away = False
             gaps = [b - a for a, b in zip(gateway.asked, gateway.asked[1:], strict=False)]
@@ -271,13 +275,13 @@ async def test_a_proxy_that_asks_for_a_rest_gets_it(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_call_that_was_not_sent_says_where_why_and_what_to_do(mode: str) -> None:
-    told = Told()
+    notified = AppendedChange()
     app, layer = app_of()
     gateway = Gateway(layer.asgi_app(), 503)
     policy = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.1, give_up_after=1.2)
     with serve(gateway) as server:
         url = server.url().replace("http://", "http://user:secret@") + "?token=secret"
-        async with client_of(url, mode, told, policy) as client:
+        async with client_of(url, mode, notified, policy) as client:
             await client.call_tool("echo", {"text": "a"})
             gateway.is_away = True
             with pytest.raises(MCPError) as failed:
@@ -288,14 +292,14 @@ async def test_a_call_that_was_not_sent_says_where_why_and_what_to_do(mode: str)
             assert server.url() in said and "503" in said and "for 1 s" in said
             assert said.endswith("It is safe to send it again.")
             assert "secret" not in said
-            assert (await told.is_back()).reason == "gave_up"
+            assert (await notified.is_back()).reason == "gave_up"
             assert text_of(await client.call_tool("echo", {"text": "c"})) == "c"
     assert app
 
 
 async def test_an_application_may_do_as_it_likes_in_on_lost() -> None:
     """It may raise, wait, or move the session: nothing waits for it."""
-    told = Told()
+    notified = AppendedChange()
     with serving() as (app, _, server):
         async with (
             TcpProxy(server.host, server.port) as first,
@@ -303,19 +307,19 @@ async def test_an_application_may_do_as_it_likes_in_on_lost() -> None:
         ):
 
             async def move(loss: ConnectionLost) -> None:
-                told.hear(loss)
+                notified.receive(loss)
                 await transport.move_to(second.url())
                 raise RuntimeError("of the application")
 
             transport = resumable(
-                first.url(scheme="ws"), on_lost=move, on_resume=told.hear, policy=QUICK
+                first.url(scheme="ws"), on_lost=move, on_resume=notified.receive, policy=QUICK
             )
             with anyio.fail_after(40):
                 async with Client(transport, mode="auto") as client:
                     await client.call_tool("echo", {"text": "a"})
                     first.cut_all()
-                    await told.board.until(
-                        lambda: any(o.connected_to == second.url() for o in told.outcomes),
+                    await notified.board.until(
+                        lambda: any(o.connected_to == second.url() for o in notified.outcomes),
                         what="the move",
                     )
                     assert text_of(await client.call_tool("echo", {"text": "b"})) == "b"
@@ -327,15 +331,15 @@ async def test_progress_of_the_time_without_a_connection_comes_once_and_in_order
     mode: str, scheme: str
 ) -> None:
     """KEY21. And the answer comes as soon as there is a connection."""
-    told, steps, answers = Told(), list[float](), list[str]()
+    notified, steps, answers = AppendedChange(), list[float](), list[str]()
 
     async def report(progress: float, total: float | None, message: str | None) -> None:
         steps.append(progress)
-        told.board.announce()
+        notified.board.announce()
 
     with serving() as (app, _, server):
         async with TcpProxy(server.host, server.port) as proxy:
-            async with client_of(proxy.url(scheme=scheme), mode, told, QUICK) as client:
+            async with client_of(proxy.url(scheme=scheme), mode, notified, QUICK) as client:
 
                 async def call() -> None:
                     arguments = {"steps": 20, "gate": "g", "last": "h"}
@@ -345,13 +349,13 @@ async def test_progress_of_the_time_without_a_connection_comes_once_and_in_order
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(call)
                     await app.stage.reached("g:started")
-                    await told.board.until(lambda: steps == [1], what="the first report")
+                    await notified.board.until(lambda: steps == [1], what="the first report")
                     with proxy.offline():
-                        await told.is_lost()
+                        await notified.is_lost()
                         app.stage.mark("g:go")
                         await app.stage.reached("h:started")
                     assert steps == [1]
-                    await told.board.until(
+                    await notified.board.until(
                         lambda: len(steps) >= 19, what=lambda: f"what was missed: {steps}"
                     )
                     app.stage.mark("h:go")

@@ -13,7 +13,7 @@ from mcp_types import LoggingMessageNotificationParams
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.errors import ConfigurationError
-from tests.support.resuming import MODES, QUICK, Heard, text_of
+from tests.support.resuming import MODES, QUICK, Received, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -64,16 +64,16 @@ def child(tmp_path: Path) -> StdioServerParameters:
 async def test_a_stock_client_of_a_child_has_its_connections_session(
     child: StdioServerParameters,
 ) -> None:
-    told: list[object] = []
+    notified: list[object] = []
 
     async def logged(params: LoggingMessageNotificationParams) -> None:
-        told.append(params.data)
+        notified.append(params.data)
 
     with anyio.fail_after(50):
         async with Client(stdio_client(child), mode="legacy", logging_callback=logged) as client:
             said = [text_of(await client.call_tool("remember", {})) for _ in range(3)]
 
-    assert (said, told) == (["1 1", "2 2", "3 3"], [1, 2, 3])
+    assert (said, notified) == (["1 1", "2 2", "3 3"], [1, 2, 3])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -91,9 +91,9 @@ async def test_a_child_that_died_is_started_again_and_the_call_is_not(
     child: StdioServerParameters, mode: str
 ) -> None:
     """KEY3."""
-    heard = Heard()
+    received = Received()
     with anyio.fail_after(50):
-        transport = resumable(child, policy=QUICK, on_resume=heard.on_resume)
+        transport = resumable(child, policy=QUICK, on_resume=received.on_resume)
         async with Client(transport, mode=mode) as client:
             first = text_of(await client.call_tool("process", {}))
             with pytest.raises(MCPError) as unknown:
@@ -103,7 +103,7 @@ async def test_a_child_that_died_is_started_again_and_the_call_is_not(
             assert is_outcome_unknown(unknown.value)
             assert second != first
             # This child keeps its sessions in memory.
-            assert (await heard.outcome()).is_new_session
+            assert (await received.outcome()).is_new_session
     for pid in (first, second):
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)

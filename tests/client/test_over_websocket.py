@@ -15,7 +15,7 @@ from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.sdk import is_outcome_unknown
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.errors import ConfigurationError
-from tests.support.resuming import MODES, QUICK, Heard, connected, text_of
+from tests.support.resuming import MODES, QUICK, Received, connected, text_of
 from tests.support.scripted import OURS, Exchange, ScriptedServer, tool_result
 
 pytestmark = pytest.mark.anyio
@@ -76,26 +76,26 @@ async def client_of(
     takes: int | None = None,
     roots: Any = None,
     **options: Any,
-) -> AsyncGenerator[tuple[Client, Heard, Scripted]]:
+) -> AsyncGenerator[tuple[Client, Received, Scripted]]:
     """A client of a server that does as the test says.
 
     Args:
         takes: Bytes of a message that it takes at the most; a larger one closes with 1009.
     """
-    scripted, heard = Scripted(answerer), Heard()
+    scripted, received = Scripted(answerer), Received()
     subprotocols: Any = ["mcp"]
     async with serve(
         scripted.serve, "127.0.0.1", 0, subprotocols=subprotocols, max_size=takes
     ) as server:
         port = list(server.sockets)[0].getsockname()[1]
         url = f"ws://127.0.0.1:{port}/mcp"
-        transport = resumable(url, on_resume=heard.on_resume, policy=policy, **options)
+        transport = resumable(url, on_resume=received.on_resume, policy=policy, **options)
         with anyio.fail_after(30):
-            told = heard.on_message
+            notified = received.on_message
             async with Client(
-                transport, mode="legacy", message_handler=told, list_roots_callback=roots
+                transport, mode="legacy", message_handler=notified, list_roots_callback=roots
             ) as client:
-                yield client, heard, scripted
+                yield client, received, scripted
 
 
 async def failure_of(call: Awaitable[Any]) -> types.ErrorData:
@@ -114,7 +114,7 @@ async def test_the_session_moves_from_http_to_websocket_and_back(mode: str) -> N
             assert outcome.connected_to == it.proxy.url(scheme=scheme)
             assert await it.call("session_id") == first
         # Each move took the session from a connection of its own: that is no takeover.
-        assert [outcome.reason for outcome in it.heard.outcomes] == [None] * 3
+        assert [outcome.reason for outcome in it.received.outcomes] == [None] * 3
 
 
 async def test_a_move_that_fails_leaves_the_session_where_it_is() -> None:
@@ -133,12 +133,12 @@ async def test_a_normal_close_is_the_end() -> None:
         if message.get("method") == "tools/call":
             await socket.close(1000)
 
-    async with client_of(close) as (client, heard, scripted):
+    async with client_of(close) as (client, received, scripted):
         with pytest.raises(MCPError) as unknown:
             await client.call_tool("echo", {})
 
         assert is_outcome_unknown(unknown.value)
-        assert (await heard.outcome()).is_over
+        assert (await received.outcome()).has_ended
         assert scripted.connections == 1
 
 
@@ -148,10 +148,10 @@ async def test_after_any_other_close_it_comes_back_and_asks_again(code: int) -> 
         if message.get("method") == "tools/call" and scripted.connections == 1:
             await socket.close(code)
 
-    async with client_of(close) as (client, heard, scripted):
+    async with client_of(close) as (client, received, scripted):
         assert text_of(await client.call_tool("echo", {})) == "fine"
 
-        assert (await heard.outcome()).recovered
+        assert (await received.outcome()).recovered
         assert scripted.asked.count("tools/call") == 2
         assert scripted.connections == 2
 
@@ -182,17 +182,17 @@ async def test_whoever_is_taken_over_does_not_come_back() -> None:
             await socket.send(json.dumps({**notice, "params": params}))
             await socket.close(1001)
 
-    async with client_of(take) as (client, heard, scripted):
+    async with client_of(take) as (client, received, scripted):
         with pytest.raises(MCPError) as unknown:
             await client.call_tool("echo", {})
 
         assert is_outcome_unknown(unknown.value)
-        assert [outcome.reason for outcome in heard.outcomes] == ["taken_over"]
+        assert [outcome.reason for outcome in received.outcomes] == ["taken_over"]
         assert scripted.connections == 1
 
 
-async def test_a_takeover_that_is_told_right_after_the_resume_is_heard() -> None:
-    """TKO7: the client is still at work on the result when it comes."""
+async def test_a_takeover_that_is_reported_right_after_the_resume_is_received() -> None:
+    """TKO7: the client is still running on the result when it comes."""
 
     async def take(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
         if message.get("method") == "tools/call":
@@ -204,10 +204,10 @@ async def test_a_takeover_that_is_told_right_after_the_resume_is_heard() -> None
             for sent in (result, {**notice, "params": params}):
                 await socket.send(json.dumps(sent))
 
-    async with client_of(take) as (client, heard, _):
+    async with client_of(take) as (client, received, _):
         with pytest.raises(MCPError):
             await client.call_tool("echo", {})
-        await heard.has(lambda: heard.outcomes[-1].is_over, "the takeover")
+        await received.has(lambda: received.outcomes[-1].has_ended, "the takeover")
 
 
 DRAINING: Json = {"reason": "draining", "started": False}
@@ -221,7 +221,9 @@ async def refuses(socket: ServerConnection, message: Json, data: Json = DRAINING
 
 
 @pytest.mark.parametrize("extensions", [OURS, {}], ids=["keys", "no-keys"])
-async def test_a_call_that_a_draining_server_refuses_is_served_elsewhere(extensions: Json) -> None:
+async def test_a_call_that_a_draining_server_refuses_is_served_at_another_replica(
+    extensions: Json,
+) -> None:
     """ERR15: it did not begin, so that it may be sent without a key as well."""
     ran: list[str] = []
 
@@ -233,10 +235,10 @@ async def test_a_call_that_a_draining_server_refuses_is_served_elsewhere(extensi
             ran.append(message["params"]["_meta"]["io.modelcontextprotocol/session"]["sessionId"])
         return None
 
-    async with client_of(drains) as (client, heard, scripted):
+    async with client_of(drains) as (client, received, scripted):
         assert text_of(await client.call_tool("echo", {})) == "fine"
 
-        assert (await heard.outcome()).recovered
+        assert (await received.outcome()).recovered
         assert (scripted.connections, ran) == (2, ["s-1"])
 
 
@@ -251,10 +253,10 @@ async def test_a_session_is_not_given_up_since_a_server_drains(method: str) -> N
             await socket.close(1012)
         return None
 
-    async with client_of(drains) as (client, heard, scripted):
+    async with client_of(drains) as (client, received, scripted):
         assert text_of(await client.call_tool("echo", {})) == "fine"
         assert text_of(await client.call_tool("echo", {})) == "fine"
-        assert heard.outcomes[-1].recovered
+        assert received.outcomes[-1].recovered
         assert scripted.asked.count("session/start") == (2 if method == "session/start" else 1)
 
 
@@ -338,7 +340,7 @@ async def test_an_answer_that_is_too_large_is_an_unknown_outcome_and_costs_nothi
         )
 
     with anyio.fail_after(20):
-        async with client_of(brags, policy=SMALL) as (client, heard, scripted):
+        async with client_of(brags, policy=SMALL) as (client, received, scripted):
             with pytest.raises(MCPError) as unknown:
                 await client.call_tool("echo", {})
 
@@ -347,11 +349,11 @@ async def test_an_answer_that_is_too_large_is_an_unknown_outcome_and_costs_nothi
             assert unknown.value.error.data["limit"] == 20_000
             assert text_of(await client.call_tool("echo", {})) == "fine"
             assert (scripted.asked.count("tools/call"), scripted.connections) == (2, 1)
-            assert heard.outcomes == []
+            assert received.outcomes == []
     assert "bytes was dropped: ReconnectPolicy.max_message is 20000" in caplog.text
 
 
-async def test_an_event_that_is_too_large_is_passed_over_and_told_as_a_gap() -> None:
+async def test_an_event_that_is_too_large_is_passed_over_and_reported_as_a_gap() -> None:
     async def shouts(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
         if message.get("method") == "tools/call":
             params = {"level": "info", "data": "x" * 50_000, "sessionEventId": "1"}
@@ -360,12 +362,12 @@ async def test_an_event_that_is_too_large_is_passed_over_and_told_as_a_gap() -> 
         return None
 
     with anyio.fail_after(20):
-        async with client_of(shouts, policy=SMALL) as (client, heard, scripted):
+        async with client_of(shouts, policy=SMALL) as (client, received, scripted):
             assert text_of(await client.call_tool("echo", {})) == "fine"
 
-            outcome = await heard.outcome()
+            outcome = await received.outcome()
             assert (outcome.recovered, outcome.reason) == (False, "too_large")
-            assert "notifications/tools/list_changed" in heard.methods
+            assert "notifications/tools/list_changed" in received.methods
             assert scripted.connections == 1
 
 
@@ -385,7 +387,7 @@ async def test_a_request_that_is_too_large_for_the_server_fails_and_costs_nothin
         return SAID if is_asked else None
 
     with anyio.fail_after(20):
-        async with client_of(waits, takes=takes) as (client, heard, scripted):
+        async with client_of(waits, takes=takes) as (client, received, scripted):
             answers: list[str] = []
             errors: list[types.ErrorData] = []
 
@@ -405,7 +407,7 @@ async def test_a_request_that_is_too_large_for_the_server_fails_and_costs_nothin
             assert errors[0].code == code
             data = errors[0].data
             assert data["reason"] == "too_large" and size < data["size"] < size + 1_000
-            assert (await heard.outcome()).recovered
+            assert (await received.outcome()).recovered
             assert scripted.connections == 2
 
 
@@ -428,9 +430,9 @@ async def test_an_answer_that_is_too_large_for_the_server_is_an_error_instead(
         return types.ListRootsResult(roots=[types.Root(uri="file:///" + "x" * 130_000)])  # pyright: ignore[reportArgumentType]
 
     with anyio.fail_after(20):
-        async with client_of(asks, takes=100_000, roots=roots) as (client, heard, it):
+        async with client_of(asks, takes=100_000, roots=roots) as (client, received, it):
             assert text_of(await client.call_tool("echo", {})) == "fine"
-            assert (await heard.outcome()).recovered
+            assert (await received.outcome()).recovered
             assert it.connections == 2
 
     assert [(a["id"], a["error"]["code"]) for a in answers] == [("q", -32603)]
@@ -445,7 +447,7 @@ async def test_a_notification_that_is_too_large_for_the_server_is_left_out() -> 
         return SAID if is_asked else None
 
     with anyio.fail_after(20):
-        async with client_of(waits, takes=100_000) as (client, heard, scripted):
+        async with client_of(waits, takes=100_000) as (client, received, scripted):
             answers: list[str] = []
 
             async def call() -> None:
@@ -459,7 +461,7 @@ async def test_a_notification_that_is_too_large_for_the_server_is_left_out() -> 
                     "p", 0.5, message="x" * 130_000
                 )
             assert answers == ["fine"]
-            assert (await heard.outcome()).recovered
+            assert (await received.outcome()).recovered
             assert scripted.connections == 2
 
 
@@ -476,17 +478,17 @@ async def test_what_the_server_can_take_is_not_what_was_too_large_for_it(size: i
         return None
 
     with anyio.fail_after(20):
-        async with client_of(closes) as (client, heard, scripted):
+        async with client_of(closes) as (client, received, scripted):
             assert text_of(await client.call_tool("echo", {"text": "x" * 140_000})) == "fine"
             with pytest.raises(MCPError) as unknown:
                 await client.call_tool("echo", {"text": "x" * size})
             assert is_outcome_unknown(unknown.value)
-            assert (await heard.outcome()).is_over
+            assert (await received.outcome()).has_ended
             assert scripted.connections == 1
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])
-async def test_a_listen_that_is_too_large_for_the_server_fails_and_another_goes_on(
+async def test_a_listen_that_is_too_large_for_the_server_fails_and_another_continues(
     scheme: str,
 ) -> None:
     """Asked for again and again it would cut the connection each time."""
@@ -559,8 +561,8 @@ async def test_it_offers_the_subprotocol_and_sends_its_headers() -> None:
 
 async def test_a_redirect_is_not_followed() -> None:
     """It may lead to another server, and the credentials were meant for this one."""
-    async with ScriptedServer() as elsewhere:
-        location = {"Location": elsewhere.url().replace("http", "ws")}
+    async with ScriptedServer() as other:
+        location = {"Location": other.url().replace("http", "ws")}
 
         def redirect(exchange: Exchange) -> None:
             exchange.respond(307, headers=location)
@@ -572,7 +574,7 @@ async def test_a_redirect_is_not_followed() -> None:
                     async with Client(transport, mode="legacy"):
                         raise AssertionError("it connected")
             assert len(server.requests) == 2
-        assert elsewhere.requests == []
+        assert other.requests == []
 
 
 async def test_a_url_of_another_kind_is_refused_at_once() -> None:

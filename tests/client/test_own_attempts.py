@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client_transport import resumable
 from tests.support.proxy import TcpProxy
-from tests.support.resuming import Heard, app_of, text_of
+from tests.support.resuming import Received, app_of, text_of
 from tests.support.scripted import Exchange, ScriptedServer, never
 from tests.support.servers import serve
 
@@ -72,46 +72,46 @@ async def test_a_resume_of_its_own_that_is_served_late_does_not_end_a_client() -
     """TKO13."""
     app, layer = app_of()
     stalling = Stalling(layer.asgi_app())
-    heard = Heard()
+    received = Received()
     with serve(stalling) as server:
         async with TcpProxy(server.host, server.port) as proxy:
-            transport = resumable(proxy.url(), on_resume=heard.on_resume, policy=IMPATIENT)
+            transport = resumable(proxy.url(), on_resume=received.on_resume, policy=IMPATIENT)
             with anyio.fail_after(30):
                 async with (
                     Client(transport, mode="auto") as client,
                     client.listen(resource_subscriptions=["note://1"]) as changes,
                 ):
                     proxy.cut_all()
-                    assert (await heard.outcome()).recovered, "by the second attempt"
+                    assert (await received.outcome()).recovered, "by the second attempt"
                     assert stalling.held.is_set()
                     await client.call_tool("echo", {"text": "and listens"})
 
                     await server.call(stalling.release)
-                    assert (await heard.outcome(2)).recovered
+                    assert (await received.outcome(2)).recovered
 
                     await server.call(layer.notify_resource_updated, "note://1")
                     assert getattr(await anext(changes), "uri", None) == "note://1"
-                    told = await client.call_tool("echo", {"text": "still here"})
-                    assert text_of(told) == "still here"
-    assert not any(outcome.is_over for outcome in heard.outcomes)
+                    notified = await client.call_tool("echo", {"text": "still here"})
+                    assert text_of(notified) == "still here"
+    assert not any(outcome.has_ended for outcome in received.outcomes)
     assert app
 
 
 @asynccontextmanager
 async def after_an_attempt_was_given_up(
     server: ScriptedServer,
-) -> AsyncGenerator[tuple[Client, Heard]]:
+) -> AsyncGenerator[tuple[Client, Received]]:
     """A client whose first ``session/resume`` never was answered, and the next one was."""
-    heard = Heard()
-    transport = resumable(server.url(), on_resume=heard.on_resume, policy=IMPATIENT)
+    received = Received()
+    transport = resumable(server.url(), on_resume=received.on_resume, policy=IMPATIENT)
     with anyio.fail_after(30):
-        async with Client(transport, mode="legacy", message_handler=heard.on_message) as client:
+        async with Client(transport, mode="legacy", message_handler=received.on_message) as client:
             await server.has(lambda: server.stream, "the notification stream")
             server.push(DETACHED, sessionId="s-1", reason="evicted")
-            assert (await heard.outcome()).recovered
+            assert (await received.outcome()).recovered
             assert len(server.asked("session/resume")) == 2
             await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
-            yield client, heard
+            yield client, received
 
 
 def first_is_stalled(**more: Any) -> ScriptedServer:
@@ -143,21 +143,21 @@ async def test_a_notice_with_its_own_name_is_always_its_own() -> None:
     """TKO13: also the third time."""
     async with (
         first_is_stalled() as server,
-        after_an_attempt_was_given_up(server) as (_, heard),
+        after_an_attempt_was_given_up(server) as (_, received),
     ):
         for number in (2, 3, 4):
             taken_over(server, instance=server.asked("session/resume")[0].meta[INSTANCE])
-            assert (await heard.outcome(number)).recovered
+            assert (await received.outcome(number)).recovered
 
 
 async def test_another_clients_name_ends_it_also_after_an_attempt_was_given_up() -> None:
     """TKO7."""
     async with (
         first_is_stalled() as server,
-        after_an_attempt_was_given_up(server) as (_, heard),
+        after_an_attempt_was_given_up(server) as (_, received),
     ):
         taken_over(server, instance="somebody-else")
-        assert (await heard.outcome(2)).is_over
+        assert (await received.outcome(2)).has_ended
         assert len(server.asked("session/resume")) == 2
 
 
@@ -165,9 +165,9 @@ async def test_a_server_that_does_not_say_who_is_believed_once_for_each_attempt(
     """TKO13: "it MAY resume once for each"."""
     async with (
         first_is_stalled() as server,
-        after_an_attempt_was_given_up(server) as (_, heard),
+        after_an_attempt_was_given_up(server) as (_, received),
     ):
         taken_over(server)
-        assert (await heard.outcome(2)).recovered
+        assert (await received.outcome(2)).recovered
         taken_over(server)
-        assert (await heard.outcome(3)).is_over
+        assert (await received.outcome(3)).has_ended

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.scouting import OVERDUE, RATE, Place, Places
+from mcp_sessions.client.scouting import OVERDUE, RATE, ScoutedAddress, ScoutedAddresses
 from tests.support.virtual_time import VIRTUAL, Backend, VirtualTimeLoop
 
 POLICY = ReconnectPolicy()
@@ -31,7 +31,7 @@ class Outage:
     hangs: float = 0.0
     """Seconds that a failing attempt takes."""
 
-    place: Place = field(default_factory=Place)
+    scouted: ScoutedAddress = field(default_factory=ScoutedAddress)
     tries: list[float] = field(default_factory=list[float])
     """When clients tried in vain."""
 
@@ -42,17 +42,17 @@ class Outage:
         began = anyio.current_time()
         delay = POLICY.backoff_base * self.draw()
         while True:
-            await self.place.first_turn(delay, clock=anyio.current_time, draw=self.draw)
+            await self.scouted.first_turn(delay, clock=anyio.current_time, draw=self.draw)
             now = anyio.current_time() - began
             if now >= self.seconds:
-                self.place.answered(now=anyio.current_time())
+                self.scouted.answered(now=anyio.current_time())
                 self.back.append(now - self.seconds)
                 return
             self.tries.append(now)
             tried_at = anyio.current_time()
             await anyio.sleep(self.hangs)
             now = anyio.current_time()
-            self.place.failed(now=now, random=self.draw(), policy=POLICY, began=tried_at)
+            self.scouted.failed(now=now, random=self.draw(), policy=POLICY, began=tried_at)
             delay = 0.0
 
     async def all_come_back(self, clients: int) -> None:
@@ -119,7 +119,7 @@ async def test_clients_that_are_cut_without_an_outage_are_spread_as_well() -> No
 @pytest.mark.anyio
 async def test_a_client_whose_attempt_hangs_does_not_hold_up_the_next() -> None:
     outage = Outage(8, random.Random(4).random, hangs=10)
-    outage.place.failed(now=anyio.current_time(), random=0.5, policy=POLICY)
+    outage.scouted.failed(now=anyio.current_time(), random=0.5, policy=POLICY)
     await outage.all_come_back(20)
     first, second = sorted(outage.tries)[:2]
     assert second - first <= OVERDUE + 0.01
@@ -128,14 +128,14 @@ async def test_a_client_whose_attempt_hangs_does_not_hold_up_the_next() -> None:
 
 @pytest.mark.anyio
 async def test_whoever_asks_for_a_rest_is_left_alone_by_all() -> None:
-    place, tried = Place(), list[float]()
+    scouted, tried = ScoutedAddress(), list[float]()
     began = anyio.current_time()
-    place.failed(now=began, random=0.0, policy=POLICY, rest=7.0)
+    scouted.failed(now=began, random=0.0, policy=POLICY, rest=7.0)
 
     async def client() -> None:
-        await place.turn(clock=anyio.current_time, draw=lambda: 0.0)
+        await scouted.turn(clock=anyio.current_time, draw=lambda: 0.0)
         tried.append(anyio.current_time() - began)
-        place.answered(now=anyio.current_time())
+        scouted.answered(now=anyio.current_time())
 
     async with anyio.create_task_group() as tasks:
         for _ in range(10):
@@ -146,11 +146,11 @@ async def test_whoever_asks_for_a_rest_is_left_alone_by_all() -> None:
 
 @pytest.mark.anyio
 async def test_a_client_that_leaves_the_line_does_not_hold_it_up() -> None:
-    place, tried = Place(), list[str]()
-    place.failed(now=anyio.current_time(), random=1.0, policy=POLICY)
+    scouted, tried = ScoutedAddress(), list[str]()
+    scouted.failed(now=anyio.current_time(), random=1.0, policy=POLICY)
 
     async def client(name: str) -> None:
-        await place.turn(clock=anyio.current_time, draw=lambda: 0.0)
+        await scouted.turn(clock=anyio.current_time, draw=lambda: 0.0)
         tried.append(name)
 
     async with anyio.create_task_group() as tasks:
@@ -186,9 +186,9 @@ def test_every_client_comes_back_whatever_the_order(
 
 def test_an_address_is_forgotten_when_nobody_uses_it() -> None:
     """So that a process that talks to ever other servers does not grow."""
-    places = Places()
-    first = places.of("http://one/mcp", now=0)
-    assert places.of("http://one/mcp", now=30) is first
-    assert places.of("http://one/mcp", now=60) is first
-    places.of("http://two/mcp", now=200)
-    assert places.of("http://one/mcp", now=200) is not first
+    scouted_addresses = ScoutedAddresses()
+    first = scouted_addresses.of("http://one/mcp", now=0)
+    assert scouted_addresses.of("http://one/mcp", now=30) is first
+    assert scouted_addresses.of("http://one/mcp", now=60) is first
+    scouted_addresses.of("http://two/mcp", now=200)
+    assert scouted_addresses.of("http://one/mcp", now=200) is not first

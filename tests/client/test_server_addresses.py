@@ -19,7 +19,7 @@ from mcp_sessions.client.stamping import PROTOCOL_VERSION_META
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.core.resume import Cause, SessionView
-from tests.support.resuming import Heard, text_of
+from tests.support.resuming import Received, text_of
 from tests.support.scripted import Exchange, ScriptedServer, tool_result
 
 SOON = 3.0
@@ -45,7 +45,7 @@ def asked(found: Addresses, now: float) -> tuple[str, float]:
     return dialer.target, delay
 
 
-def test_the_only_address_is_asked_when_its_rest_is_over() -> None:
+def test_the_only_address_is_asked_when_its_rest_has_passed() -> None:
     one = addresses("a")
     one.rest(15, now=100)
     one.move_on()
@@ -108,14 +108,14 @@ def test_a_session_that_moved_is_looked_for_where_it_went() -> None:
 @asynccontextmanager
 async def client_of(
     *servers: ScriptedServer, policy: ReconnectPolicy | None = None
-) -> AsyncGenerator[tuple[Client, Heard]]:
+) -> AsyncGenerator[tuple[Client, Received]]:
     """A handshake-era client of several addresses, with the numbers that everybody has."""
-    heard = Heard()
+    received = Received()
     first, *more = [server.url() for server in servers]
-    transport = resumable(first, *more, on_resume=heard.on_resume, policy=policy)
+    transport = resumable(first, *more, on_resume=received.on_resume, policy=policy)
     with anyio.fail_after(40):
-        async with Client(transport, mode="legacy", message_handler=heard.on_message) as client:
-            yield client, heard
+        async with Client(transport, mode="legacy", message_handler=received.on_message) as client:
+            yield client, received
 
 
 def served_by(name: str) -> Any:
@@ -139,7 +139,7 @@ def draining(method: str) -> Any:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("method", ["initialize", "session/start", "tools/call"])
-async def test_a_call_that_is_told_to_wait_is_served_at_another_address_soon(method: str) -> None:
+async def test_a_call_that_is_asked_to_wait_is_served_at_another_address_soon(method: str) -> None:
     async with (
         ScriptedServer({"*": draining(method)}) as first,
         ScriptedServer({"tools/call": served_by("second")}) as second,
@@ -150,7 +150,7 @@ async def test_a_call_that_is_told_to_wait_is_served_at_another_address_soon(met
 
 
 @pytest.mark.anyio
-async def test_a_resume_that_is_told_to_wait_is_served_at_another_address_soon() -> None:
+async def test_a_resume_that_is_asked_to_wait_is_served_at_another_address_soon() -> None:
     def refusing(exchange: Exchange) -> None:
         if exchange.headers.get("mcp-session-id") == "transport-1":
             if exchange.method == "tools/call":
@@ -160,11 +160,11 @@ async def test_a_resume_that_is_told_to_wait_is_served_at_another_address_soon()
     async with (
         ScriptedServer({"*": refusing}) as first,
         ScriptedServer({"tools/call": served_by("second")}) as second,
-        client_of(first, second) as (client, heard),
+        client_of(first, second) as (client, received),
     ):
         with anyio.fail_after(SOON):
             assert text_of(await client.call_tool("echo", {})) == "second"
-        assert (await heard.outcome()).recovered
+        assert (await received.outcome()).recovered
         assert second.sessions == 0
 
 
@@ -174,21 +174,21 @@ async def test_a_server_that_says_it_drains_is_left_soon_if_there_is_another() -
     async with (
         ScriptedServer() as first,
         ScriptedServer({"tools/call": served_by("second")}) as second,
-        client_of(first, second) as (client, heard),
+        client_of(first, second) as (client, received),
     ):
         await first.has(lambda: first.stream, "the notification stream")
         first.push(
             "notifications/sessions/detached", sessionId="s-1", reason="draining", retryAfter=60
         )
         with anyio.fail_after(SOON):
-            assert (await heard.outcome()).connected_to == second.url()
+            assert (await received.outcome()).connected_to == second.url()
             assert text_of(await client.call_tool("echo", {})) == "second"
 
 
 @pytest.mark.anyio
 async def test_whoever_waits_for_its_turn_goes_at_once_when_something_is_asked() -> None:
     """TKO11: a single address; its connection closed before its moment came."""
-    async with ScriptedServer() as server, client_of(server) as (client, heard):
+    async with ScriptedServer() as server, client_of(server) as (client, received):
         await server.has(lambda: server.stream, "the notification stream")
         server.push(
             "notifications/sessions/detached", sessionId="s-1", reason="draining", retryAfter=250
@@ -205,7 +205,7 @@ async def test_whoever_waits_for_its_turn_goes_at_once_when_something_is_asked()
         await server.has(lambda: len(server.asked("GET")) == 2, "the stream that is refused")
         with anyio.fail_after(SOON):
             await client.call_tool("echo", {})
-            assert (await heard.outcome()).recovered
+            assert (await received.outcome()).recovered
 
 
 class Nowhere:

@@ -16,7 +16,7 @@ WAYS_TO = {
     Phase.OPEN: (Change.OPEN, Change.OPENED),
     Phase.READY: (Change.OPEN, Change.READY),
     Phase.CUT_OFF: (Change.OPEN, Change.GIVE_UP),
-    Phase.OVER: (Change.END,),
+    Phase.ENDED: (Change.END,),
 }
 CONCLUSIONS = {Change.OPENED, Change.NOT_OPENED, Change.STAY, Change.READY, Change.GIVE_UP}
 
@@ -38,10 +38,10 @@ def test_what_is_not_in_the_table_cannot_happen(phase: Phase, change: Change) ->
     if phase in origins and then is not None:
         state.apply(change)
         assert state.phase is then
-    elif phase in origins or (phase is Phase.OVER and change in CONCLUSIONS):
+    elif phase in origins or (phase is Phase.ENDED and change in CONCLUSIONS):
         # Where the application is done meanwhile, what was under way comes to nothing.
         state.apply(change)
-        assert state.phase is (Phase.FRESH if phase is Phase.BUSY else Phase.OVER)
+        assert state.phase is (Phase.FRESH if phase is Phase.BUSY else Phase.ENDED)
     else:
         with pytest.raises(AssertionError, match="cannot happen"):
             state.apply(change)

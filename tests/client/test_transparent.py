@@ -128,14 +128,16 @@ async def test_neither_the_application_nor_the_handlers_see_the_session_on_the_w
 ) -> None:
     with anyio.fail_after(50):
         async with transport_to(scheme, tmp_path) as transport:
-            heard = Overheard(transport)
-            async with Client(heard.streams(), mode=mode) as client:
+            received = Overheard(transport)
+            async with Client(received.streams(), mode=mode) as client:
                 seen = [json.loads(text_of(await client.call_tool("look", {}))) for _ in range(2)]
                 updates = "notifications/resources/updated"
 
-                async def hear_a_change() -> None:
+                async def receive_a_change() -> None:
                     await client.call_tool("change", {}, progress_callback=on_progress)
-                    await heard.board.until(lambda: bool(heard.of(updates)), what="the update")
+                    await received.board.until(
+                        lambda: bool(received.of(updates)), what="the update"
+                    )
 
                 progressed: list[float] = []
 
@@ -146,20 +148,20 @@ async def test_neither_the_application_nor_the_handlers_see_the_session_on_the_w
 
                 if mode == "legacy":
                     await subscribe(client, "note://1")
-                    await hear_a_change()
+                    await receive_a_change()
                 else:
                     async with client.listen(resource_subscriptions=["note://1"]):
-                        await hear_a_change()
+                        await receive_a_change()
 
     # It has a session, with a state that the client echoes.
     assert seen[0]["id"] == seen[1]["id"]
     for look in seen:
         assert not any(name in json.dumps(look["meta"]) for name in OURS), look["meta"]
-    [update] = heard.of(updates)
+    [update] = received.of(updates)
     # As the SDK's own server sends it.
     assert {name for name in update["params"]} == {"uri"} | ({"_meta"} if mode == "auto" else set())
     assert progressed == [1]
-    for message in heard.messages:
+    for message in received.messages:
         message = {**message}
         if "result" in message:
             # What a tool of the test itself says of its session.
@@ -195,7 +197,7 @@ async def test_what_the_application_may_want_to_know_is_asked_of_the_transport(
 
 
 async def test_metadata_of_others_stays_and_what_only_we_made_goes_away() -> None:
-    """On results and notifications, whatever else stands beside the session's."""
+    """On results and notifications, whatever else stands next to the session's."""
 
     def answer(meta: dict[str, Any]) -> Any:
         def entry(exchange: Exchange) -> None:
@@ -222,8 +224,8 @@ async def test_an_application_that_names_a_session_of_its_own_sees_what_is_said_
     """It asked for that: nothing of it is ours."""
     layer = SessionLayer(looking_server())
     with serve(layer.asgi_app()) as server, anyio.fail_after(30):
-        heard = Overheard(resumable(server.url(), policy=QUICK))
-        async with Client(heard.streams(), mode="legacy") as client:
+        received = Overheard(resumable(server.url(), policy=QUICK))
+        async with Client(received.streams(), mode="legacy") as client:
             await client.call_tool("look", {})
             created = await client.session.send_request(
                 Request[Any, str](method="sessions/create", params=None), Created

@@ -25,7 +25,7 @@ NEEDS_NO_SESSION = {
     "a-request-without-a-connection-is-400",
     "a-request-without-a-version-is-of-the-handshake-era",
     "an-unknown-connection-is-404",
-    "named-elsewhere-is-not-named-2",
+    "named-in-the-wrong-member-is-not-named-2",
     "one-endpoint-both-eras",
     "sessions-are-optional",
     "unknown-methods-are-method-not-found",

@@ -45,12 +45,12 @@ async def expect_caught(lines: list[str], upstream: str, vectors: list[Vector]) 
     known = {vector.id: vector for vector in vectors}
     async with behind_fault_proxy(upstream) as (app, url):
         for vector_id in lines:
-            vector, (fault, place) = known[vector_id], TABLE[vector_id]
+            vector, (fault, position) = known[vector_id], TABLE[vector_id]
             if vector.when.transports == ("stdio",):
                 continue
             ways = [way(name, url, QUICK) for name in WAYS if not name.startswith("stdio")]
-            if place is not None:
-                ways = [way(place, url, QUICK)]
+            if position is not None:
+                ways = [way(position, url, QUICK)]
             here = next(each for each in ways if why_not(vector, each, None) in (None, ""))
             other = way("http/handshake", url, QUICK) if vector.crosses else None
             app.use(FAULTS[fault])
@@ -89,9 +89,9 @@ async def test_faults_of_a_pipe_are_caught(vectors: list[Vector]) -> None:
     for vector in vectors:
         if vector.when.transports != ("stdio",):
             continue
-        fault, place = TABLE[vector.id]
+        fault, position = TABLE[vector.id]
         pipe = Pipe(Target("stdio", f"{command} {fault} {STDIO_COMMAND}"), QUICK)
-        here = PipeWay(pipe, "modern" if place == "stdio/modern" else "handshake")
+        here = PipeWay(pipe, "modern" if position == "stdio/modern" else "handshake")
         try:
             outcome = await play_one(vector, here, None, QUICK)
         finally:

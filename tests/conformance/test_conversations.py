@@ -30,8 +30,8 @@ def bound_url() -> Generator[str]:
 
 @pytest.fixture(scope="module")
 def anonymous_url() -> Generator[str]:
-    nobodys = {f"CONFORMANCE_{name}TOKEN": "" for name in ("", "OTHER_", "WEAK_")}
-    with served(CONFORMANCE_CONVERSATIONS="1", **nobodys) as url:
+    unowned = {f"CONFORMANCE_{name}TOKEN": "" for name in ("", "OTHER_", "WEAK_")}
+    with served(CONFORMANCE_CONVERSATIONS="1", **unowned) as url:
         yield url
 
 

@@ -85,7 +85,7 @@ def through_the_bridge(url: str) -> Target:
 IN_SHORT = frozenset(
     {
         "a-dropped-answer-is-outcome-unknown",
-        "a-list-change-is-heard-once",
+        "a-list-change-is-received-once",
         "a-pipe-is-one-connection",
         "an-end-is-the-last-word",
         "ended-here-is-no-longer-current",

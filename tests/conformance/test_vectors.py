@@ -96,8 +96,8 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
 
 def test_what_does_not_apply_is_not_selected_and_says_why(vectors: list[Vector]) -> None:
     known = {vector.id: vector for vector in vectors}
-    limits, nobody = Limits(), Credentials()
-    http = UrlWay(Target("http", "http://h/mcp"), "handshake", limits, nobody)
+    limits, no_client = Limits(), Credentials()
+    http = UrlWay(Target("http", "http://h/mcp"), "handshake", limits, no_client)
     socket = UrlWay(Target("websocket", "ws://h/mcp"), "modern", limits, Credentials("a", "b"))
     pipe = PipeWay(Pipe(Target("stdio", "x"), limits), "handshake")
 

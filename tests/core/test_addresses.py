@@ -19,12 +19,12 @@ PORTS = st.integers(1, 65_535)
 def test_an_address_is_right_with_its_scheme_and_named_without(
     name: str, port: int, path: str, scheme: str
 ) -> None:
-    place = f"{name}:{port}{path}"
+    address = f"{name}:{port}{path}"
 
-    assert wrong_address(f"{scheme}://{place}?key=value", HTTP_AND_WEBSOCKET) is None
-    assert lacks_scheme(place)
-    said = wrong_address(f"me:SECRET@{place}?key=SECRET#SECRET", HTTP_AND_WEBSOCKET)
-    assert said is not None and said.endswith(f"did you mean https://{place}?")
+    assert wrong_address(f"{scheme}://{address}?key=value", HTTP_AND_WEBSOCKET) is None
+    assert lacks_scheme(address)
+    said = wrong_address(f"me:SECRET@{address}?key=SECRET#SECRET", HTTP_AND_WEBSOCKET)
+    assert said is not None and said.endswith(f"did you mean https://{address}?")
     assert "SECRET" not in said
 
 
@@ -59,7 +59,7 @@ def test_any_text_is_an_address_or_has_a_reason(text: str) -> None:
         ("https:/x", "https://x"),
     ],
 )
-def test_a_client_is_told_what_was_meant(given: str, meant: str) -> None:
+def test_a_client_is_notified_what_was_meant(given: str, meant: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         resumable(given)
     assert str(refused.value).endswith(f"did you mean {meant}?")

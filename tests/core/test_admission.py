@@ -60,8 +60,10 @@ def test_a_stranger_is_refused_whatever_else_is_so(
         (100.0, True, Admission.REFUSED),
     ],
 )
-def test_a_session_that_is_over_admits_nothing(now: float, held: bool, expected: Admission) -> None:
-    """SES13, SES14, SES15: idle for too long, but not while it is at work; and the latest end."""
+def test_a_session_that_has_ended_admits_nothing(
+    now: float, held: bool, expected: Admission
+) -> None:
+    """SES13, SES14, SES15: idle for too long, but not while it is running; and the latest end."""
     assert ask(now=now, held=held) is expected
 
 

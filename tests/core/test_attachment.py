@@ -7,7 +7,7 @@ from mcp_sessions.core.states import State
 from mcp_sessions.ids import ConnectionId, FencingEpoch, SessionEventId
 
 HERE = ConnectionId("here")
-PLACE = SessionEventId("place")
+POSITION = SessionEventId("place")
 
 
 @pytest.mark.parametrize("connection", [HERE, None])
@@ -15,7 +15,7 @@ PLACE = SessionEventId("place")
 def test_each_attach_raises_the_epoch_and_the_newest_has_the_session(
     state: State, connection: ConnectionId | None
 ) -> None:
-    """ATT1, TKO1; with no connection it is taken from whoever hears it."""
+    """ATT1, TKO1; with no connection it is taken from whoever receives it."""
     attached = attach(
         state, connection, fencing_epoch=FencingEpoch(7), waits_from=None, only_if_free=False
     )
@@ -25,25 +25,25 @@ def test_each_attach_raises_the_epoch_and_the_newest_has_the_session(
 
 
 @pytest.mark.parametrize(("connection", "takes"), [(HERE, True), (None, False)])
-def test_a_connection_takes_the_place_to_listen_from_and_nobody_leaves_it(
+def test_a_connection_takes_the_position_to_listen_from_and_nobody_leaves_it(
     connection: ConnectionId | None, takes: bool
 ) -> None:
     attached = attach(
         State.DETACHED,
         connection,
         fencing_epoch=FencingEpoch(0),
-        waits_from=PLACE,
+        waits_from=POSITION,
         only_if_free=False,
     )
 
     assert attached is not None
-    expected = (PLACE, None) if takes else (None, PLACE)
+    expected = (POSITION, None) if takes else (None, POSITION)
     assert (attached.listens_from, attached.waits_from) == expected
 
 
 @pytest.mark.parametrize("connection", [HERE, None])
 @pytest.mark.parametrize("state", State)
-def test_what_is_over_is_attached_to_nothing_and_who_wants_it_free_displaces_nobody(
+def test_what_has_ended_is_attached_to_nothing_and_who_wants_it_free_displaces_nobody(
     state: State, connection: ConnectionId | None
 ) -> None:
     """SES18, ATT3."""
@@ -56,7 +56,7 @@ def test_what_is_over_is_attached_to_nothing_and_who_wants_it_free_displaces_nob
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_only_the_newest_attachment_can_let_go(state: State, epoch: int) -> None:
+def test_only_the_newest_attachment_can_release(state: State, epoch: int) -> None:
     """TKO9: the late end of a displaced connection harms nobody."""
     lets_go = detaches(state, fencing_epoch=FencingEpoch(2), attached_with=FencingEpoch(epoch))
 

@@ -16,11 +16,11 @@ from mcp_sessions.core.conversation_keys import (
 )
 
 
-@pytest.mark.parametrize("rule", KNOWN_HOSTS, ids=lambda rule: f"{rule.place}:{rule.name}")
+@pytest.mark.parametrize("rule", KNOWN_HOSTS, ids=lambda rule: f"{rule.source}:{rule.name}")
 def test_a_known_host_is_found_where_it_says_it(rule: Rule) -> None:
     """And nowhere else: a header's name in ``_meta``, or the other way round, is another thing."""
     said, nothing = {rule.name: "one"}, dict[str, Any]()
-    at = (said, nothing) if rule.place == "meta" else (nothing, said)
+    at = (said, nothing) if rule.source == "meta" else (nothing, said)
 
     assert conversation_key([rule], *at) == ConversationKey(rule.name, "one")
     assert conversation_key([rule], *reversed(at)) is None
@@ -33,7 +33,7 @@ def test_the_same_text_under_two_names_is_two_keys() -> None:
     assert one is not None and other is not None and one != other
 
 
-def test_the_first_rule_whose_place_holds_something_counts() -> None:
+def test_the_first_rule_whose_source_holds_something_counts() -> None:
     rules = [Rule("meta", "a"), Rule("header", "b")]
     assert conversation_key(rules, {"a": "1"}, {"b": "2"}) == ("a", "1")
     assert conversation_key(rules, {}, {"b": "2"}) == ("b", "2")

@@ -23,7 +23,7 @@ def listed(mode: Mode, *, lists: Collection[str] | None = None, carries: bool = 
 
 
 @pytest.mark.parametrize("mode", MCP)
-def test_a_resource_is_told_to_who_subscribed(mode: Mode) -> None:
+def test_a_resource_is_asked_to_who_subscribed(mode: Mode) -> None:
     """EVT2."""
     assert updated(mode, is_subscribed=True)
     assert not updated(mode, is_subscribed=False)
@@ -32,14 +32,14 @@ def test_a_resource_is_told_to_who_subscribed(mode: Mode) -> None:
 @pytest.mark.parametrize(
     ("lists", "expected"), [(None, True), ({"tools"}, True), ({"prompts"}, False), ((), False)]
 )
-def test_a_list_is_told_to_who_did_not_filter_it_out(
+def test_a_list_is_asked_to_who_did_not_filter_it_out(
     lists: Collection[str] | None, expected: bool
 ) -> None:
     """EVT3."""
     assert listed(Mode.PROTOCOL, lists=lists) is expected
 
 
-def test_a_stream_that_carries_a_session_is_told_of_lists_by_that() -> None:
+def test_a_stream_that_carries_a_session_is_notified_of_lists_by_that() -> None:
     """EVT3, ATT6: each change once on one connection."""
     assert listed(Mode.TRANSPORT)
     assert not listed(Mode.TRANSPORT, carries=True)

@@ -93,23 +93,25 @@ def test_what_is_no_answer_yet_says_no_handle(result: Any) -> None:
 def test_an_error_says_its_handle_in_its_text() -> None:
     """It needs no structured content, of which a schema may say that it is something else."""
     failed: dict[str, Any] = {"content": [], "isError": True}
-    told = with_handle(failed, "session", "h", ["t"], is_structured=True)
-    assert "structuredContent" not in told and '"h"' in told["content"][0]["text"]
+    notified = with_handle(failed, "session", "h", ["t"], is_structured=True)
+    assert "structuredContent" not in notified and '"h"' in notified["content"][0]["text"]
 
 
 def test_what_can_have_no_member_says_it_in_its_text() -> None:
     cases: list[tuple[Any, bool]] = [([1], True), ({"n": 1}, False), ({"session": 1}, True)]
     for made, is_structured in cases:
         result: dict[str, Any] = {"content": [], "structuredContent": made}
-        told = with_handle(result, "session", "h", ["t"], is_structured=is_structured)
-        assert told["structuredContent"] is made and '"h"' in told["content"][0]["text"]
+        notified = with_handle(result, "session", "h", ["t"], is_structured=is_structured)
+        assert notified["structuredContent"] is made and '"h"' in notified["content"][0]["text"]
 
 
 HANDLE = "0123456789abcdef" * 2
 
 
 @pytest.mark.parametrize("own", [None, "", "v1.theirs", "mcp-sessions-handle:theirs", "a.b\n"])
-def test_another_round_carries_the_handle_beside_the_servers_own_state(own: str | None) -> None:
+def test_another_round_carries_the_handle_in_addition_to_the_servers_own_state(
+    own: str | None,
+) -> None:
     state = {} if own is None else {"requestState": own}
     asks: dict[str, Any] = {"resultType": "input_required", "inputRequests": {}, **state}
     again: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""``mcp_sessions.core.listen_messages``: what a listen asked to hear, and the messages of it."""
+"""``mcp_sessions.core.listen_messages``: what a listen asked to receive, and the messages of it."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def event(method: str) -> LoggedEvent:
 
 
 def test_what_was_asked_for_is_acknowledged_and_nothing_else() -> None:
-    """HTM2: the first message of a listen says what is heard from now on."""
+    """HTM2: the first message of a listen says what is received from now on."""
     first = acknowledgement(Filter({"notifications": ASKED}), "listen-1")
 
     assert first["method"] == "notifications/subscriptions/acknowledged"
@@ -39,7 +39,7 @@ def test_what_was_asked_for_is_acknowledged_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("params", [{}, {"notifications": None}, {"notifications": {}}], ids=str)
-def test_who_asks_for_nothing_hears_no_list_change(params: dict[str, Any]) -> None:
+def test_who_asks_for_nothing_gets_no_list_change(params: dict[str, Any]) -> None:
     wanted = Filter(params)
 
     assert wanted.honored() == {}
@@ -47,7 +47,7 @@ def test_who_asks_for_nothing_hears_no_list_change(params: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("method", "is_heard"),
+    ("method", "is_awaited"),
     [
         ("notifications/tools/list_changed", True),
         ("notifications/prompts/list_changed", False),
@@ -56,10 +56,10 @@ def test_who_asks_for_nothing_hears_no_list_change(params: dict[str, Any]) -> No
         ("notifications/message", True),
     ],
 )
-def test_a_list_change_is_heard_by_who_asked_for_it_and_all_else_by_everyone(
-    method: str, is_heard: bool
+def test_a_list_change_is_received_by_who_asked_for_it_and_all_else_by_everyone(
+    method: str, is_awaited: bool
 ) -> None:
-    assert Filter({"notifications": ASKED}).admits(event(method)) is is_heard
+    assert Filter({"notifications": ASKED}).admits(event(method)) is is_awaited
 
 
 def test_the_last_message_is_the_requests_answer() -> None:

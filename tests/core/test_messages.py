@@ -164,7 +164,7 @@ def test_what_is_no_json_is_a_value_error(body: bytes) -> None:
         ({"jsonrpc": "2.0", "id": [], "error": {"code": 1, "message": "no"}}, "id"),
     ],
 )
-def test_what_is_malformed_is_told_which_member_is_wrong(message: object, says: str) -> None:
+def test_what_is_malformed_is_notified_which_member_is_wrong(message: object, says: str) -> None:
     """2025-06-18 removed batches; ids are strings or integers, never null (MCP)."""
     with pytest.raises(Malformed, match=says):
         parse(message)

@@ -67,7 +67,7 @@ def test_a_header_that_proxies_add_says_that_it_came_through_one() -> None:
 
 
 def test_a_header_of_a_client_says_nothing() -> None:
-    """Not beside others either, and its value is not looked at."""
+    """Not next to others either, and its value is not looked at."""
     for header in CLIENTS:
         fields = (("accept", "*/*"), (header, "via proxy"), ("user-agent", "x-forwarded"))
         assert is_near(scope(*fields)), header
@@ -131,7 +131,7 @@ def test_a_proxy_sends_requests_of_several_clients_on_a_connection(header: str) 
 
 
 @pytest.mark.parametrize("of", [{"client": None}, {"client": ("192.0.2.1", 0)}])
-def test_a_connection_without_a_port_is_nobodys(of: dict[str, Any]) -> None:
+def test_a_connection_without_a_port_is_unowned(of: dict[str, Any]) -> None:
     """A Unix socket, and a trusted proxy's client."""
     assert own_connection(scope(**of)) is None
     assert own_connection(scope(http_version="1.0")) is None

@@ -24,13 +24,15 @@ rising = st.lists(
 def test_values_rise_between_the_handlers_own_as_well(own: list[float], ours: list[int]) -> None:
     """However close they are, and whatever they count from."""
     progress = Progress()
-    heard: list[float] = []
+    received: list[float] = []
     for number, value in enumerate([*own, None]):
-        heard += [progress.still()["progress"] for _ in range(ours[number])]
+        received += [progress.still()["progress"] for _ in range(ours[number])]
         if value is not None:
-            heard.append(progress.reported({"progress": value})["progress"])
-    assert all(before < after for before, after in zip(heard, heard[1:], strict=False)), heard
-    assert all(math.isfinite(value) for value in heard)
+            received.append(progress.reported({"progress": value})["progress"])
+    assert all(before < after for before, after in zip(received, received[1:], strict=False)), (
+        received
+    )
+    assert all(math.isfinite(value) for value in received)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,6 @@ def test_what_the_handler_said_last_is_said_again() -> None:
     """A client that shows text and total shows them on."""
     progress = Progress()
     progress.reported({"progress": 1, "total": 3, "message": "half"})
-    told = progress.still()
-    assert 1 < told["progress"] < 2
-    assert (told["total"], told["message"]) == (3, "half")
+    notified = progress.still()
+    assert 1 < notified["progress"] < 2
+    assert (notified["total"], notified["message"]) == (3, "half")

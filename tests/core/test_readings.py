@@ -82,8 +82,8 @@ def respelled(uri: str, seed: int) -> str:
         return text[:at] + "".join(f"%{byte:02x}" for byte in text[at].encode()) + text[at + 1 :]
 
     def after_a_slash(text: str, put: str) -> str:
-        places = [n + 1 for n, char in enumerate(text) if char in "/:"] or [0]
-        at = chance.choice(places)
+        positions = [n + 1 for n, char in enumerate(text) if char in "/:"] or [0]
+        at = chance.choice(positions)
         return text[:at] + put + text[at:]
 
     tricks: list[Callable[[str], str]] = [

@@ -20,8 +20,8 @@ def test_a_newer_attachment_is_never_replaced_by_an_older_one(
     assert may_drop(carried, None)
 
 
-def test_an_attachment_that_is_carried_already_goes_on_where_it_is() -> None:
-    assert carry(FencingEpoch(2), FencingEpoch(2)) is Carry.GOES_ON
+def test_an_attachment_that_is_carried_already_continues_where_it_is() -> None:
+    assert carry(FencingEpoch(2), FencingEpoch(2)) is Carry.CONTINUES
     assert carry(FencingEpoch(1), FencingEpoch(2)) is carry(None, FencingEpoch(2)) is Carry.BEGINS
 
 
@@ -35,7 +35,7 @@ def test_whoever_relays_the_events_go_in_order_and_once(
         before, event = Position(OLD, last), Position(OLD, number)
         found, _ = relay(carried, before, event, fencing_epoch=epoch, skips=skips)
         if epoch != carried or number <= last:
-            assert found is Relay.PASSED_OVER
+            assert found is Relay.SKIPPED
         elif number == last + 1 or skips:
             assert found is Relay.STORED
             last = number
@@ -47,11 +47,11 @@ def test_a_stream_that_carries_nothing_takes_nothing() -> None:
     epoch = FencingEpoch(1)
     start, event = Position(OLD, 0), Position(OLD, 1)
     found, _ = relay(None, start, event, fencing_epoch=epoch, skips=True)
-    assert found is Relay.PASSED_OVER
+    assert found is Relay.SKIPPED
 
 
 def test_of_a_log_that_was_made_anew_nothing_is_there_yet() -> None:
-    """CUP13: a number of the old log says nothing of the new one, and the old one is over."""
+    """CUP13: a number of the old log says nothing of the new one, and the old one has ended."""
 
     def became(last: Position, event: Position) -> tuple[Relay, Position]:
         return relay(epoch, last, event, fencing_epoch=epoch, skips=False)
@@ -59,4 +59,4 @@ def test_of_a_log_that_was_made_anew_nothing_is_there_yet() -> None:
     epoch = FencingEpoch(1)
     assert became(Position(OLD, 7), Position(NEW, 1)) == (Relay.STORED, Position(NEW, 0))
     assert became(Position(OLD, 7), Position(NEW, 2)) == (Relay.TOO_EARLY, Position(NEW, 0))
-    assert became(Position(NEW, 1), Position(OLD, 8)) == (Relay.PASSED_OVER, Position(NEW, 1))
+    assert became(Position(NEW, 1), Position(OLD, 8)) == (Relay.SKIPPED, Position(NEW, 1))

@@ -63,7 +63,7 @@ def test_the_same_key_with_other_content_is_refused(finished: bool) -> None:
 
 
 def test_an_answer_that_cannot_be_known_leaves_its_key_behind() -> None:
-    """KEY3: the caller hears ``OutcomeUnknown`` and nothing runs."""
+    """KEY3: the caller receives ``OutcomeUnknown`` and nothing runs."""
     known = keys()
     begin(known, A)
 

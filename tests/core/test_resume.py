@@ -76,13 +76,13 @@ def test_an_unknown_session_is_taken_up_on_a_new_connection(status: int) -> None
 
 def test_an_unknown_method_is_not_an_unknown_session() -> None:
     """2026-07-28 answers it with 404 and a proper error."""
-    assert after_status(404, failures=0, says_session=False, is_answer=True) is Step.TELL
+    assert after_status(404, failures=0, says_session=False, is_answer=True) is Step.REPORT
 
 
 def test_a_400_that_speaks_of_a_session_is_a_404() -> None:
     """CLI5: a habit of servers made from an SDK's examples."""
     assert after_status(400, failures=0, says_session=True, is_answer=False) is Step.RECONNECT
-    assert after_status(400, failures=0, says_session=False, is_answer=True) is Step.TELL
+    assert after_status(400, failures=0, says_session=False, is_answer=True) is Step.REPORT
 
 
 def test_a_busy_server_is_asked_again_before_it_is_given_up() -> None:
@@ -105,7 +105,7 @@ def test_a_server_is_away_unless_something_of_it_came(cause: Cause, status: int 
 
 @pytest.mark.parametrize("status", [401, 403, 413, 500])
 def test_any_other_status_is_the_answer(status: int) -> None:
-    assert after_status(status, failures=0, says_session=False, is_answer=False) is Step.TELL
+    assert after_status(status, failures=0, says_session=False, is_answer=False) is Step.REPORT
 
 
 # --- positions ------------------------------------------------------------------------------
@@ -163,20 +163,20 @@ def test_a_session_is_started_over_once_unless_it_was_of_use() -> None:
     """CLI5: exactly once."""
     lives = Lives()
 
-    assert lives.start_over(now=0, rest=30)
-    assert not lives.start_over(now=1, rest=30)
+    assert lives.restart(now=0, rest=30)
+    assert not lives.restart(now=1, rest=30)
     lives.used()
-    assert lives.start_over(now=2, rest=30)
+    assert lives.restart(now=2, rest=30)
     assert lives.generation == 2
 
 
 def test_a_session_that_nobody_used_may_be_replaced_after_a_rest() -> None:
     """A server that restarts twice while its client is idle."""
     lives = Lives()
-    lives.start_over(now=0, rest=30)
+    lives.restart(now=0, rest=30)
 
-    assert not lives.start_over(now=29, rest=30)
-    assert lives.start_over(now=30, rest=30)
+    assert not lives.restart(now=29, rest=30)
+    assert lives.restart(now=30, rest=30)
 
 
 # --- attempts ---------------------------------------------------------------------------------

@@ -4,7 +4,15 @@ import itertools
 
 import pytest
 
-from mcp_sessions.core.states import BEGINS, OVER, TRANSITIONS, Change, State, after, is_last
+from mcp_sessions.core.states import (
+    BEGINS,
+    ENDED_STATES,
+    TRANSITIONS,
+    Change,
+    State,
+    after,
+    is_last,
+)
 
 LIVE = frozenset({State.DETACHED, State.ATTACHED})
 
@@ -17,7 +25,7 @@ def test_every_change_in_every_state_is_in_the_table_or_cannot_happen(
     follows = after(state, change)
 
     assert follows is TRANSITIONS.get((state, change))
-    assert (follows is None) == (state in OVER)
+    assert (follows is None) == (state in ENDED_STATES)
 
 
 @pytest.mark.parametrize("state", [state for state in State if state in LIVE])
@@ -38,10 +46,10 @@ def test_what_follows_a_change_depends_on_the_change_alone_while_a_session_lives
     assert after(state, change) is follows
 
 
-def test_a_session_that_is_over_has_no_way_out() -> None:
+def test_a_session_that_has_ended_has_no_way_out() -> None:
     """SES18, END1: ended and expired are two words, and both are for ever."""
-    assert frozenset(State) - LIVE == OVER
-    assert not any(state in OVER for state, _ in TRANSITIONS)
+    assert frozenset(State) - LIVE == ENDED_STATES
+    assert not any(state in ENDED_STATES for state, _ in TRANSITIONS)
 
 
 def test_every_state_is_reached_from_the_first() -> None:

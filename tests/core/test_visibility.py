@@ -65,7 +65,7 @@ def test_the_last_rule_decides_however_few_are_kept(
 
 
 def test_what_is_said_again_changes_nothing() -> None:
-    """However often a tool reveals the same two: its client is not told of it each time."""
+    """However often a tool reveals the same two: its client is not notified of it each time."""
     rules = seen().changed(TOOLS, {"a", "b"}, hides=False)
     assert seen(tools=rules).changed(TOOLS, {"a"}, hides=False) == rules
     assert seen(tools=rules).changed(TOOLS, {"b"}, hides=False) == rules

@@ -57,7 +57,7 @@ def test_nginx_finds_nothing_wrong_in_its_files(tmp_path: Path) -> None:
 
 def test_the_image_is_built_serves_is_healthy_and_stops(tmp_path: Path) -> None:
     """The steps of the Dockerfile in folders of this test, with the files that it copies."""
-    source, place = tmp_path / "source", tmp_path / "opt"
+    source, position = tmp_path / "source", tmp_path / "opt"
     source.mkdir()
     local = tmp_path / "local"
     (local / "bin").mkdir(parents=True)
@@ -78,7 +78,9 @@ def test_the_image_is_built_serves_is_healthy_and_stops(tmp_path: Path) -> None:
                     shutil.copy(ROOT / each, into)
         elif name == "RUN" and not rest.startswith(OF_THE_SYSTEM):
             steps += 1
-            here = rest.replace("/opt/mcp-sessions", str(place)).replace("/usr/local", str(local))
+            here = rest.replace("/opt/mcp-sessions", str(position)).replace(
+                "/usr/local", str(local)
+            )
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
             run(["sh", "-ec", here], cwd=source, env={**os.environ, "PATH": path})
     assert steps == 3
@@ -86,18 +88,18 @@ def test_the_image_is_built_serves_is_healthy_and_stops(tmp_path: Path) -> None:
 
     port = free_port()
     image = {**image_environment(), "MCP_SESSIONS_HOST": "127.0.0.1"}
-    image |= {"MCP_SESSIONS_PORT": str(port), "PATH": f"{place}/bin:/usr/bin:/bin"}
+    image |= {"MCP_SESSIONS_PORT": str(port), "PATH": f"{position}/bin:/usr/bin:/bin"}
     environment = {"HOME": str(tmp_path), **image}
     [entry] = [json.loads(rest) for name, rest in instructions() if name == "ENTRYPOINT"]
     [check] = [rest.partition(" CMD ")[2] for name, rest in instructions() if name == "HEALTHCHECK"]
-    command = [*entry[2:], "--", f"{place}/bin/python", "-c", "input()"]
+    command = [*entry[2:], "--", f"{position}/bin/python", "-c", "input()"]
     with open(tmp_path / "log", "wb") as log:
         server = subprocess.Popen(
-            command, executable=f"{place}/bin/mcp-sessions", env=environment, stderr=log, cwd="/"
+            command, executable=f"{position}/bin/mcp-sessions", env=environment, stderr=log, cwd="/"
         )
         try:
             wait_until_it_listens(server, port)
-            run([f"{place}/bin/python", *json.loads(check)[1:]], env=environment)
+            run([f"{position}/bin/python", *json.loads(check)[1:]], env=environment)
             server.send_signal(signal.SIGTERM)
             # uvicorn raises the signal again at the end: tini makes 143 of it.
             assert server.wait(timeout=30) == -signal.SIGTERM

@@ -14,7 +14,7 @@ import pytest
 from mcp_sessions_transports.stdio import stdio_server as stdio
 from tests.support import apps
 from tests.support.duplex import DECLARED, ELICITS, WITHIN, DuplexPeer, DuplexWorld, duplex_world
-from tests.support.modern import Heard, ModernClient
+from tests.support.modern import ModernClient, Received
 from tests.support.raw import (
     KEY,
     Json,
@@ -51,7 +51,7 @@ class End(ABC):
 
     @abstractmethod
     async def start(self) -> str:
-        """Start a session that hears of `WATCHED`; its first position."""
+        """Start a session that learns of `WATCHED`; its first position."""
 
     @abstractmethod
     async def resume(self, session_id: str, position: str) -> Json: ...
@@ -62,7 +62,7 @@ class End(ABC):
 
     @property
     @abstractmethod
-    def heard(self) -> list[Json]: ...
+    def received(self) -> list[Json]: ...
 
     @abstractmethod
     async def until(self, look: Any) -> None:
@@ -77,7 +77,7 @@ class End(ABC):
 
     @property
     def events(self) -> list[Json]:
-        return [m for m in self.heard if "sessionEventId" in (m.get("params") or {})]
+        return [m for m in self.received if "sessionEventId" in (m.get("params") or {})]
 
     async def has_events(self, count: int) -> list[Json]:
         await self.until(lambda: len(self.events) >= count)
@@ -88,7 +88,7 @@ class End(ABC):
         return self._asked()[0]
 
     def _asked(self) -> list[Json]:
-        return [m for m in self.heard if "method" in m and "id" in m]
+        return [m for m in self.received if "method" in m and "id" in m]
 
 
 class DuplexEnd(End):
@@ -114,7 +114,7 @@ class DuplexEnd(End):
         return self.peer.answer(request_id)
 
     @property
-    def heard(self) -> list[Json]:
+    def received(self) -> list[Json]:
         return [m for m in self.peer.messages if "method" in m]
 
     async def until(self, look: Any) -> None:
@@ -153,7 +153,7 @@ class HttpEnd(End):
         return sent.answer()
 
     @property
-    def heard(self) -> list[Json]:
+    def received(self) -> list[Json]:
         return [m for reply in (self.stream, *self.replies) for m in reply.messages]
 
     async def until(self, look: Any) -> None:
@@ -183,8 +183,8 @@ class ModernEnd(End):
     def __init__(self, world: DuplexWorld, client: ModernClient) -> None:
         super().__init__(world)
         self.client = client
-        self.stream: Heard | None = None
-        self.calls: list[Heard] = []
+        self.stream: Received | None = None
+        self.calls: list[Received] = []
 
     async def start(self) -> str:
         started = await self.client.start()
@@ -199,12 +199,12 @@ class ModernEnd(End):
         return answer
 
     async def call(self, tool: str, key: str, arguments: Json) -> Awaitable[Json]:
-        heard = self.client.call(tool, arguments, session=self.session_id, key=key)
-        self.calls.append(heard)
-        return heard.answer()
+        received = self.client.call(tool, arguments, session=self.session_id, key=key)
+        self.calls.append(received)
+        return received.answer()
 
     @property
-    def heard(self) -> list[Json]:
+    def received(self) -> list[Json]:
         return self.stream.messages if self.stream is not None else []
 
     async def until(self, look: Any) -> None:
@@ -215,10 +215,10 @@ class ModernEnd(End):
         raise AssertionError("the modern era is asked nothing")
 
     async def leave(self) -> None:
-        for heard in (self.stream, *self.calls):
-            if heard is not None and not heard.reply.ended:
-                heard.leave()
-                await heard.done()
+        for received in (self.stream, *self.calls):
+            if received is not None and not received.reply.ended:
+                received.leave()
+                await received.done()
 
 
 async def end_of(kind: str, world: DuplexWorld) -> End:
@@ -311,14 +311,16 @@ async def test_a_pending_question_is_asked_again_on_the_new_connection_and_answe
 
 
 @pytest.mark.parametrize(("old", "new"), PAIRS)
-async def test_who_was_displaced_is_told_and_hears_nothing_more(old: str, new: str) -> None:
+async def test_who_was_displaced_is_notified_and_gets_nothing_more(old: str, new: str) -> None:
     """TKO7, the server's part; TKO9: its late end does not touch the new one."""
     async with two(old, new) as (world, left, right):
         position = await left.start()
         await right.resume(left.session_id, position)
-        await left.until(lambda: [m for m in left.heard if m.get("method") == DETACHED])
-        told = [m["params"] for m in left.heard if m.get("method") == DETACHED]
-        assert [(m["sessionId"], m["reason"]) for m in told] == [(left.session_id, "taken_over")]
+        await left.until(lambda: [m for m in left.received if m.get("method") == DETACHED])
+        notified = [m["params"] for m in left.received if m.get("method") == DETACHED]
+        assert [(m["sessionId"], m["reason"]) for m in notified] == [
+            (left.session_id, "taken_over")
+        ]
         refused = None
         if isinstance(left, DuplexEnd):
             refused = await left.peer.error("tools/list")
@@ -336,4 +338,4 @@ async def test_who_was_displaced_is_told_and_hears_nothing_more(old: str, new: s
         await world.layer.notify_resource_updated("note://b")
         assert uris(await right.has_events(2)) == ["note://a", "note://b"]
         assert left.events == []
-        assert not [m for m in right.heard if m.get("method") == DETACHED]
+        assert not [m for m in right.received if m.get("method") == DETACHED]

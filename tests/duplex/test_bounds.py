@@ -66,7 +66,7 @@ async def test_answers_that_a_client_does_not_take_are_bounded_in_bytes(kind: st
         await peer.text("echo", text="all were read")
         transport.outbox.hold()
         gate.go.set()
-        await at_most(10, transport.over.wait())
+        await at_most(10, transport.closed.wait())
         held = sum(len(chunk) for chunk, _ in transport.outbox._buffer)  # pyright: ignore[reportPrivateUsage]
         assert held < 10_000 + 50_000 + 10_000
         if isinstance(peer, WebSocketPeer):
@@ -103,6 +103,6 @@ async def test_a_connection_that_ends_does_not_look_through_everybodys_subscript
         registry._sessionless = NotLookedThrough(registry._sessionless)
         connections = registry.all()
         await peer.leave()
-        await at_most(10, connections[0].transport.over.wait())
+        await at_most(10, connections[0].transport.closed.wait())
         assert len(registry._sessionless) == 2
         assert len(registry.sessionless_subscribers("note://shared")) == 1

@@ -102,8 +102,8 @@ async def test_a_handle_is_the_same_on_every_transport(modern: bool) -> None:
 async def test_a_connection_that_started_no_session_sees_what_was_revealed_to_it(
     kind: str,
 ) -> None:
-    """It hears that its lists changed, and no more of what it was subscribed to and is hidden now;
-    the one beside it sees and hears what it did before.
+    """It learns that its lists changed, and no more of what it was subscribed to and is hidden now;
+    the one next to it sees and receives what it did before.
     """
 
     async def sight(ctx: Ctx, arguments: Json) -> str:
@@ -121,14 +121,14 @@ async def test_a_connection_that_started_no_session_sees_what_was_revealed_to_it
         await other.error("tools/call", call_params("echo", {"text": "a"}))
         await w.layer.notify_resource_updated("info://hours")
         await w.layer.notify_prompts_changed()
-        heard: list[list[str]] = []
+        received: list[list[str]] = []
         for each in (peer, other):
             await each.until(
                 lambda each=each: "prompts" in str(each.notifications[-1:]), "all that is told"
             )
-            methods = [told["method"] for told in each.notifications]
-            heard.append([method.removeprefix("notifications/") for method in methods])
-        assert heard == [
+            methods = [notified["method"] for notified in each.notifications]
+            received.append([method.removeprefix("notifications/") for method in methods])
+        assert received == [
             ["tools/list_changed", "resources/list_changed", "prompts/list_changed"],
             ["resources/updated", "prompts/list_changed"],
         ]

@@ -236,18 +236,20 @@ async def test_nobody_listens_to_a_spelling_of_what_is_hidden(named: bool) -> No
         client = ModernClient(w.carrier)
         session = (await client.start())["sessionId"] if named else None
         asked = [uri for uri in URIS if uri not in ("etc/secret", "file:///etc/secret%00")]
-        heard = await client.listening(session, *asked, "info://hours")
-        [ack] = await heard.has(1)
+        received = await client.listening(session, *asked, "info://hours")
+        [ack] = await received.has(1)
         assert ack["params"]["notifications"]["resourceSubscriptions"] == [*asked, "info://hours"]
         for uri in (*asked, "info://hours"):
             await w.layer.notify_resource_updated(uri)
-        assert [each["params"]["uri"] for each in await heard.has_events(1)] == ["info://hours"]
+        assert [each["params"]["uri"] for each in await received.has_events(1)] == ["info://hours"]
         refused = await client.listen(session, "etc/secret").error()
         assert refused["code"] == -32602
 
 
-async def test_a_subscription_that_is_older_than_what_hides_it_is_not_told(tmp_path: Path) -> None:
-    """And a command that begins anew is not told of it either."""
+async def test_a_subscription_that_is_older_than_what_hides_it_is_not_notified(
+    tmp_path: Path,
+) -> None:
+    """And a command that begins anew is not notified of it either."""
     path = str(tmp_path / "sessions.db")
     async with world(store=SQLiteStore(path), server=child()) as w:
         client = await w.connected()
@@ -265,7 +267,7 @@ async def test_a_subscription_that_is_older_than_what_hides_it_is_not_told(tmp_p
         assert SECRET not in str(stream.messages)
 
 
-async def test_nothing_is_heard_of_what_is_hidden_below_what_is_not() -> None:
+async def test_nothing_is_sent_of_what_is_hidden_below_what_is_not() -> None:
     """A server may tell whoever subscribed to a directory of a file in it."""
     async with child_world(hidden={SECRET}) as w:
         client = await w.connected()

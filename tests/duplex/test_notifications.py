@@ -35,11 +35,11 @@ async def test_a_handler_of_a_notification_asks_its_client(kind: str, in_session
     stdio answers.
     """
     async with duplex_world() as w:
-        heard: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        received: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
         async def handler(ctx: Any, params: Params) -> None:
             result = await ctx.session.send_request(types.ListRootsRequest(), types.ListRootsResult)
-            heard.set_result([str(root.uri) for root in result.roots])
+            received.set_result([str(root.uri) for root in result.roots])
 
         handles(w, handler)
         peer = await w.connected(kind, capabilities={"roots": {"listChanged": True}})
@@ -51,7 +51,7 @@ async def test_a_handler_of_a_notification_asks_its_client(kind: str, in_session
         assert await peer.text("echo", text="x") == "x"
         await peer.respond(question, {"roots": [{"uri": "file:///here"}]})
 
-        assert await at_most(10, heard) == ["file:///here"]
+        assert await at_most(10, received) == ["file:///here"]
         assert await peer.text("echo", text="y") == "y"
 
 
@@ -184,7 +184,7 @@ async def test_a_question_that_is_given_up_is_taken_back(
             await peer.start()
         assert await peer.text("impatient") == "gave up"
         question = await peer.question()
-        cancelled = await peer.told("notifications/cancelled")
+        cancelled = await peer.notified("notifications/cancelled")
         assert cancelled["params"]["requestId"] == question["id"]
         if related:
             assert peer.messages.index(cancelled) == len(peer.messages) - 2

@@ -252,7 +252,7 @@ async def test_nothing_of_a_session_follows_the_answer_to_its_end(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_who_takes_no_answers_may_not_go_on_asking(kind: str) -> None:
+async def test_who_takes_no_answers_may_not_continue_asking(kind: str) -> None:
     """Never buffered without bound: a client that asked and did not read grew the buffer by
     one answer per request, for all of ``slow_timeout``.
     """

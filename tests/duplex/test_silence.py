@@ -1,4 +1,4 @@
-"""A call whose handler says nothing for long is heard of on every transport, whatever serves it."""
+"""A call whose handler says nothing for long is seen on every transport, whatever serves it."""
 
 import pytest
 
@@ -15,24 +15,24 @@ TOKEN = {"progressToken": "t"}
 
 
 @pytest.mark.parametrize("kind", ["websocket", "pipe"])
-async def test_a_silent_call_is_heard_of_on_one_wire(kind: str) -> None:
+async def test_a_silent_call_is_reported_on_one_wire(kind: str) -> None:
     """Under its token, and rising."""
     async with duplex_world(progress_every=0.3) as w:
         client = await w.connected(kind)
         sent = await client.call("wait", gate="g", meta=TOKEN)
 
-        def told() -> list[float]:
+        def notified() -> list[float]:
             said = [m["params"] for m in client.notifications if m["method"] == PROGRESS]
             assert all(each["progressToken"] == "t" for each in said)
             return [each["progress"] for each in said]
 
-        await client.until(lambda: len(told()) >= 3, "three messages")
+        await client.until(lambda: len(notified()) >= 3, "three messages")
         w.inner.box.gate("g").go.set()
         await client.answer(sent)
-        assert told() == sorted(set(told()))
+        assert notified() == sorted(set(notified()))
 
 
-async def test_a_silent_call_of_a_command_is_heard_of() -> None:
+async def test_a_silent_call_of_a_command_is_reported() -> None:
     """A command in any language: the layer tells it, not the command."""
     async with child_world(progress_every=0.3) as w:
         client = await w.connected()
@@ -46,19 +46,19 @@ async def test_a_silent_call_of_a_command_is_heard_of() -> None:
         await client.notify("notifications/cancelled", {"requestId": sent.id})
 
 
-async def test_a_silent_call_of_a_url_is_heard_of() -> None:
+async def test_a_silent_call_of_a_url_is_reported() -> None:
     """A server at a URL that says nothing: the layer tells it, until the answer comes."""
     box = Toolbox()
     async with stock_server(box) as server, world(server=server, progress_every=0.3) as w:
         client = await w.connected()
         sent = client.call("wait", gate="g", meta=TOKEN)
 
-        def told() -> list[float]:
+        def notified() -> list[float]:
             said = [m["params"] for m in sent.reply.messages if m.get("method") == PROGRESS]
             assert all(each["progressToken"] == "t" for each in said)
             return [each["progress"] for each in said]
 
-        await sent.reply.until(lambda: len(told()) >= 3, "three messages")
+        await sent.reply.until(lambda: len(notified()) >= 3, "three messages")
         box.gate("g").go.set()
         assert text_of(await sent.result()) == "through g"
-        assert told() == sorted(set(told()))
+        assert notified() == sorted(set(notified()))

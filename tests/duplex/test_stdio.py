@@ -34,17 +34,17 @@ async def process(
         one_socket: Its standard input and output are one socket, as under inetd or socat.
     """
     command = [sys.executable, "-m", "tests.support.stdio_program", *arguments]
-    place: dict[str, Any] = {"cwd": ROOT, "env": {"PYTHONPATH": f"{ROOT}:{ROOT}/transports"}}
+    started_in: dict[str, Any] = {"cwd": ROOT, "env": {"PYTHONPATH": f"{ROOT}:{ROOT}/transports"}}
     if one_socket:
         ours, theirs = socket.socketpair()
         running = await asyncio.create_subprocess_exec(
-            *command, stdin=theirs.fileno(), stdout=theirs.fileno(), **place
+            *command, stdin=theirs.fileno(), stdout=theirs.fileno(), **started_in
         )
         theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours, limit=2**20)
     else:
         running = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, limit=2**20, **place
+            *command, stdin=PIPE, stdout=PIPE, limit=2**20, **started_in
         )
         assert running.stdout is not None and running.stdin is not None
         reader, writer = running.stdout, running.stdin
@@ -77,7 +77,7 @@ async def test_the_end_of_input_answers_what_runs_and_exits_0() -> None:
         assert (await peer.result("server/discover"))["capabilities"]["sessions"] == {}
         session_id = (await peer.start())["sessionId"]
         working = await peer.call("work", meta={"progressToken": "t"})
-        await peer.told("notifications/progress")
+        await peer.notified("notifications/progress")
         await peer.leave()
         assert text_of((await peer.answer(working))["result"]) == "worked"
         assert await peer.exit() == 0
@@ -90,10 +90,14 @@ async def test_sigterm_drains() -> None:
         await peer.initialize()
         session_id = (await peer.start())["sessionId"]
         working = await peer.call("work", meta={"progressToken": "t"})
-        await peer.told("notifications/progress")
+        await peer.notified("notifications/progress")
         peer.process.send_signal(signal.SIGTERM)
-        told = await peer.told("notifications/sessions/detached")
-        assert told["params"] == {"sessionId": session_id, "reason": "draining", "retryAfter": 5}
+        notified = await peer.notified("notifications/sessions/detached")
+        assert notified["params"] == {
+            "sessionId": session_id,
+            "reason": "draining",
+            "retryAfter": 5,
+        }
         assert text_of((await peer.answer(working))["result"]) == "worked"
         assert await peer.exit() == 0
 
@@ -129,8 +133,8 @@ async def test_a_session_of_a_pipe_is_resumed_over_http_and_websocket_in_one_pro
         async with websocket(f"ws://127.0.0.1:{port}/mcp", capabilities=ELICITS) as other:
             await other.initialize()
             assert (await other.resume(session_id, position))["catchup"] is True
-            told = await peer.told("notifications/sessions/detached")
-            assert told["params"]["reason"] == "taken_over"
+            notified = await peer.notified("notifications/sessions/detached")
+            assert notified["params"]["reason"] == "taken_over"
             assert (await peer.error("tools/list"))["code"] == -31010
             carrier = SocketCarrier("127.0.0.1", port)
             modern = ModernClient(carrier)
@@ -144,15 +148,15 @@ async def test_a_session_of_a_pipe_is_resumed_over_http_and_websocket_in_one_pro
 
 
 async def test_our_own_server_compresses_nothing_and_drains_with_1012() -> None:
-    """WSS6, WSS17: ``layer.run`` and SIGTERM. With nothing at work uvicorn
+    """WSS6, WSS17: ``layer.run`` and SIGTERM. With nothing running uvicorn
     closed the connection before a word of ours was written.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     url = f"ws://127.0.0.1:{port}/mcp"
     command = [sys.executable, "-m", "tests.support.stdio_program", "http", str(port)]
-    place: dict[str, Any] = {"cwd": ROOT, "env": {"PYTHONPATH": f"{ROOT}:{ROOT}/transports"}}
-    running = await asyncio.create_subprocess_exec(*command, stderr=PIPE, **place)
+    started_in: dict[str, Any] = {"cwd": ROOT, "env": {"PYTHONPATH": f"{ROOT}:{ROOT}/transports"}}
+    running = await asyncio.create_subprocess_exec(*command, stderr=PIPE, **started_in)
     try:
         assert running.stderr is not None
         assert await at_most(WITHIN, running.stderr.readline()) == b"up\n"
@@ -162,8 +166,8 @@ async def test_our_own_server_compresses_nothing_and_drains_with_1012() -> None:
             await peer.initialize()
             session_id = (await peer.start())["sessionId"]
             running.send_signal(signal.SIGTERM)
-            told = await peer.told("notifications/sessions/detached")
-            assert told["params"]["sessionId"] == session_id
+            notified = await peer.notified("notifications/sessions/detached")
+            assert notified["params"]["sessionId"] == session_id
             assert (await peer.closed())[0] == 1012
         assert await at_most(WITHIN, running.wait()) in (0, -signal.SIGTERM)
     finally:

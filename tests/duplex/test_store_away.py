@@ -56,13 +56,13 @@ async def test_sessions_are_detached_when_the_store_is_back(kind: str) -> None:
 
         await until(detached)
         assert (len(failed), len(later)) == (2, 1)
-        # Who comes back hears it again.
+        # Who comes back receives it again.
         again = await w.connected(kind)
         assert (await again.resume(sessions[0]))["resumed"]
 
 
 @KINDS
-async def test_calls_are_unheard_at_once_whatever_the_store_does(kind: str) -> None:
+async def test_calls_are_without_a_listener_at_once_whatever_the_store_does(kind: str) -> None:
     """REQ8: their time begins when their connection ends."""
     async with duplex_world(detached_timeout=0.2) as w:
         peer = await w.connected(kind)
@@ -82,7 +82,7 @@ async def test_calls_are_unheard_at_once_whatever_the_store_does(kind: str) -> N
 
 @pytest.mark.parametrize("after", [True, False], ids=["after its effect", "before"])
 async def test_a_session_whose_resume_was_cut_off_is_not_left_attached(after: bool) -> None:
-    """Its connection ended while the store was asked: nobody hears the session there."""
+    """Its connection ended while the store was asked: nobody receives the session there."""
     async with duplex_world() as w:
         owner = await w.connected()
         session = (await owner.start())["sessionId"]
@@ -103,7 +103,7 @@ async def test_a_session_whose_resume_was_cut_off_is_not_left_attached(after: bo
         # As its credential may end, or its patience with who takes nothing.
         (connection,) = w.inside.connections.all()
         cast(Any, connection.transport).outbox.cut()
-        await at_most(10, cast(Any, connection.transport).over.wait())
+        await at_most(10, cast(Any, connection.transport).closed.wait())
         slow.go.set()
 
         async def detached() -> bool:

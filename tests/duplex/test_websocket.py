@@ -128,7 +128,7 @@ async def test_a_message_is_too_big_above_the_limit_and_not_at_it() -> None:
         assert await peer.closed() == (1009, "message too big: max_message is 2000 bytes")
 
 
-async def test_a_client_that_refuses_a_message_as_too_large_is_told_of_in_the_log(
+async def test_a_client_that_refuses_a_message_as_too_large_is_notified_of_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Once, with how large it was: nobody else knows why the client went."""
@@ -289,7 +289,7 @@ async def test_progress_logging_questions_and_cancellation_travel_on_the_connect
         progress = [m["params"] for m in peer.notifications if "progress" in m["params"]]
         assert [(p["progressToken"], p["progress"]) for p in progress] == [("t", 1), ("t", 2)]
         await peer.text("log", text="a line")
-        assert (await peer.told("notifications/message"))["params"]["data"] == "a line"
+        assert (await peer.notified("notifications/message"))["params"]["data"] == "a line"
         asking = await peer.call("ask", question="why?")
         question = await peer.question()
         assert question["method"] == "elicitation/create"
@@ -347,10 +347,10 @@ async def test_bare_subscriptions_and_list_changes_reach_the_connection(kind: st
         await world.layer.notify_resource_updated("note://b")
         await world.layer.notify_resource_updated("note://a")
         await world.layer.notify_tools_changed()
-        await peer.told("notifications/tools/list_changed")
+        await peer.notified("notifications/tools/list_changed")
         assert uris(peer.notifications) == ["note://a", "notifications/tools/list_changed"]
         assert peer.events == []
-        # With a session here, list changes are told by it, once.
+        # With a session here, list changes are sent by it, once.
         await peer.start()
         await world.layer.notify_tools_changed()
         await peer.has_events(1)
@@ -359,7 +359,7 @@ async def test_bare_subscriptions_and_list_changes_reach_the_connection(kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_owed_no_answer_leaves_nothing_behind(kind: str) -> None:
+async def test_what_gets_no_answer_leaves_nothing_behind(kind: str) -> None:
     """END2. Each notification and each answer left a request channel on its connection,
     until the connection ended.
     """
@@ -437,7 +437,7 @@ async def test_a_modern_connection_does_not_serve_requests_without_an_envelope(k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_who_asked_which_versions_there_are_may_go_on_with_a_handshake(kind: str) -> None:
+async def test_who_asked_which_versions_there_are_may_continue_with_a_handshake(kind: str) -> None:
     """WSS10: clients that speak both eras do, if they are refused. Until then nothing else is
     served without an envelope.
     """
@@ -483,7 +483,7 @@ async def test_a_request_without_an_envelope_may_name_a_session_after_a_modern_o
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_listen_of_a_session_sets_its_filter_and_stamps_its_events(kind: str) -> None:
-    """Events are pushed on the connection in either era; a listen only sets the filter and
+    """Events are pushed on the connection in each era; a listen only sets the filter and
     adds ``subscriptionId``; a newer one ends the older with its completion result.
     """
     async with duplex_world() as world:
@@ -495,7 +495,7 @@ async def test_a_listen_of_a_session_sets_its_filter_and_stamps_its_events(kind:
         first = await peer.send(
             "subscriptions/listen", {"notifications": wanted("note://a")}, meta=meta
         )
-        acknowledged = await peer.told(ACKNOWLEDGED)
+        acknowledged = await peer.notified(ACKNOWLEDGED)
         assert acknowledged["params"]["_meta"][SUBSCRIPTION_ID] == first
         await world.layer.notify_tools_changed()
         await world.layer.notify_resource_updated("note://b")
@@ -526,7 +526,7 @@ async def test_a_listen_of_a_session_can_be_cancelled_and_its_id_is_taken(kind: 
         params = {"notifications": wanted("note://a")}
         meta = in_session(session_id)
         await peer.send("subscriptions/listen", params, meta=meta, request_id="l")
-        await peer.told(ACKNOWLEDGED)
+        await peer.notified(ACKNOWLEDGED)
         await peer.send("tools/list", request_id="l")
         assert (await peer.answer("l"))["error"]["data"]["reason"] == "duplicate_id"
         peer.messages.clear()
@@ -568,7 +568,7 @@ async def test_the_end_of_a_session_ends_its_listen(kind: str) -> None:
         session_id = (await peer.start())["sessionId"]
         params = {"notifications": wanted("note://a")}
         listen = await peer.send("subscriptions/listen", params, meta=in_session(session_id))
-        await peer.told(ACKNOWLEDGED)
+        await peer.notified(ACKNOWLEDGED)
         await world.layer.sessions.end(SessionId(session_id))
         assert (await peer.answer(listen))["error"]["code"] == -32043
 
@@ -576,7 +576,7 @@ async def test_the_end_of_a_session_ends_its_listen(kind: str) -> None:
 # --- the end ---------------------------------------------------------------------------------
 
 
-async def test_drain_tells_who_knows_us_and_closes_everyone_1012() -> None:
+async def test_drain_notifies_who_knows_us_and_closes_everyone_1012() -> None:
     """WSS17: ``detached {draining, retryAfter}`` first, then what runs, then 1012."""
     async with duplex_world(reconnect_spread=7) as world:
         knowing = await world.websocket(capabilities=DECLARED)
@@ -589,9 +589,13 @@ async def test_drain_tells_who_knows_us_and_closes_everyone_1012() -> None:
         running = await knowing.call("wait", gate="g")
         await at_most(WITHIN, gate.started.wait())
         draining = asyncio.create_task(world.layer.drain(WITHIN))
-        told = await knowing.told("notifications/sessions/detached")
-        assert told["params"] == {"sessionId": session_id, "reason": "draining", "retryAfter": 7}
-        # Nobody new is let in, only to be cut again.
+        notified = await knowing.notified("notifications/sessions/detached")
+        assert notified["params"] == {
+            "sessionId": session_id,
+            "reason": "draining",
+            "retryAfter": 7,
+        }
+        # Nobody new is admitted, only to be cut again.
         away = await refused(world.url)
         assert away.response.status_code == 503
         assert away.response.headers["Retry-After"] == "7"
@@ -625,8 +629,8 @@ async def test_what_a_draining_server_refuses_on_an_open_connection_did_not_begi
         await at_most(WITHIN, draining)
 
 
-async def test_a_stock_client_is_served_until_nothing_is_owed_to_it_and_then_closed() -> None:
-    """It hears of no shutdown, so that what it asks meanwhile is served as ever. It is closed
+async def test_a_stock_client_is_served_until_it_waits_for_nothing_and_then_closed() -> None:
+    """It learns of no shutdown, so that what it asks meanwhile is served as ever. It is closed
     with the last answer, and not before or much later: what it asks next it asks elsewhere.
     """
     async with duplex_world() as world:

@@ -46,7 +46,7 @@ class Editor:
         return [one["content"]["text"] for one in self.shown if one not in self.of_the_agent]
 
 
-class Place:
+class Setup:
     """A folder with the stores of both, and how to start what is there."""
 
     def __init__(self, folder: Path) -> None:
@@ -106,16 +106,16 @@ async def test_new_prompt_kill_load_and_the_next_prompt_uses_what_was_before(
     tmp_path: Path,
 ) -> None:
     """The library's own client drives the example."""
-    place = Place(tmp_path)
+    setup = Setup(tmp_path)
 
     async def ask(connection: Any, session_id: str, text: str) -> None:
         with anyio.fail_after(WITHIN):
             answer = await connection.prompt(session_id=session_id, prompt=[acp.text_block(text)])
         assert answer.stop_reason == "end_turn"
 
-    async with place.editor() as (editor, connection, process):
+    async with setup.editor() as (editor, connection, process):
         with anyio.fail_after(STARTS_WITHIN):
-            made = await connection.new_session(cwd=str(tmp_path), mcp_servers=place.servers)
+            made = await connection.new_session(cwd=str(tmp_path), mcp_servers=setup.servers)
         session_id = made.session_id
         asked = ["note milk: two litres of milk", "note eggs: a dozen eggs", "open milk"]
         for text in asked:
@@ -125,10 +125,10 @@ async def test_new_prompt_kill_load_and_the_next_prompt_uses_what_was_before(
         # Its children are not asked either.
         os.kill(process.pid, 9)
 
-    async with place.editor() as (again, connection, _):
+    async with setup.editor() as (again, connection, _):
         with anyio.fail_after(STARTS_WITHIN):
             await connection.load_session(
-                cwd=str(tmp_path), session_id=session_id, mcp_servers=place.servers
+                cwd=str(tmp_path), session_id=session_id, mcp_servers=setup.servers
             )
         assert again.of_the_agent == editor.shown
         assert again.of_the_user == asked

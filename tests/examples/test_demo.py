@@ -50,7 +50,7 @@ def run_demo(
         pytest.param("notes_server_fastmcp.py", marks=pytest.mark.full),
     ],
 )
-def told(
+def notified(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> subprocess.CompletedProcess[str]:
     """The demo, run on each of the two servers."""
@@ -60,25 +60,27 @@ def told(
     return ran
 
 
-def test_the_demo_passes_its_checks(told: subprocess.CompletedProcess[str]) -> None:
+def test_the_demo_passes_its_checks(notified: subprocess.CompletedProcess[str]) -> None:
     """And says so in its last line, and by its exit status."""
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert told.stdout.rstrip().splitlines()[-1] == f"checks: {len(CHECKS)} passed, 0 failed"
-    assert "Missed 45, coalesced 41, replayed 4." in told.stdout
-    assert "index written on the server -> 1 time(s)" in told.stdout
+    assert notified.returncode == 0, notified.stdout + notified.stderr
+    assert notified.stdout.rstrip().splitlines()[-1] == f"checks: {len(CHECKS)} passed, 0 failed"
+    assert "Missed 45, coalesced 41, replayed 4." in notified.stdout
+    assert "index written on the server -> 1 time(s)" in notified.stdout
 
 
-def test_the_demo_can_be_read_without_a_terminal(told: subprocess.CompletedProcess[str]) -> None:
+def test_the_demo_can_be_read_without_a_terminal(
+    notified: subprocess.CompletedProcess[str],
+) -> None:
     """No colours, 80 columns, and nothing but the story."""
-    assert "\x1b" not in told.stdout
-    assert max(map(len, told.stdout.splitlines())) <= 80
-    assert told.stderr == ""
+    assert "\x1b" not in notified.stdout
+    assert max(map(len, notified.stdout.splitlines())) <= 80
+    assert notified.stderr == ""
 
 
-def test_the_demo_shows_no_whole_id(told: subprocess.CompletedProcess[str]) -> None:
+def test_the_demo_shows_no_whole_id(notified: subprocess.CompletedProcess[str]) -> None:
     """Whoever knows a session's id can resume it: it is not for a screen."""
-    assert re.search(r"session/start +-> session \S{8}\.\.\.$", told.stdout, re.MULTILINE)
-    assert not re.search(r"-> (connection|session) [^ .,]{12,}", told.stdout)
+    assert re.search(r"session/start +-> session \S{8}\.\.\.$", notified.stdout, re.MULTILINE)
+    assert not re.search(r"-> (connection|session) [^ .,]{12,}", notified.stdout)
 
 
 def test_the_demo_without_a_server_fails_and_says_why(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def good_story() -> Story:
             answer=f"9 words in 4 notes, kept as note://{INDEX}",
             written=[(UPDATED, INDEX), (LIST_CHANGED, "")],
             changes=["groceries", "ideas", "journal"],
-            heard=["groceries", "ideas", "journal"],
+            received=["groceries", "ideas", "journal"],
             recent=["groceries"],
         ),
         is_whole=True,
@@ -201,8 +203,8 @@ def not_subscribed(story: Story) -> None:
     story.replayed[0]["params"]["uri"] = "note://drafts"
 
 
-def told_again(story: Story) -> None:
-    story.replayed.insert(0, event(1, UPDATED, demo.HEARD_LIVE))
+def repeated(story: Story) -> None:
+    story.replayed.insert(0, event(1, UPDATED, demo.RECEIVED_LIVE))
 
 
 def another_session(story: Story) -> None:
@@ -346,20 +348,20 @@ def no_steps(story: Story) -> None:
     story.move.steps.clear()
 
 
-def not_heard_after_the_move(story: Story) -> None:
-    del story.move.heard[2]
+def not_received_after_the_move(story: Story) -> None:
+    del story.move.received[2]
 
 
-def not_heard_while_moving(story: Story) -> None:
-    del story.move.heard[1]
+def not_received_while_moving(story: Story) -> None:
+    del story.move.received[1]
 
 
-def heard_twice(story: Story) -> None:
-    story.move.heard.append("ideas")
+def received_twice(story: Story) -> None:
+    story.move.received.append("ideas")
 
 
 def nothing_changed_after_the_move(story: Story) -> None:
-    del story.move.changes[2], story.move.heard[2]
+    del story.move.changes[2], story.move.received[2]
 
 
 def data_left_behind(story: Story) -> None:
@@ -380,7 +382,7 @@ DOCTORED: list[tuple[Callable[[Story], None], Callable[[Story], bool]]] = [
     (nothing_replayed, demo_checks.nothing_is_lost),
     (not_coalesced, demo_checks.nothing_is_said_twice),
     (not_subscribed, demo_checks.nothing_is_foreign),
-    (told_again, demo_checks.nothing_is_foreign),
+    (repeated, demo_checks.nothing_is_foreign),
     (another_session, demo_checks.nothing_is_foreign),
     (no_session_named, demo_checks.nothing_is_foreign),
     (in_another_order, demo_checks.it_is_in_order),
@@ -416,12 +418,12 @@ DOCTORED: list[tuple[Callable[[Story], None], Callable[[Story], bool]]] = [
     (began_again, demo_checks.it_ran_once),
     (a_step_twice, demo_checks.it_ran_once),
     (no_steps, demo_checks.it_ran_once),
-    (not_heard_after_the_move, demo_checks.subscriptions_moved_along),
-    (not_heard_while_moving, demo_checks.subscriptions_moved_along),
-    (heard_twice, demo_checks.subscriptions_moved_along),
+    (not_received_after_the_move, demo_checks.subscriptions_moved_along),
+    (not_received_while_moving, demo_checks.subscriptions_moved_along),
+    (received_twice, demo_checks.subscriptions_moved_along),
     (nothing_changed_after_the_move, demo_checks.subscriptions_moved_along),
     (data_left_behind, demo_checks.data_moved_along),
-    (broken_off, demo_checks.it_was_told_to_the_end),
+    (broken_off, demo_checks.it_ran_to_the_end),
 ]
 
 

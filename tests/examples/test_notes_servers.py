@@ -90,7 +90,7 @@ async def test_a_stock_client_works_with_the_notes(served: Served) -> None:
     assert served.notes.names() == []
 
 
-async def test_what_a_caller_does_wrong_is_told_in_a_sentence(served: Served) -> None:
+async def test_what_a_caller_does_wrong_is_reported_in_a_sentence(served: Served) -> None:
     """As the tool's answer, so that a model can read it and do better."""
     async with PlainClient(served.url) as client:
         await client.initialize()
@@ -113,7 +113,9 @@ async def test_a_note_that_is_not_there_is_an_invalid_parameter(served: Served, 
     assert refused.value.code == INVALID_PARAMS
 
 
-async def test_a_session_hears_of_what_it_subscribed_to_and_of_the_list(served: Served) -> None:
+async def test_a_session_gets_changes_of_what_it_subscribed_to_and_of_the_list(
+    served: Served,
+) -> None:
     """Changing, creating and deleting, done by a client that has no session."""
     async with PlainClient(served.url) as client, PlainClient(served.url) as other:
         await other.initialize()
@@ -142,7 +144,7 @@ async def test_a_session_hears_of_what_it_subscribed_to_and_of_the_list(served: 
 
 
 async def test_indexing_reports_progress_and_keeps_the_index_as_a_note(served: Served) -> None:
-    """One step per note; who subscribed to the index is told that there is a new one."""
+    """One step per note; who subscribed to the index is notified that there is a new one."""
     served.notes.write("a", "Bread and butter")
     served.notes.write("b", "Bread")
     steps: list[Message] = []
@@ -156,7 +158,7 @@ async def test_indexing_reports_progress_and_keeps_the_index_as_a_note(served: S
             {"name": "index_notes", "arguments": {"pause": 0}, "_meta": {"progressToken": "t"}},
             on_message=steps.append,
         )
-        told = changes(await client.has_received(2))
+        notified = changes(await client.has_received(2))
 
     assert [(step["params"]["progress"], step["params"]["total"]) for step in steps] == [
         (1, 2),
@@ -166,7 +168,7 @@ async def test_indexing_reports_progress_and_keeps_the_index_as_a_note(served: S
     assert result["structuredContent"]["result"] == (
         "3 words in 2 notes, kept as note://word-index"
     )
-    assert told == [("resources/updated", "note://word-index"), ("resources/list_changed", "")]
+    assert notified == [("resources/updated", "note://word-index"), ("resources/list_changed", "")]
     assert "bread: a, b (2)" in served.notes.read("word-index")
 
 
@@ -220,7 +222,7 @@ async def test_a_session_remembers_ten_notes(served: Served) -> None:
         assert await client.call_tool("recent_notes") == names[:1:-1]
 
 
-async def test_a_session_goes_on_over_another_connection(served: Served) -> None:
+async def test_a_session_continues_over_another_connection(served: Served) -> None:
     """Its subscriptions, its missed events and what it remembers come with it."""
     served.notes.write("a", "text")
     async with PlainClient(served.url) as first:

@@ -37,7 +37,7 @@ class Project:
         return [self.node, str(HOME / "build" / "server" / "main.js")]
 
     def demo(self, url: str, era: str) -> list[str]:
-        """The command that loses its connection twice and prints what it heard."""
+        """The command that loses its connection twice and prints what it received."""
         return [self.node, str(HOME / "build" / "client" / "demo.js"), url, era]
 
     @property
@@ -109,8 +109,8 @@ async def test_the_client_does_every_duty(
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])
-def test_the_client_hears_each_event_once_over_lost_connections(era: str, project: Project) -> None:
-    """RES3, CUP3, CLI3, CLI11: in either era."""
+def test_the_client_gets_each_event_once_over_lost_connections(era: str, project: Project) -> None:
+    """RES3, CUP3, CLI3, CLI11: in each era."""
     command = [*project.server, "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -1,6 +1,6 @@
 """Conversations in which the store fails, at each of its calls in turn (see `stage`).
 
-Afterwards no request is without an answer, nothing is held, every open stream hears a fresh
+Afterwards no request is without an answer, nothing is held, every open stream receives a fresh
 event, no keyed call ran twice, who was displaced knows it, and no task died.
 """
 
@@ -42,7 +42,7 @@ async def talks(stage: Stage, client: PersistentClient) -> None:
     await stage.work(client, steps=2)
     await client.call("ask", question="?")
     await client.call("announce", uri="note:1")
-    await stage.hears_fresh(client)
+    await stage.gets_fresh(client)
 
 
 async def over_http(stage: Stage) -> None:
@@ -66,22 +66,22 @@ async def in_the_modern_era(stage: Stage) -> None:
     await stage.work(client)
     await stage.work(client, steps=2)
     await client.call("announce", uri="note:1")
-    await stage.hears_fresh(client)
+    await stage.gets_fresh(client)
     again = await stage.modern("again")
     await again.resume(client.session, client.last_event_id)
     await again.listen("note:1")
     stage.displaced.append(client)
-    await stage.hears_fresh(again)
+    await stage.gets_fresh(again)
 
 
 async def taken_over(stage: Stage, first: PersistentClient, second: PersistentClient) -> None:
     """A session goes from one client to another and ends there."""
     await first.start()
-    await stage.hears_fresh(first)
+    await stage.gets_fresh(first)
     stage.displaced.append(first)
     await second.resume(first.session, first.last_event_id)
     await stage.work(second)
-    await stage.hears_fresh(second)
+    await stage.gets_fresh(second)
 
 
 async def from_http_to_websocket(stage: Stage) -> None:
@@ -106,12 +106,12 @@ async def ended(stage: Stage) -> None:
     await client.listen()
     await client.start()
     first = client.session or ""
-    await stage.hears_fresh(client)
+    await stage.gets_fresh(client)
     answer = await client.ask("session/end", {"sessionId": first})
     assert "result" in answer or answer["error"]["code"] == NOT_FOUND, answer
-    stage.over.append(first)
+    stage.ended.append(first)
     await client.start()
-    await stage.hears_fresh(client)
+    await stage.gets_fresh(client)
 
 
 async def deleted(stage: Stage) -> None:
@@ -120,17 +120,17 @@ async def deleted(stage: Stage) -> None:
     await client.listen()
     await client.start()
     await stage.work(client, steps=2)
-    await stage.hears_fresh(client)
+    await stage.gets_fresh(client)
     await client.delete()
     again = await stage.http("again")
     await again.listen()
     await again.resume(client.session, client.last_event_id)
     client.session = None
-    await stage.hears_fresh(again)
+    await stage.gets_fresh(again)
 
 
 async def fan_out(stage: Stage) -> None:
-    """What changes for everyone is heard by each who subscribed."""
+    """What changes for everyone is received by each who subscribed."""
     listening: list[PersistentClient] = []
     for number, kind in enumerate((stage.http, stage.websocket, stage.pipe)):
         client = await kind(f"listener-{number}")
@@ -146,12 +146,12 @@ async def fan_out(stage: Stage) -> None:
             continue
         # It is stored for each of them, or will be when the store is back.
         for client in listening:
-            await client.hears(uri)
+            await client.receives(uri)
 
 
 async def hides(stage: Stage) -> None:
-    """A handler hides something, and again if it is told to: then it is hidden, its client knows
-    that, and hears no more of it.
+    """A handler hides something, and again if it is asked to: then it is hidden, its client knows
+    that, and receives no more of it.
     """
 
     async def hide(ctx: Ctx, arguments: Json) -> str:
@@ -178,7 +178,7 @@ async def hides(stage: Stage) -> None:
         )
     while await client.call("announce", uri="secret:1") is None:
         pass
-    await stage.hears_fresh(client)
+    await stage.gets_fresh(client)
     assert "secret:1" not in client.uris
 
 
@@ -190,15 +190,15 @@ async def on_two_replicas(stage: Stage) -> None:
     there.raw.session_id, there.session = client.raw.session_id, client.session
     stage.cast.insert(0, there)
     await there.listen()
-    client.hears_by(there)
+    client.receives_by(there)
     await stage.work(client, steps=2)
     await client.call("ask", question="?")
-    await stage.hears_fresh(there, of=client)
+    await stage.gets_fresh(there, of=client)
     stage.displaced.append(there)
     other = await stage.websocket("other", at=1)
     await other.resume(client.session, there.last_event_id)
     await stage.work(other)
-    await stage.hears_fresh(other)
+    await stage.gets_fresh(other)
     client.session = None
 
 

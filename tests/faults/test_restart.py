@@ -33,7 +33,7 @@ from tests.support.process_peer import ProcessPeer
 from tests.support.proxy import Side, TcpProxy
 from tests.support.raw import RawClient, SocketCarrier, at_most, in_session, uris
 from tests.support.redis_server import redis_server
-from tests.support.resuming import MODES, QUICK, Heard, text_of
+from tests.support.resuming import MODES, QUICK, Received, text_of
 
 pytestmark = [
     pytest.mark.anyio,
@@ -41,7 +41,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-EITHER = [pytest.param(mode, marks=[pytest.mark.full] * (mode == "legacy")) for mode in MODES]
+BOTH = [pytest.param(mode, marks=[pytest.mark.full] * (mode == "legacy")) for mode in MODES]
 """The modes of our client; stock clients of the older era are among what every run tests."""
 
 WITHIN = 40.0
@@ -51,9 +51,9 @@ WITHIN = 40.0
 class Served:
     """A server over one file, in one process after the other."""
 
-    def __init__(self, place: Path, store: str | None = None) -> None:
-        self.place = place
-        self.file = place / "sessions.db"
+    def __init__(self, folder: Path, store: str | None = None) -> None:
+        self.folder = folder
+        self.file = folder / "sessions.db"
         self.store = store or f"sqlite:///{self.file}"
         self.said = ""
         """What the newest process has on its standard error."""
@@ -64,7 +64,7 @@ class Served:
         self.env = {
             **os.environ,
             "PYTHONPATH": f"{ROOT}:{ROOT}/transports",
-            "RUNS": str(place / "runs"),
+            "RUNS": str(folder / "runs"),
             "MCP_SESSIONS_KEYS": mint_key(),
         }
 
@@ -80,7 +80,7 @@ class Served:
             stdout=DEVNULL,
             stderr=PIPE,
             env=self.env,
-            cwd=self.place,
+            cwd=self.folder,
         )
         self.said = ""
         up = asyncio.Event()
@@ -130,7 +130,7 @@ class Served:
 
     @property
     def runs(self) -> list[str]:
-        runs = self.place / "runs"
+        runs = self.folder / "runs"
         return runs.read_text().splitlines() if runs.exists() else []
 
     async def until(self, look: Callable[[], bool], *, within: float = 30) -> None:
@@ -168,30 +168,34 @@ async def call(client: Client, tool: str, **arguments: Any) -> str:
     return text_of(await client.call_tool(tool, arguments))
 
 
-async def test_a_stock_client_goes_on_with_last_event_id(tmp_path: Path) -> None:
+async def test_a_stock_client_continues_with_last_event_id(tmp_path: Path) -> None:
     """HTL10, CUP13: it knows nothing of us. The event that was stored, and acknowledged to the
     caller that caused it, but never reached the client, comes from the file.
     """
     async with serving(tmp_path) as (served, proxy):
-        heard = Heard()
-        async with Client(proxy.url(), mode="legacy", message_handler=heard.on_message) as client:
+        received = Received()
+        async with Client(
+            proxy.url(), mode="legacy", message_handler=received.on_message
+        ) as client:
             stream = await proxy.carrying(b"GET /mcp")
             await call(client, "touch", uri="a:1")
-            await heard.has(lambda: heard.updates == ["a:1"], "the first event")
+            await received.has(lambda: received.updates == ["a:1"], "the first event")
             stream.stall(Side.SERVER)
             await call(client, "touch", uri="a:2")
-            assert heard.updates == ["a:1"]
+            assert received.updates == ["a:1"]
             await served.restart(proxy)
             # The same Mcp-Session-Id, which is no 404.
             assert await call(client, "touch", uri="a:3") == "touched a:3"
-            await heard.has(lambda: len(heard.updates) >= 3, "what was missed, and what is new")
-            assert heard.updates == ["a:1", "a:2", "a:3"]
+            await received.has(
+                lambda: len(received.updates) >= 3, "what was missed, and what is new"
+            )
+            assert received.updates == ["a:1", "a:2", "a:3"]
         assert served.runs == ["touch a:1", "touch a:2", "touch a:3"]
 
 
 async def test_a_stock_clients_call_that_died_with_its_server_is_answered(tmp_path: Path) -> None:
-    """KEY3, CLI1: it comes back for the rest of its response stream, and is told that nobody can
-    know; it does not wait for ever, and nothing runs again.
+    """KEY3, CLI1: it comes back for the rest of its response stream, and is notified that nobody
+    can know; it does not wait for ever, and nothing runs again.
     """
     async with serving(tmp_path) as (served, proxy):
         async with Client(proxy.url(), mode="legacy") as client:
@@ -213,16 +217,16 @@ async def test_a_stock_clients_call_that_died_with_its_server_is_answered(tmp_pa
 
 
 @pytest.mark.parametrize("scheme", ["http", pytest.param("ws", marks=pytest.mark.full)])
-@pytest.mark.parametrize("mode", EITHER)
+@pytest.mark.parametrize("mode", BOTH)
 async def test_our_client_resumes_with_state_data_and_events(
     tmp_path: Path, mode: str, scheme: str
 ) -> None:
     """Two deaths in a row: one session, nothing lost, nothing twice."""
     async with serving(tmp_path) as (served, proxy):
-        heard = Heard()
+        received = Received()
         url = proxy.url(scheme=scheme)
-        transport = resumable(url, on_resume=heard.on_resume, policy=QUICK)
-        async with Client(transport, mode=mode, message_handler=heard.on_message) as client:
+        transport = resumable(url, on_resume=received.on_resume, policy=QUICK)
+        async with Client(transport, mode=mode, message_handler=received.on_message) as client:
             expected = list[str]()
             for number in range(2):
                 expected.append(f"word-{number}")
@@ -232,12 +236,12 @@ async def test_our_client_resumes_with_state_data_and_events(
                 if mode == "legacy":
                     await call(client, "touch", uri=f"a:{number}")
             if mode == "legacy":
-                await heard.has(lambda: len(heard.updates) >= 2, "an event of each life")
-                assert heard.updates == ["a:0", "a:1"]
-            assert all(outcome.recovered for outcome in heard.outcomes), heard.outcomes
+                await received.has(lambda: len(received.updates) >= 2, "an event of each life")
+                assert received.updates == ["a:0", "a:1"]
+            assert all(outcome.recovered for outcome in received.outcomes), received.outcomes
 
 
-@pytest.mark.parametrize("mode", EITHER)
+@pytest.mark.parametrize("mode", BOTH)
 async def test_an_answer_that_was_kept_but_never_arrived_comes_after_the_restart(
     tmp_path: Path, mode: str
 ) -> None:
@@ -262,7 +266,7 @@ async def test_an_answer_that_was_kept_but_never_arrived_comes_after_the_restart
         assert served.runs.count("wait open") == 1
 
 
-@pytest.mark.parametrize("mode", EITHER)
+@pytest.mark.parametrize("mode", BOTH)
 async def test_a_call_that_died_with_its_server_is_answered_and_does_not_run_again(
     tmp_path: Path, mode: str
 ) -> None:
@@ -296,13 +300,13 @@ class Busy:
 
     answered: list[str] = field(default_factory=list[str])
     unknown: list[str] = field(default_factory=list[str])
-    heard: Heard = field(default_factory=Heard)
+    received: Received = field(default_factory=Received)
 
     async def run(self, number: int, url: str, mode: str, stop: anyio.Event) -> None:
         """One call after the other until told to stop, and one more."""
         patient = replace(QUICK, give_up_after=60)
-        transport = resumable(url, on_resume=self.heard.on_resume, policy=patient)
-        on_message = self.heard.on_message
+        transport = resumable(url, on_resume=self.received.on_resume, policy=patient)
+        on_message = self.received.on_message
         async with Client(transport, mode=mode, message_handler=on_message) as client:
             for count in itertools.count():
                 last, uri = stop.is_set(), f"{number}:{count}"
@@ -314,9 +318,9 @@ class Busy:
                     self.unknown.append(uri)
                 if last:
                     break
-            # What was stored before its answer was sent is heard, sooner or later.
-            await self.heard.has(
-                lambda: set(self.answered) <= set(self.heard.updates), f"of client {number}: all"
+            # What was stored before its answer was sent is received, sooner or later.
+            await self.received.has(
+                lambda: set(self.answered) <= set(self.received.updates), f"of client {number}: all"
             )
 
 
@@ -339,12 +343,12 @@ async def test_six_deaths_under_fifty_clients_lose_and_repeat_nothing(tmp_path: 
         runs = served.runs
     assert len(runs) == len(set(runs)), "a call ran twice"
     for client in clients:
-        updates = client.heard.updates
+        updates = client.received.updates
         assert len(updates) == len(set(updates)), "an event came twice"
         known = {*client.answered, *client.unknown}
         assert set(client.answered) <= set(updates) <= known
         assert all(f"touch {uri}" in runs for uri in client.answered)
-        assert all(outcome.recovered for outcome in client.heard.outcomes)
+        assert all(outcome.recovered for outcome in client.received.outcomes)
         assert [uri for uri in updates if uri in client.answered] == client.answered
     assert sum(len(client.answered) for client in clients) > CLIENTS
     assert any(client.unknown for client in clients), "no kill met a call at work"
@@ -396,13 +400,13 @@ async def test_a_second_server_on_the_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-async def test_a_conversation_goes_on_after_a_kill(store: str, tmp_path: Path) -> None:
+async def test_a_conversation_continues_after_a_kill(store: str, tmp_path: Path) -> None:
     """Of a host that starts no session, whose every call comes on a connection of its own."""
     with redis_server() if store == "redis" else nullcontext() as redis:
-        await expect_a_conversation_to_go_on(Served(tmp_path, redis.url if redis else None))
+        await expect_a_conversation_to_continue(Served(tmp_path, redis.url if redis else None))
 
 
-async def expect_a_conversation_to_go_on(served: Served) -> None:
+async def expect_a_conversation_to_continue(served: Served) -> None:
     meta = {"openai/session": "one"}
     try:
         with anyio.fail_after(WITHIN):

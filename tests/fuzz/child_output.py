@@ -1,7 +1,7 @@
-"""A command's output: lines on real pipes, from a process that says what it is told to.
+"""A command's output: lines on real pipes, from a process that says what it is asked to.
 
-Each call is owed an answer: the one in a line of which the id can be read, or the one that comes
-after what is no message; an error where the process ends. A session beside it is served.
+Each call gets an answer: the one in a line of which the id can be read, or the one that comes
+after what is no message; an error where the process ends. A session next to it is served.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ the first and the last):
 
 1. Nothing failed unseen: no traceback, no task that died.
 2. Every request that can be identified was answered, or its connection ended, within `WITHIN`
-   seconds; and so was a client beside it that does nothing wrong.
+   seconds; and so was a client next to it that does nothing wrong.
 3. Nothing grew, and nothing is left when the door is closed.
 
 A round is drawn from the fuzzer's name, the seed and its own number. Nothing else decides what it
@@ -46,7 +46,7 @@ class Door(Protocol):
     """A layer that runs, and the way to its door."""
 
     async def play(self, hostile: Hostile) -> None:
-        """Send what one round sends; return when everything that is owed has come.
+        """Send what one round sends; return when everything that is due has come.
 
         Raises:
             AssertionError: Something has not.
@@ -132,21 +132,21 @@ def described(failed: BaseException) -> str:
 
 
 async def run(
-    fuzzer: Fuzzer, seed: int, goes_on: Callable[[int], bool], *, first: int = 0
+    fuzzer: Fuzzer, seed: int, continues: Callable[[int], bool], *, first: int = 0
 ) -> Report:
     """Play rounds.
 
     Args:
-        goes_on: Whether there is one more, after so many.
+        continues: Whether there is one more, after so many.
         first: The number of the first one.
     """
     report, watch = Report(fuzzer.name, seed), Watch()
     with watch.watching():
-        while goes_on(report.rounds) and len(report.findings) < MANY:
+        while continues(report.rounds) and len(report.findings) < MANY:
             begun = first + report.rounds
             try:
                 async with _empty_afterwards(fuzzer) as door:
-                    await _rounds(door, report, watch, goes_on, first)
+                    await _rounds(door, report, watch, continues, first)
             except Exception as failed:
                 number = first + report.rounds - 1
                 report.add(max(number, begun), described(failed))
@@ -156,13 +156,13 @@ async def run(
 
 
 async def _rounds(
-    door: Door, report: Report, watch: Watch, goes_on: Callable[[int], bool], first: int
+    door: Door, report: Report, watch: Watch, continues: Callable[[int], bool], first: int
 ) -> None:
     """Play until the end, or until there is a finding: then the next door is a new one."""
     found_before = len(report.findings)
     report.before = None
     for number in itertools.count():
-        if not goes_on(report.rounds):
+        if not continues(report.rounds):
             break
         at = first + report.rounds
         report.rounds += 1

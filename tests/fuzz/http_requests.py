@@ -1,6 +1,6 @@
 """HTTP: requests as bytes on real sockets, damaged in their message, a header, or anywhere.
 
-A request whose framing is whole is owed a response: with a documented status, and in it a
+A request whose framing is whole is due a response: with a documented status, and in it a
 documented answer. Of others only the connection's end, or an answer, is asked.
 """
 
@@ -24,7 +24,7 @@ AT_ONCE = 6
 """Requests of one round, each on a connection of its own."""
 
 GLANCE = 0.1
-"""Seconds that a request that is owed nothing gets."""
+"""Seconds that a request that is due nothing gets."""
 
 BY_THE_HTTP_SERVER = {431, 411, 505, 501, 417}
 """Statuses below the layer."""
@@ -69,8 +69,8 @@ class HttpDoor:
         self._hostile_session = await self._session()
         drawn = [self._drawn(hostile) for _ in range(hostile.random.randint(1, AT_ONCE))]
         async with asyncio.TaskGroup() as tasks:
-            for pieces, is_owed, expected in drawn:
-                tasks.create_task(self._sent(pieces, is_owed, expected))
+            for pieces, is_due, expected in drawn:
+                tasks.create_task(self._sent(pieces, is_due, expected))
 
     async def _session(self) -> bytes:
         client = RawClient(self._target.carrier)
@@ -79,7 +79,7 @@ class HttpDoor:
         return client.session_id.encode()
 
     def _drawn(self, hostile: Hostile) -> tuple[list[bytes], bool, object]:
-        """Pieces of a request, whether it is owed a response, and the id in that."""
+        """Pieces of a request, whether it is due a response, and the id in that."""
         is_modern = hostile.chance(0.5)
         verb = hostile.one_of(*["POST"] * 8, "GET", "DELETE", "PUT", "OPTIONS")
         is_request = hostile.chance(0.8)
@@ -90,7 +90,7 @@ class HttpDoor:
         )
         headers = self._headers(asked, is_modern=is_modern)
         body = json.dumps(asked).encode() if verb == "POST" else b""
-        is_owed, expected = True, asked.get("id")
+        is_due, expected = True, asked.get("id")
         match hostile.random.randrange(8):
             case 0 | 1 | 2 if verb == "POST":
                 body, expected = hostile.spoiled(asked), ...
@@ -108,7 +108,7 @@ class HttpDoor:
             case _:
                 pass
         whole = self._framed(verb, headers, body)
-        return hostile.pieces(whole), is_owed, expected
+        return hostile.pieces(whole), is_due, expected
 
     def _headers(self, message: Json, *, is_modern: bool) -> Headers:
         headers: Headers = [
@@ -153,42 +153,42 @@ class HttpDoor:
                 expects = b"Content-Length: %d\r\nExpect: 100-continue" % len(body)
                 return self._framed(verb, headers, body, expects)
 
-    async def _sent(self, pieces: list[bytes], is_owed: bool, expected: object) -> None:
+    async def _sent(self, pieces: list[bytes], is_due: bool, expected: object) -> None:
         """Send one request on a connection of its own."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._target.port)
         what = b"".join(pieces)
         try:
-            async with asyncio.timeout(WITHIN if is_owed else GLANCE):
+            async with asyncio.timeout(WITHIN if is_due else GLANCE):
                 for piece in pieces:
                     writer.write(piece)
                     if len(pieces) < 10:
                         await asyncio.sleep(0)
-                await self._expect_answer(reader, what, is_owed, expected)
+                await self._expect_answer(reader, what, is_due, expected)
         except TimeoutError:
-            assert not is_owed, f"unanswered: {shown(what)}"
+            assert not is_due, f"unanswered: {shown(what)}"
         except OSError:
-            assert not is_owed, f"the connection broke: {shown(what)}"
+            assert not is_due, f"the connection broke: {shown(what)}"
         finally:
             writer.transport.abort()
 
     async def _expect_answer(
-        self, reader: asyncio.StreamReader, what: bytes, is_owed: bool, expected: object
+        self, reader: asyncio.StreamReader, what: bytes, is_due: bool, expected: object
     ) -> None:
         try:
             status, headers, body = await _response(reader)
         except asyncio.IncompleteReadError:
-            assert not is_owed, f"ended without a response: {shown(what)}"
+            assert not is_due, f"ended without a response: {shown(what)}"
             return
-        told = f"{status} {body!r:.500} is the answer to {shown(what)}"
-        assert status in STATUSES | BY_THE_HTTP_SERVER, told
-        if not is_owed or headers.get("content-type") != "application/json" or not body:
+        notified = f"{status} {body!r:.500} is the answer to {shown(what)}"
+        assert status in STATUSES | BY_THE_HTTP_SERVER, notified
+        if not is_due or headers.get("content-type") != "application/json" or not body:
             return
         answer = cast("dict[str, Any]", json.loads(body))
-        assert ("result" in answer) != ("error" in answer), told
+        assert ("result" in answer) != ("error" in answer), notified
         if "error" in answer:
-            assert answer["error"]["code"] in CODES, told
+            assert answer["error"]["code"] in CODES, notified
         if expected is not ...:
-            assert answer.get("id") in (expected, None), told
+            assert answer.get("id") in (expected, None), notified
 
 
 async def _response(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:

@@ -1,6 +1,6 @@
 """Redis: its answers on their way through a proxy, and its keys, damaged.
 
-Whatever Redis answers, each request of a client is owed an answer: a result, a documented error, or
+Whatever Redis answers, each request of a client gets an answer: a result, a documented error, or
 503. When Redis answers well again, clients are served again.
 """
 
@@ -322,18 +322,18 @@ class RedisDoor:
         await self._answered(client.delete())
 
     async def _answered(self, reply: Reply) -> Reply:
-        """A reply that is over, and a documented one."""
+        """A reply that has ended, and a documented one."""
         changed = ", ".join(map(shown, self._proxy.changed))
         try:
             await reply.until(lambda: reply.ended, within=WITHIN)
         except AssertionError:
             raise AssertionError(f"unanswered, after {changed}: {reply}") from None
-        told = f"after {changed}: {reply}"
-        assert reply.status in STATUSES | {503}, told
+        notified = f"after {changed}: {reply}"
+        assert reply.status in STATUSES | {503}, notified
         if reply.header("content-type") == "application/json" or reply.is_sse:
             for message in reply.messages:
                 code = message.get("error", {}).get("code")
-                assert code is None or code in CODES | UNAVAILABLE, told
+                assert code is None or code in CODES | UNAVAILABLE, notified
         return reply
 
 

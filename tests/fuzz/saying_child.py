@@ -1,4 +1,4 @@
-"""A server on stdio, in plain Python, whose tool ``say`` writes the bytes that it is told to.
+"""A server on stdio, in plain Python, whose tool ``say`` writes the bytes that it is asked to.
 
 Arguments of the tool, each of them optional:
 

@@ -80,7 +80,7 @@ async def served(
 
 
 async def answer_to(sent: Sent, what: bytes) -> Json | None:
-    """The answer to a request; None: its response is over, and there is none.
+    """The answer to a request; None: its response has ended, and there is none.
 
     Args:
         what: What is hostile about it, for people.

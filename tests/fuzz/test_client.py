@@ -132,8 +132,8 @@ def test_a_listen_stream_takes_any_acknowledgement_and_any_event(said: Json, eve
     listens.next_request()
     listens.acknowledged(said)
     for method in (rpc.RESOURCE_UPDATED, "notifications/tools/list_changed", "notifications/x"):
-        told = listens.parts({"jsonrpc": "2.0", "method": method, "params": event})
-        assert len(told) <= 1
+        notified = listens.parts({"jsonrpc": "2.0", "method": method, "params": event})
+        assert len(notified) <= 1
     assert len(listens.everything()) == 2
 
 
@@ -262,10 +262,10 @@ AGREED: Json = {"protocolVersion": "2025-11-25", "capabilities": {"sessions": {}
 @asynccontextmanager
 async def running(answers: Mapping[str, Json]) -> AsyncGenerator[tuple[ResumingClient, Any]]:
     """A client after its ``initialize``, and its server."""
-    told: list[Json] = []
+    notified: list[Json] = []
 
     async def deliver(message: Json) -> None:
-        told.append(message)
+        notified.append(message)
 
     async def hang_up() -> None:
         return None
@@ -279,17 +279,17 @@ async def running(answers: Mapping[str, Json]) -> AsyncGenerator[tuple[ResumingC
             asked = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
             await client.take(asked, {})
             await client.take(rpc.notification(rpc.INITIALIZED), {})
-            yield client, (puppet, told)
+            yield client, (puppet, notified)
             await client.close()
             tasks.cancel_scope.cancel()
 
 
-async def expect_answer(client: ResumingClient, told: list[Json], request_id: str) -> None:
+async def expect_answer(client: ResumingClient, notified: list[Json], request_id: str) -> None:
     """A call is answered, in whichever way."""
     call = {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": {"name": "x"}}
     await client.take(call, {})
     with anyio.fail_after(5):
-        while not any(message.get("id") == request_id for message in told):
+        while not any(message.get("id") == request_id for message in notified):
             await anyio.lowlevel.checkpoint()
 
 
@@ -310,12 +310,12 @@ async def test_a_call_is_answered_whatever_its_server_answers(
     given: dict[str, Json], capabilities: Json
 ) -> None:
     said: Json = {**AGREED, "capabilities": {**capabilities, "sessions": {}}}
-    async with running({"initialize": {"result": said}, **given}) as (client, (_, told)):
-        await expect_answer(client, told, "one")
-        await expect_answer(client, told, "two")
+    async with running({"initialize": {"result": said}, **given}) as (client, (_, notified)):
+        await expect_answer(client, notified, "one")
+        await expect_answer(client, notified, "two")
 
 
-told_by_server = st.fixed_dictionaries(
+sent_by_server = st.fixed_dictionaries(
     {
         "jsonrpc": st.just("2.0"),
         "method": st.sampled_from(
@@ -329,12 +329,12 @@ told_by_server = st.fixed_dictionaries(
 
 
 @settings(max_examples=round(0.6 * settings().max_examples))
-@given(st.lists(told_by_server, max_size=6))
+@given(st.lists(sent_by_server, max_size=6))
 async def test_a_call_is_answered_whatever_its_server_says_before(said: list[Json]) -> None:
-    async with running({"session/start": STARTED}) as (client, (puppet, told)):
-        await expect_answer(client, told, "one")
+    async with running({"session/start": STARTED}) as (client, (puppet, notified)):
+        await expect_answer(client, notified, "one")
         for message in said:
             if message["method"] == rpc.DETACHED:
                 cast("Json", message["params"])["sessionId"] = "s-1"
             await puppet.newest.say(message)
-        await expect_answer(client, told, "two")
+        await expect_answer(client, notified, "two")

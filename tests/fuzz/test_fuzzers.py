@@ -30,10 +30,10 @@ on_every_door = pytest.mark.parametrize(
 def expect_nothing(each: Fuzzer, seconds: float, rounds: int) -> None:
     until = time.monotonic() + seconds
 
-    def goes_on(done: int) -> bool:
+    def continues(done: int) -> bool:
         return done < rounds and time.monotonic() < until
 
-    report = asyncio.run(run(each, SEED, goes_on))
+    report = asyncio.run(run(each, SEED, continues))
     assert report.rounds > 0 and not report.findings, str(report)
 
 

@@ -1,6 +1,6 @@
 """Whatever a client sends over HTTP is answered, or refused with a documented error.
 
-Never a 500, a hang or a dead connection, in either era; and the next request is served as if
+Never a 500, a hang or a dead connection, in each era; and the next request is served as if
 nothing had been. The wrapped server's handlers never fail by themselves, so that an internal
 error is the layer's.
 """
@@ -102,7 +102,7 @@ async def _situations(carrier: AsgiCarrier, *, stateless: bool) -> dict[str, str
 
 # --- what is sent ----------------------------------------------------------------------------
 
-PLACES = [
+POSITIONS = [
     "<session>",
     "<ended>",
     "<transport>",
@@ -115,7 +115,7 @@ PLACES = [
 ]
 
 ODD_TEXT = st.one_of(
-    st.sampled_from(PLACES),
+    st.sampled_from(POSITIONS),
     st.sampled_from(["", " ", "\x00", "\u2028", "é" * 300, "x" * 5_000, "-", "0", "A" * 43]),
     st.text(max_size=12),
     st.text(max_size=12),
@@ -235,7 +235,7 @@ MESSAGES = st.integers(0, 11).flatmap(
     }.get(n, REQUEST_MESSAGES)
 )
 HEADER_VALUES = st.one_of(
-    st.sampled_from(PLACES),
+    st.sampled_from(POSITIONS),
     st.sampled_from(["", " ", "*/*", "null", "application/json", "x" * 5_000, "=?base64?!?=", ","]),
     st.text(st.characters(min_codepoint=0x20, max_codepoint=0xFF), max_size=12),
 )
@@ -338,7 +338,7 @@ def deliver(target: Target, sent: Sent) -> tuple[Reply, Any]:
 
 
 async def settled(reply: Reply) -> None:
-    """The reply is over, or is a stream that began; its client then leaves."""
+    """The reply has ended, or is a stream that began; its client then leaves."""
     await reply.until(
         lambda: reply.ended or (reply.is_sse and reply.status is not None), "any answer"
     )
@@ -371,12 +371,12 @@ def _json_of(reply: Reply) -> list[Json]:
 
 
 async def expect_well(target: Target) -> None:
-    """Another client is served, and nothing is left at work."""
+    """Another client is served, and nothing is left running."""
     client = ModernClient(target.carrier)
     result = await client.call("echo", {"text": "after"}).result()
     assert result["structuredContent"] == {"text": "after"}
     runner: RequestRunner = inside(target.layer).runner
-    # What is unheard is given up after five seconds.
+    # What is without a listener is given up after five seconds.
     await asyncio.sleep(10)
     assert runner.running == 0
 
@@ -487,16 +487,16 @@ def test_a_spoiled_token_is_refused(spoils: list[tuple[str, int, int]], stateles
             session, state = server.named["<session>"], server.named["<state>"]
             client = ModernClient(server.carrier)
             token = spoiled(state, spoils)
-            heard = await client.call("state", session=session, state=token).done()
+            received = await client.call("state", session=session, state=token).done()
             if token == state:
-                assert heard.status == 200
+                assert received.status == 200
             else:
-                error = await heard.error()
+                error = await received.error()
                 assert error["data"] == {"reason": "invalid_state"}
             other = spoiled(session, spoils)
-            heard = await client.call("state", session=other, state=state).done()
+            received = await client.call("state", session=other, state=state).done()
             if other != session:
-                error = await heard.error()
+                error = await received.error()
                 assert (error["code"], error["data"]) == (-32043, {"sessionId": other})
 
     in_virtual_time(run)

@@ -1,8 +1,8 @@
 """A URL's answers: responses as bytes on real sockets, damaged in a message, an event, a header or
 anywhere.
 
-Whatever the response is, its end is the end of the request: each call is owed an answer. A session
-beside it is served.
+Whatever the response is, its end is the end of the request: each call gets an answer. A session
+next to it is served.
 """
 
 import asyncio

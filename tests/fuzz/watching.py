@@ -37,7 +37,7 @@ class Watch(logging.Handler):
 
     def loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         failed: BaseException | None = context.get("exception")
-        self._seen.append(f"event loop: {context.get('message')}: {_told(failed)}")
+        self._seen.append(f"event loop: {context.get('message')}: {_noted(failed)}")
 
     def unraisable(self, failed: "sys.UnraisableHookArgs") -> None:
         self._seen.append(f"unraisable: {failed.err_msg} {failed.object!r}: {failed.exc_value!r}")
@@ -63,7 +63,7 @@ class Watch(logging.Handler):
             root.removeHandler(self)
 
 
-def _told(failed: BaseException | None) -> str:
+def _noted(failed: BaseException | None) -> str:
     if failed is None:
         return "no exception"
     record = logging.LogRecord("", 0, "", 0, "", None, (type(failed), failed, failed.__traceback__))
@@ -128,7 +128,7 @@ class Counts:
         )
 
     def grown_from(self, before: "Counts") -> list[str]:
-        """What there is too much of, beside ``before``."""
+        """What there is too much of, next to ``before``."""
         bounds = {
             "memory": before.memory + 48 * MIB,
             "objects": before.objects * 1.25 + 20_000,

@@ -1,6 +1,6 @@
 """WebSocket: frames made by hand on real sockets, damaged in a message, a frame, or anywhere.
 
-Each request that was sent whole before any frame was damaged is owed an answer, or the
+Each request that was sent whole before any frame was damaged gets an answer, or the
 connection's end. So is a last one, after everything. A peer that sends and reads nothing gets no
 more memory than the policy says.
 """
@@ -56,34 +56,36 @@ class WebSocketDoor:
 
     async def _converse(self, hostile: Hostile) -> None:
         async with connected(self._target.port) as (reader, writer):
-            heard = Heard(reader)
-            reading = asyncio.create_task(heard.read())
+            received = Received(reader)
+            reading = asyncio.create_task(received.read())
             try:
-                await self._talk(hostile, writer, heard)
+                await self._talk(hostile, writer, received)
             finally:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
 
-    async def _talk(self, hostile: Hostile, writer: asyncio.StreamWriter, heard: "Heard") -> None:
-        sent, owed = list[bytes](), list[int]()
+    async def _talk(
+        self, hostile: Hostile, writer: asyncio.StreamWriter, received: "Received"
+    ) -> None:
+        sent, pending_writes = list[bytes](), list[int]()
         is_whole, is_modern = True, hostile.chance(0.5)
         if not is_modern:
             asked = {"jsonrpc": "2.0", "id": 100, "method": "initialize"}
             sent.append(frames(json.dumps({**asked, "params": messages.REQUESTS["initialize"][0]})))
-            owed.append(100)
+            pending_writes.append(100)
         for number in range(101, 101 + hostile.random.randint(1, 8)):
             request = messages.request(hostile, number, modern=is_modern)
             text = json.dumps(request)
             match hostile.random.randrange(10):
                 case 0 | 1 | 2:
-                    # With another id: whoever's request that is, it is none that is owed.
+                    # With another id: whoever's request that is, it is none that is due.
                     request["id"] = hostile.one_of(-1, "z", 0.5, None, 2**60)
                     sent.append(frames(hostile.spoiled(request)))
                 case 3:
                     sent.append(frames(hostile.spoiled(messages.other(hostile))))
                 case 4:
                     sent.append(frames(text, hostile))
-                    owed += [number] if is_whole else []
+                    pending_writes += [number] if is_whole else []
                 case 5:
                     sent.append(controls(hostile))
                 case 6:
@@ -94,10 +96,10 @@ class WebSocketDoor:
                     sent.append(hostile.damaged(frames(text), frames(hostile.noise()[:60_000])))
                 case _:
                     sent.append(frames(text))
-                    owed += [number] if is_whole else []
+                    pending_writes += [number] if is_whole else []
         last = {"jsonrpc": "2.0", "id": 99, "method": "ping"}
         if is_whole:
-            owed.append(99)
+            pending_writes.append(99)
             sent.append(frames(json.dumps(last)))
         what = b"".join(sent)
         try:
@@ -110,15 +112,17 @@ class WebSocketDoor:
             writer.transport.abort()
             return
         if not is_whole:
-            # Half a frame is owed nothing: so this ends it.
+            # Half a frame is due nothing: so this ends it.
             writer.write(frame(CLOSE, b"\x03\xe8"))
         try:
             async with asyncio.timeout(WITHIN if is_whole else 0.3):
-                await heard.has(owed)
+                await received.has(pending_writes)
         except TimeoutError:
-            missing = [each for each in owed if each not in heard.ids]
-            assert not is_whole, f"unanswered: {missing} of {shown(what)}; heard {heard.messages}"
-        for message in heard.messages:
+            missing = [each for each in pending_writes if each not in received.ids]
+            assert not is_whole, (
+                f"unanswered: {missing} of {shown(what)}; heard {received.messages}"
+            )
+        for message in received.messages:
             assert message.get("error", {}).get("code") != -32603, f"{message} to {shown(what)}"
 
     async def _flood(self, hostile: Hostile) -> None:
@@ -155,7 +159,7 @@ class WebSocketDoor:
 ECHO: Json = {"name": "echo", "arguments": {"text": "x" * 500}}
 
 
-class Heard:
+class Received:
     """What the server said.
 
     Args:
@@ -166,12 +170,12 @@ class Heard:
         self._reader = reader
         self.messages: list[Json] = []
         self.ids: set[Any] = set()
-        self._is_over = False
+        self._has_ended = False
         self._changed = asyncio.Event()
 
     async def has(self, ids: list[int]) -> None:
         """Wait for answers to all of these, or the connection's end."""
-        while not (self._is_over or self.ids.issuperset(ids)):
+        while not (self._has_ended or self.ids.issuperset(ids)):
             self._changed.clear()
             await self._changed.wait()
 
@@ -194,7 +198,7 @@ class Heard:
         except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
-            self._is_over = True
+            self._has_ended = True
             self._changed.set()
 
 

@@ -57,7 +57,7 @@ COMPOSERS: Mapping[str, tuple[Kind, int, str]] = {
     "_break": (Kind.CAUSE, 0, "upstream/"),
     "not_started": (Kind.CAUSE, 0, "upstream/"),
     "refused": (Kind.CAUSE, 0, "http/upstream/"),
-    "tell": (Kind.CAUSE, 0, "serve/open_connections.py"),
+    "count_reason": (Kind.CAUSE, 0, "serve/open_connections.py"),
     "_say_what_is_lost": (Kind.CAUSE, 0, ""),
     "LogRecord": (Kind.MESSAGE, 4, "cli/"),
     "ConfigurationError": (Kind.SETTING, 0, ""),
@@ -106,7 +106,7 @@ def wordless(trees: Mapping[str, ast.Module]) -> Iterator[Logged]:
 
 
 def has_words(text: str) -> bool:
-    """Whether a text says something beside its values."""
+    """Whether a text says something next to its values."""
     return re.search(r"[A-Za-z]{3}", text) is not None
 
 

@@ -42,7 +42,7 @@ def test_every_requirement_has_a_lower_bound() -> None:
             assert operators & {">=", "=="}, text
 
 
-def test_what_works_elsewhere_is_asked_for_only_where_it_can_be_installed() -> None:
+def test_what_works_on_other_systems_is_asked_for_only_where_it_can_be_installed() -> None:
     """The two fast parts, uvloop and httptools, exist for CPython outside of Windows."""
     for text in PROJECT["dependencies"]:
         requirement = Requirement(text)

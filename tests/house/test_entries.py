@@ -51,8 +51,8 @@ def named(text: str) -> Iterator[tuple[str, str]]:
             for name in _NAME.findall(inside):
                 yield file, name
         # "core/coalescing.py, `coalescing_key`": the same, where parentheses are around both.
-        if (beside := re.match(r", `(\w+(?:\.\w+)?)`", said)) is not None:
-            yield file, beside[1]
+        if (also := re.match(r", `(\w+(?:\.\w+)?)`", said)) is not None:
+            yield file, also[1]
 
 
 def defined(path: Path) -> set[str]:
@@ -92,12 +92,12 @@ def test_a_newcomers_question_has_one_entry(question: str) -> None:
     assert _FILE.findall(rest)
 
 
-def test_each_name_of_the_table_is_in_the_file_beside_it() -> None:
+def test_each_name_of_the_table_is_in_the_file_next_to_it() -> None:
     cells = [cell for row in rows(PAGE.read_text("utf-8")).values() for cell in row]
-    places = [place for cell in cells for place in named(cell)]
+    mentions = [mention for cell in cells for mention in named(cell)]
 
-    assert len(places) > 20
-    assert [(file, name) for file, name in places if name not in defined(ROOT / file)] == []
+    assert len(mentions) > 20
+    assert [(file, name) for file, name in mentions if name not in defined(ROOT / file)] == []
 
 
 def test_a_name_that_is_not_there_is_seen(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ CLIENT = ("mcp_sessions/client/", "transports/mcp_sessions_transports/http/clien
 ANSWERING = ("mcp_sessions/errors.py", "mcp_sessions/serve/", "transports/")
 
 _CODE = re.compile(r"(`+) ?(.+?) ?\1(?!`)")
-_PLACES = frozenset({"send_text", "send_json", "_text", "_said", "Denied"})
+_CALLS = frozenset({"send_text", "send_json", "_text", "_said", "Denied"})
 
 
 def trees() -> dict[str, ast.Module]:
@@ -120,7 +120,7 @@ def statuses(tree: ast.Module) -> Iterator[str]:
         match node:
             case ast.Call(args=args, keywords=keywords) as call:
                 given = [*args, *(each.value for each in keywords if "status" in str(each.arg))]
-                values = given if name_of(call) in _PLACES or keywords else []
+                values = given if name_of(call) in _CALLS or keywords else []
             case ast.Dict(keys=keys, values=of):
                 values = [
                     value

@@ -243,7 +243,9 @@ def test_a_redis_or_a_valkey_on_path_is_taken_as_it_is(
     assert done.stdout == f"{program} v=7.0.15\n"
 
 
-def test_root_on_debian_gets_one_installed_and_is_told_first(path: Path, tmp_path: Path) -> None:
+def test_root_on_debian_gets_one_installed_and_is_notified_first(
+    path: Path, tmp_path: Path
+) -> None:
     shutil.copy(shutil.which("chmod") or "/bin/chmod", path)
     command(
         path,

@@ -37,8 +37,8 @@ def test_nothing_that_began_is_lost_and_nothing_is_done_twice(changes: int) -> N
     assert simulation.begun == len(simulation.took)
     expected = load.events + load.calls + load.opens
     assert simulation.begun == pytest.approx(expected, rel=0.1)
-    # A change is told to all, and its event is published.
-    assert fleet.told == pytest.approx(published(load), rel=0.15)
+    # A change is asked to all, and its event is published.
+    assert fleet.notified == pytest.approx(published(load), rel=0.15)
     assert found.behind >= 0
 
 
@@ -70,7 +70,7 @@ def test_one_session_cannot_have_more_events_than_its_core_stores() -> None:
         assert Fleet(load, costs, 20, shards, hot=1.0).run(0.5).shard > 1.2
 
 
-def test_more_replicas_do_not_help_with_changes_that_all_of_them_hear() -> None:
+def test_more_replicas_do_not_help_with_changes_that_all_of_them_get() -> None:
     """Nor on paper."""
     costs = Costs()
     most = most_changes(costs)
@@ -79,15 +79,15 @@ def test_more_replicas_do_not_help_with_changes_that_all_of_them_hear() -> None:
     assert Fleet(load, costs, 100, 100).run(0.05).replica > 1.0
 
 
-def test_a_storm_ends_when_the_last_replica_has_heard_of_the_last_stream() -> None:
-    """All of them hear of each, however many there are."""
+def test_a_storm_ends_when_the_last_replica_has_learned_of_the_last_stream() -> None:
+    """All of them learn of each, however many there are."""
     costs = Costs()
-    heard = 5_000 * costs.opens_heard / 1e6
+    received = 5_000 * costs.opens_received / 1e6
     for replicas in (50, 200):
-        assert Fleet(Load(), costs, replicas, 50).storm(5_000, 0.1) > heard
+        assert Fleet(Load(), costs, replicas, 50).storm(5_000, 0.1) > received
 
 
-def test_what_was_measured_takes_the_place_of_what_was() -> None:
+def test_what_was_measured_replaces_what_was() -> None:
     """A row by the name of its bench; idle streams from percent of a core for each 1,000."""
     rows = [asdict(Row(name="redis: server", measured=1.5)), asdict(Row(name="x", absent="y"))]
     costs = Costs.of({"benches": [{"name": "idle", "rows": rows}]})

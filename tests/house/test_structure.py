@@ -31,7 +31,7 @@ FOREIGN = {
     "sys.unraisablehook": "where Python asks for it",
     "sys.stdin": "while a script is imported that is not to run",
     "uvicorn.Server.serve": "while a script is imported that is not to run",
-    "beside[0].should_exit": "how uvicorn is stopped",
+    "http_server[0].should_exit": "how uvicorn is stopped",
     "inner.router.default": "Starlette's constructor takes no answer to other paths",
     "rest.router.default": "Starlette's constructor takes no answer to other paths",
     "connection.client_capabilities": "the SDK's connection, which learns it from initialize only",
@@ -203,8 +203,8 @@ def expect_short(root: Path, known: set[str] = KNOWN_LONG) -> None:
     longer = {file for file, count in lines.items() if count > MAX_LINES}
     assert longer - known == set(), "divide it"
     assert known - longer == set(), "take what is short by now off the list"
-    over = {file: n for file, n in lines.items() if n > FEW_LINES}
-    assert len(over) * 20 <= len(lines), f"too many long: {over}"
+    too_long = {file: n for file, n in lines.items() if n > FEW_LINES}
+    assert len(too_long) * 20 <= len(lines), f"too many long: {too_long}"
 
 
 def test_a_file_can_be_read_in_one_sitting() -> None:

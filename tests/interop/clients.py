@@ -27,7 +27,7 @@ Message = dict[str, Any]
 
 
 class StockClient(ABC):
-    """One connected client and everything it was told by the server."""
+    """One connected client and everything it was sent by the server."""
 
     kind: ClientKind
 
@@ -126,7 +126,7 @@ class StockClient(ABC):
         return [params["uri"] for params in self.notifications(UPDATED)]
 
     async def until(self, is_so: Callable[[], bool], *, what: str, within: float = 30.0) -> None:
-        """Return once ``is_so()``; it is asked again whenever the client is told something.
+        """Return once ``is_so()``; it is asked again whenever the client is sent something.
 
         Raises:
             AssertionError: It was not so within ``within`` seconds.

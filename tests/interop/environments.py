@@ -58,7 +58,7 @@ def typescript_command(project: str = "typescript") -> list[str]:
 
 
 def node_project(home: Path) -> str:
-    """The command `node`, with what the lock file of a project asks for installed beside it.
+    """The command `node`, with what the lock file of a project asks for installed next to it.
 
     Args:
         home: Where its ``package-lock.json`` is.

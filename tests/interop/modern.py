@@ -1,4 +1,4 @@
-"""The TypeScript v2 client in either era: the verbs of `Driven` and those of 2026-07-28."""
+"""The TypeScript v2 client in each era: the verbs of `Driven` and those of 2026-07-28."""
 
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable

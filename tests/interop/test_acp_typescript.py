@@ -26,7 +26,7 @@ def driver() -> list[str]:
     return typescript_command("typescript_acp")
 
 
-class Place:
+class Setup:
     """A folder with the stores of the agent and of its MCP server."""
 
     def __init__(self, folder: Path, driver: list[str]) -> None:
@@ -82,16 +82,16 @@ END = {"stopReason": "end_turn"}
 def test_new_prompt_kill_load_and_the_next_prompt_uses_what_was_before(
     tmp_path: Path, driver: list[str]
 ) -> None:
-    place = Place(tmp_path, driver)
+    setup = Setup(tmp_path, driver)
     asked = ["note milk: two litres", "open milk", "list"]
-    first = place.run(("session/new", place.opening()), *(prompt(text) for text in asked))
+    first = setup.run(("session/new", setup.opening()), *(prompt(text) for text in asked))
     made, *answers = first["answers"]
     session_id = made["sessionId"]
     assert answers == [END] * 3
     assert len(first["updates"]) == 9
 
-    second = place.run(
-        ("session/load", place.opening(sessionId=session_id)),
+    second = setup.run(
+        ("session/load", setup.opening(sessionId=session_id)),
         prompt("open milk", session_id),
         prompt("again", session_id),
         prompt("recent", session_id),
@@ -111,8 +111,8 @@ def test_new_prompt_kill_load_and_the_next_prompt_uses_what_was_before(
     # The last: the notes server goes on in the session that it had before.
     assert texts == ["two litres", "two litres", "milk"]
 
-    third = place.run(
-        ("session/resume", place.opening(sessionId=session_id)),
+    third = setup.run(
+        ("session/resume", setup.opening(sessionId=session_id)),
         prompt("again", session_id),
         ("session/list", {"cwd": str(tmp_path)}),
         ("session/close", {"sessionId": session_id}),
@@ -128,8 +128,8 @@ def test_new_prompt_kill_load_and_the_next_prompt_uses_what_was_before(
 def test_what_is_refused_is_an_error_that_the_client_understands(
     tmp_path: Path, driver: list[str]
 ) -> None:
-    place = Place(tmp_path, driver)
-    outcome = place.run(
+    setup = Setup(tmp_path, driver)
+    outcome = setup.run(
         ("session/new", {"cwd": "relative", "mcpServers": []}),
         ("session/load", {"sessionId": "nobody's", "cwd": "/", "mcpServers": []}),
         ("session/new", {"cwd": "/", "mcpServers": []}),

@@ -54,7 +54,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
-class Place:
+class Setup:
     login: AuthorizationServer
     port: int
 
@@ -67,7 +67,7 @@ class Place:
 
 
 @asynccontextmanager
-async def place(here: Path) -> AsyncGenerator[Place]:
+async def setup(here: Path) -> AsyncGenerator[Setup]:
     """``serve`` in a process, with the options that the documentation names."""
     node = node_project(HOME)
     async with authorization_server() as login:
@@ -79,7 +79,7 @@ async def place(here: Path) -> AsyncGenerator[Place]:
         with serving(here, "--port", str(port), *options, *command, within=180) as process:
             said = await asyncio.to_thread(read_lines, process, 5)
             assert f"http://127.0.0.1:{port}/" in said, said
-            yield Place(login, port)
+            yield Setup(login, port)
 
 
 @dataclass
@@ -125,7 +125,7 @@ def _text(result: Any) -> str:
 
 
 @asynccontextmanager
-async def python_client(there: Place, user: str, mode: str) -> AsyncGenerator[PythonClient]:
+async def python_client(there: Setup, user: str, mode: str) -> AsyncGenerator[PythonClient]:
     """The SDK's client with its own ``OAuthClientProvider``."""
     storage, returned, sessions = Storage(), list[dict[str, str]](), set[str]()
 
@@ -186,7 +186,7 @@ async def _line(process: asyncio.subprocess.Process) -> Any:
 
 @asynccontextmanager
 async def typescript_client(
-    there: Place, user: str, mode: str, project: str
+    there: Setup, user: str, mode: str, project: str
 ) -> AsyncGenerator[TypeScriptClient]:
     """A TypeScript client with its own provider, in a process."""
     node = node_project(HERE / project)
@@ -225,7 +225,7 @@ async def test_a_stock_client_registers_gets_a_token_and_a_new_one(
     refresh, and another user cannot see it.
     """
     project, mode = KINDS[kind]
-    async with place(tmp_path) as there:
+    async with setup(tmp_path) as there:
         opened = (
             python_client(there, "alice", mode)
             if project == "python"
@@ -245,13 +245,13 @@ async def test_a_stock_client_registers_gets_a_token_and_a_new_one(
             assert "and now" in await alice.echo("and now")
 
 
-async def token_of(there: Place, user: str) -> str:
+async def token_of(there: Setup, user: str) -> str:
     """A token of another user, who has a client as well."""
     async with python_client(there, user, "legacy") as other:
         return other.token
 
 
-async def expect_unseen(there: Place, session: str, bob: str) -> None:
+async def expect_unseen(there: Setup, session: str, bob: str) -> None:
     """Over HTTP, the other user gets what an unknown session gets."""
     for method, body in (("POST", b'{"jsonrpc":"2.0","id":1,"method":"ping"}'), ("DELETE", b"")):
         answers: list[tuple[Any, bytes]] = []
@@ -266,15 +266,15 @@ async def expect_unseen(there: Place, session: str, bob: str) -> None:
         assert answers[0] == answers[1] and answers[0][0] == 404
 
 
-async def expect_websocket(there: Place, alice: str, bob: str) -> None:
+async def expect_websocket(there: Setup, alice: str, bob: str) -> None:
     """A WebSocket opens with the token, and only its owner can resume its session."""
     url = f"ws://127.0.0.1:{there.port}/mcp"
     bearer = {"Authorization": f"Bearer {alice}"}
     async with websocket(url, headers=bearer) as peer:
         await peer.initialize()
         started = await peer.result("session/start")
-        heard = await peer.result("tools/call", {"name": "echo", "arguments": {"message": "ws"}})
-        assert "ws" in heard["content"][0]["text"]
+        received = await peer.result("tools/call", {"name": "echo", "arguments": {"message": "ws"}})
+        assert "ws" in received["content"][0]["text"]
     errors: list[str] = []
     async with websocket(url, headers={"Authorization": f"Bearer {bob}"}) as peer:
         await peer.initialize()

@@ -76,8 +76,8 @@ async def test_tools_resources_and_prompts_answer(
 async def test_a_connection_is_a_session_to_its_handlers(
     under_test: UnderTest, connected: Connect
 ) -> None:
-    """``current_session()`` has ``state``, ``data`` and ``notify()`` for clients that never heard
-    of sessions; each connection has its own.
+    """``current_session()`` has ``state``, ``data`` and ``notify()`` for clients that never
+    received of sessions; each connection has its own.
     """
     with anyio.fail_after(20):
         async with connected(under_test.server.url()) as client:
@@ -86,8 +86,8 @@ async def test_a_connection_is_a_session_to_its_handlers(
             async with connected(under_test.server.url()) as other:
                 assert await other.call("remember", {"text": "c"}) == "1 notes: c"
             assert await client.call("remember", {"text": "d"}) == "3 notes: a, b, d"
-            told = ("noted a", "noted b", "noted d")
-            await client.until(lambda: client.logs == told, what="what it was told")
+            notified = ("noted a", "noted b", "noted d")
+            await client.until(lambda: client.logs == notified, what="what it was told")
 
 
 @clients(*ALL)
@@ -133,12 +133,12 @@ async def test_progress_arrives_while_the_call_runs(
     with anyio.fail_after(20):
         async with connected(under_test.server.url()) as client:
 
-            async def let_go() -> None:
+            async def release() -> None:
                 await client.until(lambda: steps == [1], what="the first step of progress")
                 under_test.app.stage.mark(f"{gate}:go")
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(let_go)
+                tasks.start_soon(release)
                 await client.call("slow", {"steps": 2, "gate": gate}, progress=steps)
 
             assert steps == [1, 2]
@@ -182,7 +182,7 @@ async def test_a_tool_asks_for_the_roots(under_test: UnderTest, connected: Conne
 
 
 @clients(*ALL)
-async def test_a_subscriber_is_told_of_changes_on_its_get_stream(
+async def test_a_subscriber_is_notified_of_changes_on_its_get_stream(
     under_test: UnderTest, connected: Connect, note: str
 ) -> None:
     with anyio.fail_after(20):
@@ -198,7 +198,7 @@ async def test_a_subscriber_is_told_of_changes_on_its_get_stream(
 
 
 @clients(*ALL)
-async def test_only_what_is_subscribed_is_told(
+async def test_only_what_is_subscribed_is_reported(
     under_test: UnderTest, connected: Connect, note: str
 ) -> None:
     other, marker = f"{note}-other", f"{note}-marker"
@@ -220,7 +220,7 @@ async def test_only_what_is_subscribed_is_told(
 
 
 @clients(*ALL)
-async def test_a_change_published_outside_any_request_is_told(
+async def test_a_change_published_outside_any_request_is_reported(
     under_test: UnderTest, connected: Connect, note: str
 ) -> None:
     with anyio.fail_after(20):
@@ -235,7 +235,7 @@ async def test_a_change_published_outside_any_request_is_told(
 
 
 @clients(*ALL)
-async def test_every_subscriber_is_told_once(
+async def test_every_subscriber_is_notified_once(
     under_test: UnderTest, connected: Connect, note: str
 ) -> None:
     with anyio.fail_after(20):
@@ -276,7 +276,7 @@ async def test_a_kept_session_object_still_reaches_the_client_after_the_call(
 
 @clients(*ALL)
 @pytest.mark.layer_only
-async def test_a_changed_list_is_told(under_test: UnderTest, connected: Connect) -> None:
+async def test_a_changed_list_is_reported(under_test: UnderTest, connected: Connect) -> None:
     with anyio.fail_after(20):
         async with connected(under_test.server.url()) as client:
             await under_test.server.wire.saw(method="GET", session_id=client.session_id)

@@ -107,14 +107,14 @@ async def test_a_call_survives_the_end_of_its_stream_by_the_server(
         async with connected(under_test.server.url()) as client:
             before = len(wire.exchanges)
 
-            async def let_go() -> None:
+            async def release() -> None:
                 await stage.reached(f"{gate}:started")
                 if finishes == "after it is back":
                     await resumed(client, under_test, since=before)
                 stage.mark(f"{gate}:go")
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(let_go)
+                tasks.start_soon(release)
                 answer = await client.call("close_stream", {"gate": gate})
                 assert answer == "answered after the stream was closed"
 
@@ -256,11 +256,11 @@ async def test_a_client_given_a_session_id_needs_no_initialize_and_may_count_fro
 
 
 @clients(*ALL)
-async def test_a_session_ended_elsewhere_is_an_error_that_says_so(
+async def test_a_session_ended_at_another_replica_is_an_error_that_says_so(
     under_test: UnderTest, connected: Connect, kind: ClientKind
 ) -> None:
     """404, and the GET stream ends."""
-    # FastMCP's client cannot be told not to send DELETE, and takes its 404 calmly; the
+    # FastMCP's client cannot be sent not to send DELETE, and takes its 404 calmly; the
     # TypeScript client does not.
     terminate = kind == "fastmcp-4"
     wire = under_test.server.wire

@@ -200,7 +200,7 @@ async def at_a_url(node: str) -> AsyncGenerator[str]:
 
 
 async def expect_served(server: ExternalServer, expected: dict[str, Any]) -> None:
-    """Behind the layer a client of either era gets that."""
+    """Behind the layer a client of each era gets that."""
     layer = SessionLayer(server)
     app = layer.asgi_app()
     async with layer.lifespan(), listening(app) as port:

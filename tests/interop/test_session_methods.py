@@ -105,7 +105,7 @@ async def test_a_session_outlives_its_connection_and_catches_up(
 
 
 @clients(*SHOWS_RAW_MESSAGES)
-async def test_a_resume_without_a_position_says_so_and_goes_on_from_the_head(
+async def test_a_resume_without_a_position_says_so_and_continues_from_the_head(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, note: str
 ) -> None:
     with anyio.fail_after(20):
@@ -182,7 +182,7 @@ async def test_the_get_stream_of_a_session_is_resumed_by_the_client_itself(
 
 
 @clients(*SHOWS_RAW_MESSAGES)
-async def test_takeover_moves_the_events_and_tells_the_displaced_connection(
+async def test_takeover_moves_the_events_and_notifies_the_displaced_connection(
     under_test: UnderTest, connected: Connect, note: str
 ) -> None:
     """The displaced client's requests in the session get -31010; the others are served."""

@@ -122,8 +122,8 @@ async def test_a_connection_is_a_session_to_its_handlers(proxy: TcpProxy, opened
         async with proxy, opened() as client:
             assert await client.call("remember", {"text": "a"}) == "1 notes: a"
             assert await client.call("remember", {"text": "b"}) == "2 notes: a, b"
-            told = [params["data"] for params in client.notifications("notifications/message")]
-            assert told == ["noted a", "noted b"]
+            notified = [params["data"] for params in client.notifications("notifications/message")]
+            assert notified == ["noted a", "noted b"]
 
 
 async def test_progress_arrives_while_the_call_runs(
@@ -133,19 +133,19 @@ async def test_progress_arrives_while_the_call_runs(
     with anyio.fail_after(30):
         async with proxy, opened() as client:
 
-            async def let_go() -> None:
+            async def release() -> None:
                 await client.until(lambda: steps == [1], what="the first step of progress")
                 under_test.app.stage.mark(f"{gate}:go")
 
             arguments = {"steps": 3, "gate": gate}
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(let_go)
+                tasks.start_soon(release)
                 assert await client.call("slow", arguments, progress=steps) == "3 steps"
 
             assert steps == [1, 2, 3]
 
 
-async def test_a_subscriber_is_told_of_changes_and_then_no_more(
+async def test_a_subscriber_is_notified_of_changes_and_then_no_more(
     under_test: UnderTest, proxy: TcpProxy, opened: Opened, note: str
 ) -> None:
     other, marker = f"{note}-other", f"{note}-marker"

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings(apps.DEPRECATED),
 ]
 
-NOBODYS = "A" * 43
+UNKNOWN_ID = "A" * 43
 HANDSHAKE = "2025-11-25"
 
 in_every_mode = pytest.mark.parametrize("mode", ["auto", "2026-07-28", "legacy"])
@@ -345,7 +345,7 @@ async def test_it_sends_session_methods_itself(
             assert SESSION not in client.response()["result"].get("_meta", {})
 
             await client.request("sessions/delete", in_session(session_id))
-            for unknown in (session_id, NOBODYS):
+            for unknown in (session_id, UNKNOWN_ID):
                 call = in_session(unknown, name="echo", arguments={"text": "x"})
                 with pytest.raises(Failed) as failed:
                     await client.request("tools/call", call)

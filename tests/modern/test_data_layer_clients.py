@@ -10,7 +10,7 @@ from typing import Any
 import mcp_types as types
 import pytest
 
-from tests.modern.test_sessions import NOBODYS, not_found
+from tests.modern.test_sessions import UNKNOWN_ID, not_found
 from tests.support.modern import EVENT_ID, ModernClient
 from tests.support.raw import SESSION, Json, RawClient, call_params, in_session
 from tests.support.world import Ctx, Toolbox, World, started_session, world
@@ -114,7 +114,7 @@ async def test_create_takes_every_spelling_of_no_params(params: Json | None) -> 
         assert (await reply.answer(1))["result"]["session"]["sessionId"]
 
 
-async def test_its_calls_name_the_session_beside_another_header() -> None:
+async def test_its_calls_name_the_session_in_addition_to_another_header() -> None:
     """Rule: "Over HTTP its ``Mcp-Session-Id`` is the id from ``initialize``, next to another
     ``_meta`` sessionId": no conflict in this era.
     """
@@ -141,7 +141,7 @@ async def test_create_makes_nothing_current() -> None:
 
 
 @pytest.mark.parametrize("method", ["resources/read", "prompts/get", "tools/call"])
-async def test_metadata_in_the_wrong_place_is_ignored(method: str) -> None:
+async def test_metadata_in_the_wrong_position_is_ignored(method: str) -> None:
     """Rule: "under ``params.meta`` (its bug): ignore that, serve without a session"; not even a
     session that is not there is refused.
     """
@@ -164,7 +164,7 @@ async def test_metadata_in_the_wrong_place_is_ignored(method: str) -> None:
             "prompts/get": {"name": "greet"},
             "tools/call": {"name": "session_id", "arguments": {}},
         }
-        for session in (client.session, {"sessionId": NOBODYS}):
+        for session in (client.session, {"sessionId": UNKNOWN_ID}):
             client.session = session
             result = await client.misplaced(method, params[method])
             assert method != "tools/call" or text(result) == "none"
@@ -197,7 +197,7 @@ async def test_null_means_no_session() -> None:
         assert "_meta" not in result
 
 
-async def test_a_session_that_is_gone_is_told_with_status_200() -> None:
+async def test_a_session_that_is_gone_is_reported_with_status_200() -> None:
     """Quirk 2: "on 404 the 1.x Python client throws the body away and reports "Session
     terminated"; on some other 4xx its whole transport dies".
     """

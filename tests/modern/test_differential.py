@@ -498,15 +498,15 @@ async def test_a_listen_stream_without_a_session_is_the_sdks_own(kind: Everythin
 
     async def script(side: Side) -> None:
         client = side.client()
-        heard = await client.listening(None, "note://a", f"note://{ODD}", lists=("tools",))
+        received = await client.listening(None, "note://a", f"note://{ODD}", lists=("tools",))
         for uri in ("note://a", "note://unasked", f"note://{ODD}"):
             await side.rich.publish(uri)
-        await heard.has(3)
+        await received.has(3)
         if kind == "lowlevel":
             # It takes one at a time.
             await client.listen(None, "note://a").done()
-        heard.leave()
-        await heard.done()
+        received.leave()
+        await received.done()
 
     answers = await expect_same_as_sdk(kind, script)
 
@@ -530,10 +530,10 @@ async def test_every_filter_is_judged_as_the_sdk_does(kind: EverythingKind) -> N
     async def script(side: Side) -> None:
         client = side.client()
         for filters_of_one in filters:
-            heard = client.send("subscriptions/listen", {"notifications": filters_of_one})
-            await heard.until(lambda h=heard: bool(h.messages), "an answer")
-            heard.leave()
-            await heard.done()
+            received = client.send("subscriptions/listen", {"notifications": filters_of_one})
+            await received.until(lambda h=received: bool(h.messages), "an answer")
+            received.leave()
+            await received.done()
 
     await expect_same_as_sdk(kind, script)
 

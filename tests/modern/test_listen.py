@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.modern.test_sessions import NOBODYS, not_found
+from tests.modern.test_sessions import UNKNOWN_ID, not_found
 from tests.support.everything import make_everything
 from tests.support.modern import (
     ACKNOWLEDGED,
     SUBSCRIPTION_ID,
-    Heard,
     ModernClient,
+    Received,
 )
 from tests.support.raw import EXTENSION, SESSION, UPDATED, Json, event_ids, in_session, uris
 from tests.support.virtual_time import cycles
@@ -36,26 +36,26 @@ async def update(w: World, *changed: str) -> None:
         await w.layer.notify_resource_updated(uri)
 
 
-async def completed(heard: Heard) -> Json:
+async def completed(received: Received) -> Json:
     """The result with which a stream ended: its last message."""
-    await heard.done()
-    last = heard.messages[-1]
-    assert last["id"] == heard.id, heard.reply
+    await received.done()
+    last = received.messages[-1]
+    assert last["id"] == received.id, received.reply
     return last
 
 
-# --- what is heard -------------------------------------------------------------------------
+# --- what is received -------------------------------------------------------------------------
 
 
 async def test_a_stream_is_acknowledged_first() -> None:
-    """Its first message names what is heard, all of what was asked, and the subscription."""
+    """Its first message names what is received, all of what was asked, and the subscription."""
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
         await w.layer.notify_tools_changed()
-        heard = client.listen(
+        received = client.listen(
             session, A, B, lists=("tools", "prompts", "resources"), request_id="lïsten"
         )
-        first, second = await heard.has(2)
+        first, second = await received.has(2)
 
     assert first == {
         "jsonrpc": "2.0",
@@ -71,24 +71,24 @@ async def test_a_stream_is_acknowledged_first() -> None:
         },
     }
     assert second["method"] == TOOLS_CHANGED
-    assert heard.status == 200
-    assert [heard.reply.header(n) for n in ("content-type", "x-accel-buffering")] == [
+    assert received.status == 200
+    assert [received.reply.header(n) for n in ("content-type", "x-accel-buffering")] == [
         "text/event-stream",
         "no",
     ]
 
 
 @pytest.mark.parametrize("request_id", [0, -7, "", 'quote " and \\', 2**70, "\ud800"], ids=repr)
-async def test_every_event_says_whose_it_is(request_id: int | str) -> None:
+async def test_every_event_names_its_owner(request_id: int | str) -> None:
     """Rule: "each with ``subscriptionId`` and ``sessionEventId``"; and "a session event has …
     ``params._meta[…session] = {"sessionId": …}`` (never ``state``)".
     """
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A, lists=("tools",), request_id=request_id)
+        received = await client.listening(session, A, lists=("tools",), request_id=request_id)
         await update(w, A)
         await w.layer.notify_tools_changed()
-        one, two = await heard.has_events(2)
+        one, two = await received.has_events(2)
 
     own = {SESSION: {"sessionId": session}, SUBSCRIPTION_ID: request_id}
     for event in (one, two):
@@ -102,20 +102,20 @@ async def test_a_handlers_standalone_message_is_an_event_of_its_session() -> Non
     async with modern() as (_, client):
         session = (await client.start())["sessionId"]
         other = (await client.start())["sessionId"]
-        heard = await client.listening(session)
+        received = await client.listening(session)
         deaf = await client.listening(other)
         await client.text("update", {"uri": C}, session=session)
         params = {"text": "x", "_meta": {"example.com/mine": 1, SESSION: "not yours"}}
-        tell = {"method": "notifications/example", "params": params}
-        await client.text("tell", tell, session=session)
-        events = await heard.has_events(2)
+        notify = {"method": "notifications/example", "params": params}
+        await client.text("tell", notify, session=session)
+        events = await received.has_events(2)
 
         assert events[0]["params"]["uri"] == C
         assert events[1]["params"]["text"] == "x"
         assert events[1]["params"]["_meta"] == {
             "example.com/mine": 1,
             SESSION: {"sessionId": session},
-            SUBSCRIPTION_ID: heard.id,
+            SUBSCRIPTION_ID: received.id,
         }
         assert deaf.events == []
 
@@ -124,48 +124,48 @@ async def test_without_a_session_a_handlers_standalone_message_goes_nowhere() ->
     """As the SDK: a modern request without a session has no such channel."""
     async with modern() as (_, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
+        received = await client.listening(session, A)
         assert await client.text("update", {"uri": A}) == "updated"
         await cycles()
-        assert heard.events == []
+        assert received.events == []
 
 
 @pytest.mark.parametrize("listed", [(), ("tools",), ("prompts", "resources")], ids=str)
-async def test_a_list_change_is_heard_if_it_was_asked_for(listed: tuple[str, ...]) -> None:
+async def test_a_list_change_is_received_if_it_was_asked_for(listed: tuple[str, ...]) -> None:
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A, lists=listed)
+        received = await client.listening(session, A, lists=listed)
         await w.layer.notify_tools_changed()
         await w.layer.notify_prompts_changed()
         await w.layer.notify_resources_changed()
         await update(w, A)
-        events = await heard.has_events(len(listed) + 1)
+        events = await received.has_events(len(listed) + 1)
 
-    told = [event["method"] for event in events]
-    assert told == [*(f"notifications/{n}/list_changed" for n in sorted(listed)), UPDATED] or (
-        sorted(told) == sorted([*(f"notifications/{n}/list_changed" for n in listed), UPDATED])
+    notified = [event["method"] for event in events]
+    assert notified == [*(f"notifications/{n}/list_changed" for n in sorted(listed)), UPDATED] or (
+        sorted(notified) == sorted([*(f"notifications/{n}/list_changed" for n in listed), UPDATED])
     )
 
 
-async def test_with_nothing_asked_for_nothing_is_heard() -> None:
+async def test_with_nothing_asked_for_nothing_is_received() -> None:
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session)
+        received = await client.listening(session)
         await w.layer.notify_tools_changed()
         await update(w, A)
         await cycles()
 
-        assert heard.messages == [
+        assert received.messages == [
             {
                 "jsonrpc": "2.0",
                 "method": ACKNOWLEDGED,
-                "params": {"notifications": {}, "_meta": {SUBSCRIPTION_ID: heard.id}},
+                "params": {"notifications": {}, "_meta": {SUBSCRIPTION_ID: received.id}},
             }
         ]
 
 
-async def test_a_session_is_heard_beside_a_stream_without_one() -> None:
-    """The SDK's own stream and ours, on one server: each hears a change once."""
+async def test_a_session_is_received_with_a_stream_without_one() -> None:
+    """The SDK's own stream and ours, on one server: each receives a change once."""
     rich = make_everything("mcpserver")
     async with modern(server=rich.server) as (_, client):
         session = (await client.start())["sessionId"]
@@ -185,10 +185,10 @@ async def test_live_events_are_not_coalesced() -> None:
     """Rule: "live events are sent one by one"."""
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
+        received = await client.listening(session, A)
         for _ in range(5):
             await update(w, A)
-        events = await heard.has_events(5)
+        events = await received.has_events(5)
 
     assert uris(events) == [A] * 5
     assert event_ids(events) == sorted(set(event_ids(events)))
@@ -208,9 +208,9 @@ async def test_what_follows_a_sessions_start_waits_for_its_first_stream(made_by:
         await client.text("update", {"uri": A}, session=session)
         await w.layer.notify_tools_changed()
         await client.text("update", {"uri": B}, session=session)
-        heard = await client.listening(session, C, lists=("tools",))
+        received = await client.listening(session, C, lists=("tools",))
         await update(w, C)
-        events = await heard.has_events(4)
+        events = await received.has_events(4)
 
     assert uris(events) == [A, TOOLS_CHANGED, B, C]
 
@@ -221,21 +221,21 @@ async def test_what_waits_is_coalesced() -> None:
         session = (await client.start())["sessionId"]
         for uri in (A, B, A, A):
             await client.text("update", {"uri": uri}, session=session)
-        heard = await client.listening(session)
-        assert uris(await heard.has_events(2)) == [B, A]
+        received = await client.listening(session)
+        assert uris(await received.has_events(2)) == [B, A]
         await cycles()
-        assert len(heard.events) == 2
+        assert len(received.events) == 2
 
 
 async def test_a_filter_outlives_its_stream() -> None:
     """Rule: "The listen's filter becomes the session's subscriptions and outlives the stream"."""
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A, lists=("tools",))
+        received = await client.listening(session, A, lists=("tools",))
         await update(w, A)
-        position = (await heard.has_events(1))[0]["params"]["sessionEventId"]
-        heard.leave()
-        await heard.done()
+        position = (await received.has_events(1))[0]["params"]["sessionEventId"]
+        received.leave()
+        await received.done()
         await update(w, A, B)
         await w.layer.notify_tools_changed()
         await w.layer.notify_prompts_changed()
@@ -251,10 +251,10 @@ async def test_a_newer_filter_replaces_the_older() -> None:
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
         await client.listening(session, A, B)
-        heard = await client.listening(session, B, C)
+        received = await client.listening(session, B, C)
         await update(w, A, B, C)
 
-        assert uris(await heard.has_events(2)) == [B, C]
+        assert uris(await received.has_events(2)) == [B, C]
         infos = await w.layer.sessions.list()
         assert infos[0].subscriptions == {B, C}
 
@@ -267,10 +267,10 @@ async def test_a_handshake_era_subscription_and_a_filter_are_one_thing() -> None
         await older.result("resources/subscribe", {"uri": A})
         assert (await w.layer.sessions.list())[-1].subscriptions == {A}
 
-        heard = await client.listening(session, B)
+        received = await client.listening(session, B)
         await update(w, A, B)
 
-        assert uris(await heard.has_events(1)) == [B]
+        assert uris(await received.has_events(1)) == [B]
 
 
 # --- a cut stream --------------------------------------------------------------------------
@@ -280,9 +280,9 @@ async def test_a_stream_after_a_cut_one_starts_at_the_head() -> None:
     """Rule: "A listen after a cut one without a new ``session/resume`` starts at the head"."""
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
-        heard.leave()
-        await heard.done()
+        received = await client.listening(session, A)
+        received.leave()
+        await received.done()
         await update(w, A)
         again = await client.listening(session, A, B)
         await update(w, B)
@@ -296,11 +296,11 @@ async def test_resume_leaves_its_replay_waiting_for_the_next_stream() -> None:
     """
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A, B, C)
+        received = await client.listening(session, A, B, C)
         await update(w, A)
-        position = (await heard.has_events(1))[0]["params"]["sessionEventId"]
-        heard.leave()
-        await heard.done()
+        position = (await received.has_events(1))[0]["params"]["sessionEventId"]
+        received.leave()
+        await received.done()
         await update(w, B)
 
         resumed = await client.resume(session, position)
@@ -362,9 +362,9 @@ async def test_a_bad_position_is_no_error_and_leaves_nothing_waiting(
         }.get(position or "", position)
 
         resumed = await client.resume(session, given)
-        heard = await client.listening(session, A)
+        received = await client.listening(session, A)
         await update(w, A)
-        events = await heard.has_events(1)
+        events = await received.has_events(1)
 
         assert (resumed["catchup"], resumed["reason"]) == (False, reason)
         assert resumed["replayed"] == 0
@@ -376,9 +376,9 @@ async def test_a_stream_cut_before_its_acknowledgement_is_no_stream() -> None:
     """The client may be gone before a byte was sent."""
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
-        heard = client.listen(session, A)
-        heard.leave()
-        await heard.done()
+        received = client.listen(session, A)
+        received.leave()
+        await received.done()
         await cycles()
         [info] = await w.layer.sessions.list()
 
@@ -391,32 +391,32 @@ async def test_a_peer_that_takes_nothing_is_cut() -> None:
     """
     async with modern(send_buffer=1_000, slow_timeout=10) as (_, client):
         session, other = (await client.start())["sessionId"], (await client.start())["sessionId"]
-        heard = await client.listening(session)
+        received = await client.listening(session)
         quick = await client.listening(other)
-        heard.reply.stall()
+        received.reply.stall()
         for number in range(40):
-            tell = {"method": "notifications/example", "params": {"n": number, "x": "y" * 100}}
-            await client.text("tell", tell, session=session)
+            notify = {"method": "notifications/example", "params": {"n": number, "x": "y" * 100}}
+            await client.text("tell", notify, session=session)
         await client.text("update", {"uri": A}, session=other)
 
         assert uris(await quick.has_events(1)) == [A]
-        heard.reply.unstall()
-        await heard.done()
-        position = heard.events[-1]["params"]["sessionEventId"]
-        seen = len(heard.events)
+        received.reply.unstall()
+        await received.done()
+        position = received.events[-1]["params"]["sessionEventId"]
+        seen = len(received.events)
         assert (await client.resume(session, position))["replayed"] == 40 - seen
         again = await client.listening(session)
         rest = await again.has_events(40 - seen)
-        assert [e["params"]["n"] for e in heard.events + rest] == list(range(40))
+        assert [e["params"]["n"] for e in received.events + rest] == list(range(40))
 
 
 async def test_a_silent_stream_says_that_it_lives() -> None:
     """The SDK's own ``: ping``, every 15 seconds."""
     async with modern() as (_, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
-        await heard.until(lambda: heard.pings == 1, "a ping")
-        assert heard.events == []
+        received = await client.listening(session, A)
+        await received.until(lambda: received.pings == 1, "a ping")
+        assert received.events == []
 
 
 # --- whose it is ---------------------------------------------------------------------------
@@ -461,18 +461,18 @@ async def test_resume_ends_the_stream() -> None:
     """Rule: "``session/resume`` on a modern POST detaches the old connection"."""
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
+        received = await client.listening(session, A)
         await client.resume(session)
-        await completed(heard)
+        await completed(received)
         await update(w, A)
 
-        assert heard.events == []
+        assert received.events == []
         again = await client.listening(session, A)
         assert uris(await again.has_events(1)) == [A]
 
 
 @pytest.mark.parametrize("declares", ["extensions", "experimental", ""])
-async def test_a_displaced_stream_is_told_if_its_client_knows_us(declares: str) -> None:
+async def test_a_displaced_stream_is_notified_if_its_client_knows_us(declares: str) -> None:
     """Rule: "If its client declared our extension it gets one
     ``notifications/sessions/detached {sessionId, reason}``"; it is no session event.
     """
@@ -485,36 +485,40 @@ async def test_a_displaced_stream_is_told_if_its_client_knows_us(declares: str) 
         client = ModernClient(w.carrier, capabilities=known[declares])
         older = await w.connected()
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
+        received = await client.listening(session, A)
 
         await older.resume(session)
-        last = await completed(heard)
+        last = await completed(received)
 
-        told = [m for m in heard.messages if m.get("method") == "notifications/sessions/detached"]
+        notified = [
+            m for m in received.messages if m.get("method") == "notifications/sessions/detached"
+        ]
         if declares:
-            [detached] = told
+            [detached] = notified
             assert detached["params"] == {
                 "sessionId": session,
                 "reason": "taken_over",
-                "_meta": {SUBSCRIPTION_ID: heard.id},
+                "_meta": {SUBSCRIPTION_ID: received.id},
             }
         else:
-            assert told == []
+            assert notified == []
         assert "result" in last
 
 
-async def test_a_displaced_stream_hears_which_client_has_the_session() -> None:
+async def test_a_displaced_stream_learns_which_client_has_the_session() -> None:
     """TKO12."""
     async with world() as w:
         client = ModernClient(w.carrier, capabilities={"extensions": {EXTENSION: {}}})
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
+        received = await client.listening(session, A)
 
         await client.resume(session, instance="one-of-ours")
-        await completed(heard)
+        await completed(received)
 
-        told = [m for m in heard.messages if m.get("method") == "notifications/sessions/detached"]
-        assert [m["params"]["instance"] for m in told] == ["one-of-ours"]
+        notified = [
+            m for m in received.messages if m.get("method") == "notifications/sessions/detached"
+        ]
+        assert [m["params"]["instance"] for m in notified] == ["one-of-ours"]
 
 
 async def test_a_takeover_loses_nothing() -> None:
@@ -523,15 +527,15 @@ async def test_a_takeover_loses_nothing() -> None:
         older = await w.connected()
         get = await older.get().started()
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, *(f"note://{n}" for n in range(30)))
+        received = await client.listening(session, *(f"note://{n}" for n in range(30)))
         seen: list[str] = []
         position = ""
         for round_number in range(3):
             for number in range(10):
                 if number == 3:
-                    await heard.has_events(3)
-                    position = heard.events[-1]["params"]["sessionEventId"]
-                    seen += uris(heard.events)
+                    await received.has_events(3)
+                    position = received.events[-1]["params"]["sessionEventId"]
+                    seen += uris(received.events)
                     await older.resume(session, position)
                 if number == 6:
                     await get.until(lambda r=round_number: len(get.messages) >= 3 * (r + 1))
@@ -539,9 +543,9 @@ async def test_a_takeover_loses_nothing() -> None:
                     position = get.messages[-1]["params"]["sessionEventId"]
                     await client.resume(session, position)
                 await update(w, f"note://{round_number * 10 + number}")
-            heard = await client.listening(session, *(f"note://{n}" for n in range(30)))
-            seen += uris(await heard.has_events(4))
-            heard = await client.listening(session, *(f"note://{n}" for n in range(30)))
+            received = await client.listening(session, *(f"note://{n}" for n in range(30)))
+            seen += uris(await received.has_events(4))
+            received = await client.listening(session, *(f"note://{n}" for n in range(30)))
 
     assert seen == [f"note://{n}" for n in range(30)]
 
@@ -555,14 +559,14 @@ async def test_one_sessions_stream_never_yields_anothers_events() -> None:
         theirs = (await client.resume(one))["sessionEventId"]
 
         resumed = await client.resume(other, theirs)
-        heard_one, heard_other = await client.listening(one), await client.listening(other)
+        listen_one, listen_other = await client.listening(one), await client.listening(other)
         await client.text("update", {"uri": C}, session=one)
-        await heard_one.has_events(1)
+        await listen_one.has_events(1)
         await cycles()
 
         assert resumed["reason"] in ("log_replaced", "unknown_position")
-        assert uris(heard_one.events) == [C]
-        assert heard_other.events == []
+        assert uris(listen_one.events) == [C]
+        assert listen_other.events == []
 
 
 # --- its end -------------------------------------------------------------------------------
@@ -575,7 +579,7 @@ async def test_a_sessions_end_ends_its_stream(how: str) -> None:
     """
     async with modern(idle_timeout=50, max_lifetime=100) as (w, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
+        received = await client.listening(session, A)
         match how:
             case "session/end":
                 await client.send(how, {"sessionId": session}).result()
@@ -588,11 +592,11 @@ async def test_a_sessions_end_ends_its_stream(how: str) -> None:
             case _:
                 w.clock.advance(101)
                 assert await w.expire() == 1
-        last = await completed(heard)
+        last = await completed(received)
         await update(w, A)
 
-        assert last == {"jsonrpc": "2.0", "id": heard.id, "error": not_found(session)}
-        assert heard.events == []
+        assert last == {"jsonrpc": "2.0", "id": received.id, "error": not_found(session)}
+        assert received.events == []
 
 
 async def test_at_the_servers_end_a_stream_ends_with_its_result() -> None:
@@ -600,11 +604,11 @@ async def test_at_the_servers_end_a_stream_ends_with_its_result() -> None:
     async with world() as w:
         client = ModernClient(w.carrier, capabilities={"extensions": {EXTENSION: {}}})
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
+        received = await client.listening(session, A)
         await w.layer.drain(grace=0)
-        last = await completed(heard)
+        last = await completed(received)
 
-        [detached] = heard.events
+        [detached] = received.events
         assert detached["params"]["reason"] == "draining"
         assert detached["params"]["retryAfter"] == 10
         assert last["result"]["resultType"] == "complete"
@@ -615,9 +619,9 @@ async def test_at_the_servers_end_a_stream_ends_with_its_result() -> None:
 
 async def test_an_unknown_session_opens_no_stream() -> None:
     async with modern() as (_, client):
-        heard = client.listen(NOBODYS, A)
-        assert await heard.error() == not_found(NOBODYS)
-        assert heard.status == 200 and not heard.is_sse
+        received = client.listen(UNKNOWN_ID, A)
+        assert await received.error() == not_found(UNKNOWN_ID)
+        assert received.status == 200 and not received.is_sse
 
 
 @pytest.mark.parametrize("filters", [None, "all", {"resourceSubscriptions": "x"}], ids=str)
@@ -625,26 +629,26 @@ async def test_a_malformed_filter_changes_nothing(filters: Any) -> None:
     """It is judged as the SDK judges it, before the older stream is touched."""
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
+        received = await client.listening(session, A)
         params: Json = {} if filters is None else {"notifications": filters}
         refused = client.send("subscriptions/listen", params, session=session)
 
         assert (await refused.error())["code"] == -32602
         assert refused.status == 400
         await update(w, A)
-        assert uris(await heard.has_events(1)) == [A]
+        assert uris(await received.has_events(1)) == [A]
 
 
 async def test_too_many_subscriptions_change_nothing() -> None:
     """Rule: "``-31011`` Limit reached"."""
     async with modern(max_subscriptions=2) as (w, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, A)
+        received = await client.listening(session, A)
         error = await client.listen(session, A, B, C).error()
 
         assert (error["code"], error["data"]["limit"]) == (-31011, "max_subscriptions")
         await update(w, A)
-        assert uris(await heard.has_events(1)) == [A]
+        assert uris(await received.has_events(1)) == [A]
 
 
 async def test_a_key_on_a_listen_request_is_not_recorded() -> None:
@@ -663,7 +667,7 @@ async def test_a_key_on_a_listen_request_is_not_recorded() -> None:
         assert uris(await again.has_events(1)) == [B]
 
 
-async def test_listening_attaches_a_session_that_was_elsewhere() -> None:
+async def test_listening_attaches_a_session_that_was_at_another_replica() -> None:
     """The older connection is displaced, and its rule-2 requests know it."""
     async with modern() as (w, client):
         older = await w.connected()

@@ -156,33 +156,33 @@ async def test_whatever_a_client_sends_can_have_a_key() -> None:
         assert len(w.box.calls) == len(odd)
 
 
-async def test_whatever_a_handler_tells_its_client_arrives() -> None:
+async def test_whatever_a_handler_sends_its_client_arrives() -> None:
     """A session event with such values, live on a stream and from the log."""
     box = Toolbox()
 
-    async def tell_odd(ctx: Ctx, arguments: Json) -> str:
+    async def notify_odd(ctx: Ctx, arguments: Json) -> str:
         await current_session().notify(
             "notifications/example", {"large": 2**70, "surrogate": "\ud800"}
         )
         return "told"
 
-    box.tools["tell_odd"] = tell_odd
+    box.tools["notify_odd"] = notify_odd
     async with world(box=box) as w:
         client = ModernClient(w.carrier)
         session = (await client.start())["sessionId"]
-        await client.text("tell_odd", session=session)
-        heard = await client.listening(session)
-        await client.text("tell_odd", session=session)
-        for event in await heard.has_events(2):
+        await client.text("notify_odd", session=session)
+        received = await client.listening(session)
+        await client.text("notify_odd", session=session)
+        for event in await received.has_events(2):
             params = event["params"]
             assert (params["large"], params["surrogate"]) == (2**70, "\ud800")
-        await _hears_odd(w, session)
+        await _receives_odd(w, session)
 
 
-async def _hears_odd(w: World, session: str) -> None:
+async def _receives_odd(w: World, session: str) -> None:
     older = await w.connected()
     get = await older.get().started()
     await older.resume(session)
-    await older.call("tell_odd", meta=keyed("k", session)).result()
+    await older.call("notify_odd", meta=keyed("k", session)).result()
     await get.until(lambda: bool(get.messages))
     assert get.messages[0]["params"]["large"] == 2**70

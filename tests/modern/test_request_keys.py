@@ -21,7 +21,7 @@ ERAS = ["handshake", "lone", "modern"]
 
 
 class Sender:
-    """One client of either era, that sends keyed calls."""
+    """One client of each era, that sends keyed calls."""
 
     def __init__(self, w: World, era: str, client: RawClient | ModernClient) -> None:
         self.w = w
@@ -204,9 +204,9 @@ def _nested(levels: int) -> Any:
 async def test_a_kept_error_is_an_answer() -> None:
     async with started() as (w, client, session):
         for _ in range(2):
-            heard = client.send("x/unknown", session=session, key="k")
-            assert (await heard.error())["code"] == -32601
-            assert heard.status == 404
+            received = client.send("x/unknown", session=session, key="k")
+            assert (await received.error())["code"] == -32601
+            assert received.status == 404
         older = await w.connected()
         assert (await older.error("x/unknown", {"_meta": keyed("k", session)}))["code"] == -32601
 
@@ -241,10 +241,10 @@ async def test_another_request_with_a_known_key_is_refused(
         if done:
             w.box.gate("g").go.set()
             await call.result()
-        heard = client.call(tool, arguments, session=session, key="k")
-        error = await heard.error()
+        received = client.call(tool, arguments, session=session, key="k")
+        error = await received.error()
         assert (error["code"], error["data"]) == (-32600, {"reason": "key_reused"})
-        assert heard.status == 400
+        assert received.status == 400
         older = await w.connected()
         error = await older.error("tools/call", call_params(tool, arguments, keyed("k", session)))
         assert error["data"] == {"reason": "key_reused"}
@@ -286,9 +286,9 @@ async def test_a_key_is_of_its_session() -> None:
 @pytest.mark.parametrize("key", ["", "x" * 257, 5, None, ["k"]], ids=repr)
 async def test_a_malformed_key_is_invalid_params(key: Any) -> None:
     async with started() as (w, client, session):
-        heard = client.call("echo", {"text": "x"}, session=session, meta={KEY: key})
-        assert (await heard.error())["code"] == -32602
-        assert heard.status == 400
+        received = client.call("echo", {"text": "x"}, session=session, meta={KEY: key})
+        assert (await received.error())["code"] == -32602
+        assert received.status == 400
         assert w.box.calls == []
 
 
@@ -324,8 +324,8 @@ async def test_progress_goes_to_the_newest_sending_under_its_token(second: str) 
         w.box.gate("g").go.set()
         await sent.answer()
 
-        told = [m["params"] for m in sent.reply.messages if m.get("method")]
-        assert [(p["progressToken"], p["progress"]) for p in told] == [
+        notified = [m["params"] for m in sent.reply.messages if m.get("method")]
+        assert [(p["progressToken"], p["progress"]) for p in notified] == [
             ("two", 1),
             ("two", 2),
             ("two", 3),
@@ -390,9 +390,9 @@ async def test_in_the_modern_era_a_question_that_the_client_does_not_accept_fail
         await client.listening(session)
         for tool in ("ask", "ask_standalone"):
             for named in (None, session):
-                heard = client.call(tool, {"question": "?"}, session=named)
-                assert (await heard.error())["code"] == -32600
-                assert heard.status == 400
+                received = client.call(tool, {"question": "?"}, session=named)
+                assert (await received.error())["code"] == -32600
+                assert received.status == 400
 
 
 # --- cancelling ----------------------------------------------------------------------------
@@ -466,10 +466,10 @@ async def test_what_names_no_keyed_request_cancels_nothing(meta: Any) -> None:
 async def test_a_sessions_end_answers_its_keyed_requests() -> None:
     """They answer ``-32043``, also to who asks again."""
     async with started() as (w, client, session):
-        heard = client.call("wait", {"gate": "g"}, session=session, key="k")
+        received = client.call("wait", {"gate": "g"}, session=session, key="k")
         await w.box.gate("g").started.wait()
         await client.send("session/end", {"sessionId": session}).result()
-        assert await heard.error() == not_found(session, started=True)
+        assert await received.error() == not_found(session, started=True)
         again = client.call("wait", {"gate": "g"}, session=session, key="k")
         assert await again.error() == not_found(session)
 
@@ -483,12 +483,12 @@ async def test_a_runner_that_is_gone_leaves_an_unknown_outcome() -> None:
         await Call(call).gone()
         other_box = Toolbox()
         async with world(store=_Shared(store), box=other_box) as other:
-            heard = ModernClient(other.carrier).call(
+            received = ModernClient(other.carrier).call(
                 "wait", {"gate": "g"}, session=session, key="k"
             )
-            error = await heard.error()
+            error = await received.error()
             assert (error["code"], error["message"]) == (-31012, "Outcome unknown")
-            assert heard.status == 200
+            assert received.status == 200
             assert other_box.calls == []
         w.box.gate("g").go.set()
 

@@ -14,7 +14,7 @@ from tests.support.world import Ctx, Toolbox, World, world
 
 pytestmark = pytest.mark.anyio
 
-NOBODYS = "A" * 43
+UNKNOWN_ID = "A" * 43
 EPOCH_WIDTH = 19 + 1 + 12
 
 
@@ -44,15 +44,15 @@ async def test_start_answers_in_this_era_too() -> None:
     and "Modern-era results of ours carry ``resultType: "complete"``".
     """
     async with modern() as (_, client):
-        heard = client.send("session/start")
-        result = await heard.result()
+        received = client.send("session/start")
+        result = await received.result()
 
     assert set(result) == {"sessionId", "sessionEventId", "expiresAt", "resultType"}
     assert result["resultType"] == "complete"
     assert len(result["sessionEventId"]) == EPOCH_WIDTH
     assert result["expiresAt"].endswith("Z")
-    assert heard.status == 200 and not heard.is_sse
-    assert heard.reply.header("mcp-session-id") is None
+    assert received.status == 200 and not received.is_sse
+    assert received.reply.header("mcp-session-id") is None
 
 
 @pytest.mark.parametrize("meta", [{}, {SESSION: None}, {KEY: "ignored"}], ids=str)
@@ -70,15 +70,15 @@ async def test_create_answers_strings_only(meta: Json) -> None:
     assert len(result["_meta"][EVENT_ID]) == EPOCH_WIDTH
 
 
-@pytest.mark.parametrize("named", [{"sessionId": NOBODYS}, {}, 5], ids=str)
+@pytest.mark.parametrize("named", [{"sessionId": UNKNOWN_ID}, {}, 5], ids=str)
 async def test_create_takes_no_session(named: Any) -> None:
     """Rule: "``-32602``: ``sessions/create`` with session ``_meta``", whatever is in it."""
     async with modern() as (w, client):
-        heard = client.send("sessions/create", meta={SESSION: named})
-        error = await heard.error()
+        received = client.send("sessions/create", meta={SESSION: named})
+        error = await received.error()
 
         assert error["code"] == -32602
-        assert heard.status == 400
+        assert received.status == 400
         assert await w.layer.sessions.list() == []
 
 
@@ -87,11 +87,13 @@ async def test_a_callers_id_is_never_adopted(method: str) -> None:
     """SES6."""
     async with modern() as (_, client):
         made = await client.send(
-            method, {"sessionId": NOBODYS, "id": NOBODYS}, headers={"Mcp-Session-Id": NOBODYS}
+            method,
+            {"sessionId": UNKNOWN_ID, "id": UNKNOWN_ID},
+            headers={"Mcp-Session-Id": UNKNOWN_ID},
         ).result()
 
-        assert made.get("sessionId", made.get("session", {}).get("sessionId")) != NOBODYS
-        assert await client.call("session_id", session=NOBODYS).error() == not_found(NOBODYS)
+        assert made.get("sessionId", made.get("session", {}).get("sessionId")) != UNKNOWN_ID
+        assert await client.call("session_id", session=UNKNOWN_ID).error() == not_found(UNKNOWN_ID)
 
 
 # --- naming one ----------------------------------------------------------------------------
@@ -99,12 +101,12 @@ async def test_a_callers_id_is_never_adopted(method: str) -> None:
 
 async def test_a_request_names_its_session() -> None:
     """Rule 1. The result carries "the same ``sessionId``, the newest ``state``,
-    ``expiresAt``", beside what the SDK puts into ``_meta``.
+    ``expiresAt``", next to what the SDK puts into ``_meta``.
     """
     async with modern() as (_, client):
         session = (await client.start())["sessionId"]
-        heard = client.call("session_id", session=session)
-        result = await heard.result()
+        received = client.call("session_id", session=session)
+        result = await received.result()
 
     assert result["content"][0]["text"] == session
     assert set(result["_meta"]) == {SESSION, "io.modelcontextprotocol/serverInfo"}
@@ -129,7 +131,7 @@ async def test_nothing_is_current_in_this_era() -> None:
 async def test_with_a_session_the_answer_is_the_same_but_for_the_stamp(
     kind: EverythingKind,
 ) -> None:
-    """Every method, beside the same request without a session."""
+    """Every method, next to the same request without a session."""
     requests: list[tuple[str, Json]] = [
         ("tools/list", {}),
         ("tools/call", call_params("echo", {"text": ODD})),
@@ -168,10 +170,10 @@ async def test_an_unknown_session_is_refused_with_status_200(method: str) -> Non
     """Rule: "``-32043`` must come with HTTP 200": some clients throw away the body of a 404."""
     async with modern() as (w, client):
         params: Json = {"name": "echo", "arguments": {}, "notifications": {}}
-        heard = client.send(method, params, session=NOBODYS)
+        received = client.send(method, params, session=UNKNOWN_ID)
 
-        assert await heard.error() == not_found(NOBODYS)
-        assert heard.status == 200
+        assert await received.error() == not_found(UNKNOWN_ID)
+        assert received.status == 200
         assert w.box.calls == []
 
 
@@ -183,10 +185,10 @@ async def test_malformed_metadata_is_invalid_params(named: Any, method: str) -> 
     """Rule: "absent or mistyped: ``-32602``", which the core answers with 400."""
     async with modern() as (w, client):
         params: Json = {"name": "echo", "arguments": {"text": "x"}, "notifications": {}}
-        heard = client.send(method, params, meta={SESSION: named})
+        received = client.send(method, params, meta={SESSION: named})
 
-        assert (await heard.error())["code"] == -32602
-        assert heard.status == 400
+        assert (await received.error())["code"] == -32602
+        assert received.status == 400
         assert w.box.calls == []
 
 
@@ -195,18 +197,18 @@ async def test_malformed_metadata_is_invalid_params(named: Any, method: str) -> 
 async def test_resume_and_end_take_the_session_from_params_only(method: str, params: Json) -> None:
     async with modern() as (_, client):
         session = (await client.start())["sessionId"]
-        heard = client.send(method, params, session=session)
+        received = client.send(method, params, session=session)
 
-        assert (await heard.error())["code"] == -32602
+        assert (await received.error())["code"] == -32602
         assert await client.text("session_id", session=session) == session
 
 
 async def test_delete_takes_the_session_from_the_metadata_only() -> None:
     async with modern() as (_, client):
         session = (await client.start())["sessionId"]
-        heard = client.send("sessions/delete", {"sessionId": session})
+        received = client.send("sessions/delete", {"sessionId": session})
 
-        assert (await heard.error())["code"] == -32602
+        assert (await received.error())["code"] == -32602
         assert await client.text("session_id", session=session) == session
 
 
@@ -224,16 +226,18 @@ async def test_an_equal_header_is_a_mirror() -> None:
 
 @pytest.mark.parametrize("method", ["tools/call", "sessions/delete", "subscriptions/listen", "x"])
 async def test_another_header_is_a_mismatch(method: str) -> None:
-    """Rule: "``-32020`` Header mismatch (HTTP 400): modern era: ``Mcp-Session-Id`` beside a
+    """Rule: "``-32020`` Header mismatch (HTTP 400): modern era: ``Mcp-Session-Id`` next to a
     different ``_meta`` sessionId", before anything happens.
     """
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
         params: Json = {"name": "echo", "arguments": {"text": "x"}, "notifications": {}}
-        for other in (NOBODYS, session + " x", session.swapcase()):
-            heard = client.send(method, params, session=session, headers={"Mcp-Session-Id": other})
-            assert (await heard.error())["code"] == -32020
-            assert heard.status == 400
+        for other in (UNKNOWN_ID, session + " x", session.swapcase()):
+            received = client.send(
+                method, params, session=session, headers={"Mcp-Session-Id": other}
+            )
+            assert (await received.error())["code"] == -32020
+            assert received.status == 400
 
         assert w.box.calls == []
         assert await client.text("session_id", session=session) == session
@@ -244,7 +248,7 @@ async def test_a_header_without_metadata_is_ignored() -> None:
     async with modern() as (w, client):
         session = (await client.start())["sessionId"]
         older = await w.connected()
-        for named in (NOBODYS, session, older.session_id, "with space", ""):
+        for named in (UNKNOWN_ID, session, older.session_id, "with space", ""):
             headers = {"Mcp-Session-Id": named}
             assert await client.text("session_id", headers=headers) == "none"
             null = client.call("session_id", meta={SESSION: None}, headers=headers)
@@ -267,8 +271,8 @@ async def test_resume_goes_with_neither_header() -> None:
             ({"Mcp-Session-Id": session}, None),
             ({"Mcp-Session-Id": session}, session),
         ):
-            heard = client.send("session/resume", params, headers=headers, session=named)
-            error = await heard.error()
+            received = client.send("session/resume", params, headers=headers, session=named)
+            error = await received.error()
             assert (error["code"], error["data"]) == (-32600, {"reason": "mode_conflict"})
 
         record = await w.layer.store.load(session, now=w.clock.now)
@@ -280,7 +284,7 @@ async def test_resume_goes_with_neither_header() -> None:
 
 async def test_a_session_serves_both_eras() -> None:
     """Rule: "a session made by either can be resumed, used by ``_meta``, ended or deleted by
-    either", here also from either era.
+    either", here also from each era.
     """
     async with modern() as (w, client):
         older = await w.connected()
@@ -306,12 +310,12 @@ async def test_a_transport_mode_session_is_left_alone(method: str) -> None:
         assert theirs is not None
         match method:
             case "call":
-                heard = client.call("session_id", session=theirs)
+                received = client.call("session_id", session=theirs)
             case "sessions/delete":
-                heard = client.send(method, session=theirs)
+                received = client.send(method, session=theirs)
             case _:
-                heard = client.send(method, {"sessionId": theirs})
-        error = await heard.error()
+                received = client.send(method, {"sessionId": theirs})
+        error = await received.error()
 
         assert (error["code"], error["data"]) == (-32600, {"reason": "mode_conflict"})
         assert await older.text("session_id") == "none"
@@ -382,15 +386,15 @@ async def test_a_gated_tool_needs_a_session() -> None:
         session = (await client.start())["sessionId"]
         older = await w.connected()
 
-        for heard in (
+        for received in (
             client.call("echo", {"text": "x"}),
             client.call("echo", {"text": "x"}, meta={SESSION: None}),
             client.call("echo", {"text": "x"}, headers={"Mcp-Session-Id": session}),
             client.send("resources/list"),
         ):
-            error = await heard.error()
+            error = await received.error()
             assert (error["code"], error["message"]) == (-31044, "Session required")
-            assert heard.status == 200
+            assert received.status == 200
         # A transport-mode session is none.
         assert (await older.error("resources/list"))["code"] == -31044
         assert w.box.calls == []
@@ -407,7 +411,7 @@ async def test_a_gate_comes_after_the_session() -> None:
     """An unknown session is answered as such, gated or not."""
     async with modern() as (w, client):
         w.layer.require_session(tools={"echo"})
-        assert await client.call("echo", session=NOBODYS).error() == not_found(NOBODYS)
+        assert await client.call("echo", session=UNKNOWN_ID).error() == not_found(UNKNOWN_ID)
 
 
 # --- listing -------------------------------------------------------------------------------
@@ -432,7 +436,7 @@ async def test_an_operator_lists_and_ends_sessions() -> None:
 
         assert await w.layer.sessions.end(created) is True
         assert await w.layer.sessions.end(created) is False
-        assert await w.layer.sessions.end(NOBODYS) is False
+        assert await w.layer.sessions.end(UNKNOWN_ID) is False
         assert await client.call("echo", session=created).error() == not_found(created)
         assert await w.layer.sessions.end(older.session_id) is True
         assert (await older.send("ping").reply.done()).status == 404
@@ -458,11 +462,11 @@ async def test_a_limit_says_its_name() -> None:
         await client.start()
         await client.create()
         for method in ("session/start", "sessions/create"):
-            heard = client.send(method)
-            error = await heard.error()
+            received = client.send(method)
+            error = await received.error()
             named = {"limit": "max_sessions_per_principal", "max": 2}
             assert (error["code"], error["data"]) == (-31011, named)
-            assert heard.status == 200
+            assert received.status == 200
 
 
 async def test_what_a_handler_sees() -> None:
@@ -496,7 +500,7 @@ async def test_what_a_handler_sees() -> None:
 async def test_an_envelope_is_asked_for_before_a_session() -> None:
     """Rule: "the envelope ladder … exactly as the SDK answers": also for our own methods."""
     async with modern() as (w, client):
-        for meta in ({}, {SESSION: {"sessionId": NOBODYS}}, None):
+        for meta in ({}, {SESSION: {"sessionId": UNKNOWN_ID}}, None):
             members: Json = {"_meta": meta} if meta is not None else {}
             for method in ("session/start", "sessions/create", "tools/list"):
                 message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": members}

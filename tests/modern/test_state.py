@@ -11,7 +11,7 @@ from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.requests.memory import SessionState
 from mcp_sessions.testing.timed_layer import ClockedLayer
-from tests.modern.test_sessions import NOBODYS, not_found
+from tests.modern.test_sessions import UNKNOWN_ID, not_found
 from tests.stores.every_store import STORES
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import KEY, SESSION, Json, RawClient, in_process
@@ -150,8 +150,8 @@ async def test_a_handler_that_fails_changes_nothing() -> None:
     async with notebook() as (_, box, client):
         created = await client.create()
         session = created["sessionId"]
-        heard = client.call("set_and_fail", {"values": {"a": 1}}, session=session)
-        assert (await heard.error())["code"] == -32603
+        received = client.call("set_and_fail", {"values": {"a": 1}}, session=session)
+        assert (await received.error())["code"] == -32603
         assert token_of(await result_of(client, "look", session)) == created["state"]
         assert box.seen == [{}]
 
@@ -162,11 +162,11 @@ async def test_a_state_too_large_for_its_token_is_the_handlers_error() -> None:
         session = (await client.start())["sessionId"]
         await result_of(client, "set", session, values={"a": 1})
         for too_large in ("x" * 5_000, ["y" * 4_000]):
-            heard = client.call("set", {"values": {"b": too_large}}, session=session)
-            assert (await heard.error())["code"] == -32603
+            received = client.call("set", {"values": {"b": too_large}}, session=session)
+            assert (await received.error())["code"] == -32603
         for odd in (2**70, "\ud800"):
-            heard = client.call("set", {"values": {"b": odd}}, session=session)
-            assert (await heard.error())["code"] == -32603
+            received = client.call("set", {"values": {"b": odd}}, session=session)
+            assert (await received.error())["code"] == -32603
         await result_of(client, "look", session)
         assert box.seen == [{"a": 1}]
 
@@ -191,7 +191,9 @@ async def test_requests_at_once_do_not_make_a_state_together_that_cannot_be_sent
             box.gate(name).go.set()
         [(stored, refused)] = [
             (name, answer["error"])
-            for name, answer in zip("ba", [await heard.answer() for heard in at_once], strict=True)
+            for name, answer in zip(
+                "ba", [await received.answer() for received in at_once], strict=True
+            )
             if "error" in answer
         ]
 
@@ -308,18 +310,20 @@ async def test_a_bad_token_changes_nothing_and_has_one_answer(
         assert box.seen == [{}]
 
 
-async def test_a_token_beside_a_session_that_is_not_there_is_not_looked_at(era: str) -> None:
+async def test_a_token_in_addition_to_a_session_that_is_not_there_is_not_looked_at(
+    era: str,
+) -> None:
     """Whoever does not own the session learns nothing about tokens: ``-32043``."""
     async with notebook() as (w, _, modern):
         client = await client_of(w, era)
         created = await modern.create()
         for token in (created["state"], "nonsense", ""):
-            meta = session_meta(NOBODYS, state=token)
+            meta = session_meta(UNKNOWN_ID, state=token)
             if isinstance(client, ModernClient):
                 error = await client.call("look", {}, meta=meta).error()
             else:
                 error = await client.call("look", meta=meta).error()
-            assert error == not_found(NOBODYS)
+            assert error == not_found(UNKNOWN_ID)
 
 
 async def test_null_is_no_state(era: str) -> None:
@@ -349,10 +353,10 @@ async def test_an_event_never_has_a_state() -> None:
     """Rule: "``{"sessionId": …}`` (never ``state``)"."""
     async with notebook() as (_, __, client):
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session)
+        received = await client.listening(session)
         await result_of(client, "set", session, values={"a": 1})
         await client.text("update", {"uri": "note://a"}, session=session)
-        [event] = await heard.has_events(1)
+        [event] = await received.has_events(1)
         assert event["params"]["_meta"][SESSION] == {"sessionId": session}
 
 
@@ -428,10 +432,10 @@ async def test_without_a_store_the_token_is_the_state() -> None:
 async def test_without_a_store_there_is_document_004_only(method: str) -> None:
     """Rule: "``session/*`` answer ``-32601``"."""
     async with stateless(Clock(), Notebook()) as (client, _):
-        heard = client.send(method, {"sessionId": NOBODYS})
-        error = await heard.error()
+        received = client.send(method, {"sessionId": UNKNOWN_ID})
+        error = await received.error()
         assert (error["code"], error["data"]) == (-32601, method)
-        assert heard.status == 404
+        assert received.status == 404
         discovered = await client.send("server/discover").result()
         extensions = discovered["capabilities"]["extensions"]
         assert list(extensions.values())[0]["features"] == ["create", "delete", "state"]
@@ -445,7 +449,7 @@ async def test_without_a_store_a_bad_id_or_token_is_refused_alike() -> None:
         others = layer.security.seal_session_id(
             principal=Principal("other"), created_at=clock.now, expires_at=clock.now + 50
         )
-        for foreign in (NOBODYS, others, session[:-2] + "AA", session.upper(), ""):
+        for foreign in (UNKNOWN_ID, others, session[:-2] + "AA", session.upper(), ""):
             error = await client.call("look", session=foreign, state=created["state"]).error()
             assert error == not_found(foreign)
         for token in ("nonsense", created["state"][:-1], (await client.create())["state"]):

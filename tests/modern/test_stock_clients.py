@@ -168,11 +168,11 @@ async def test_the_sdks_client_listens(served: Served, mode: Mode) -> None:
         return
     async with (
         sdk_client(served, mode) as client,
-        client.listen(resource_subscriptions=["note://a"], tools_list_changed=True) as heard,
+        client.listen(resource_subscriptions=["note://a"], tools_list_changed=True) as received,
     ):
         await client.call_tool("touch", {"uri": "note://b"})
         await client.call_tool("touch", {"uri": "note://a"})
-        assert await anext(heard) == ResourceUpdated(uri="note://a")
+        assert await anext(received) == ResourceUpdated(uri="note://a")
 
 
 async def test_many_calls_at_once_are_each_answered(served: Served, mode: Mode) -> None:

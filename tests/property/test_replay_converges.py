@@ -24,7 +24,7 @@ class Client:
 
     position: Position
     latest: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    heard: list[bytes] = field(default_factory=list[bytes])
+    received: list[bytes] = field(default_factory=list[bytes])
 
     def take(self, event: LoggedEvent) -> None:
         """Apply one event; its id is the new position (CUP2)."""
@@ -33,7 +33,7 @@ class Client:
         assert position.number > self.position.number, "seen already, or out of order"
         self.position = position
         if event.key is None:
-            self.heard.append(event.payload)
+            self.received.append(event.payload)
         else:
             self.latest[event.key[1]] = event.payload
 
@@ -90,7 +90,7 @@ def test_from_every_valid_position_the_end_is_the_same(
 
 
 @given(st.lists(KEYS, max_size=40), WINDOWS, st.data())
-def test_a_replay_that_is_cut_short_goes_on_where_it_was_cut(
+def test_a_replay_that_is_cut_short_continues_where_it_was_cut(
     keys: Sequence[str | None], window: Window, data: st.DataObject
 ) -> None:
     """CUP2: the position moves with each replayed event, so a second resume has only the rest."""
@@ -116,11 +116,11 @@ def resumed(client: Client, log: EventLog, everything: Client) -> Client:
     try:
         missed = log.since(client.position, now=0.0)
     except ReplayRefused:
-        return Client(log.head, dict(everything.latest), list(everything.heard))
+        return Client(log.head, dict(everything.latest), list(everything.received))
     for event in missed:
         client.take(event)
     return client
 
 
 def assert_same(client: Client, other: Client) -> None:
-    assert (client.latest, client.heard) == (other.latest, other.heard)
+    assert (client.latest, client.received) == (other.latest, other.received)

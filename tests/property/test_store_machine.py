@@ -45,7 +45,7 @@ from tests.stores.every_store import every_store
 
 T = TypeVar("T")
 
-OVER = frozenset({State.ENDED, State.EXPIRED})
+ENDED_STATES = frozenset({State.ENDED, State.EXPIRED})
 
 MOST_OF_ONE = 2
 KEYS = ["k1", "k2", "k3"]
@@ -122,7 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.create("alice")
 
     def pick(self, at: int) -> SessionId:
-        """Mostly a live session; now and then one that is over, or that never was."""
+        """Mostly a live session; now and then one that has ended, or that never was."""
         known = list(self.live) if at < 8 else [*self.states, SessionId("never-made")]
         return known[at % len(known)] if known else SessionId("never-made")
 
@@ -183,9 +183,9 @@ class StoreMachine(RuleBasedStateMachine):
         if model is not None:
             self.change(session_id, Change.END)
 
-    @rule(places=st.lists(SESSIONS, max_size=2), limit=st.integers(1, 3))
-    def expire(self, places: list[int], limit: int) -> None:
-        held = [self.pick(at) for at in places]
+    @rule(positions=st.lists(SESSIONS, max_size=2), limit=st.integers(1, 3))
+    def expire(self, positions: list[int], limit: int) -> None:
+        held = [self.pick(at) for at in positions]
         due = {
             session_id
             for session_id, model in self.live.items()
@@ -201,10 +201,10 @@ class StoreMachine(RuleBasedStateMachine):
         # Whoever holds a session touches it when the work is done.
         self.touch(held)
 
-    @rule(places=st.lists(SESSIONS, max_size=2))
-    def touch_those_at_work(self, places: list[int]) -> None:
-        at_work = [self.pick(at) for at in places]
-        self.touch([each for each in at_work if not self.is_overdue(each)])
+    @rule(positions=st.lists(SESSIONS, max_size=2))
+    def touch_the_busy(self, positions: list[int]) -> None:
+        running = [self.pick(at) for at in positions]
+        self.touch([each for each in running if not self.is_overdue(each)])
 
     def touch(self, session_ids: list[SessionId]) -> None:
         self.run(self.store.touch(session_ids, now=self.now))
@@ -274,15 +274,15 @@ class StoreMachine(RuleBasedStateMachine):
                 key=use,
             )
         )
-        told = model.admits(owner, mode, self.now, held=held, epoch=epoch) if model else None
-        assert (admitted is None) == (told is None)
+        notified = model.admits(owner, mode, self.now, held=held, epoch=epoch) if model else None
+        assert (admitted is None) == (notified is None)
         if model is None or admitted is None:
             return
         assert admitted.record.session_id == session_id
-        assert (admitted.record.mode is mode) == (told != "other mode")
-        assert admitted.displaced == (told == "displaced")
+        assert (admitted.record.mode is mode) == (notified != "other mode")
+        assert admitted.displaced == (notified == "displaced")
         expected = None, None
-        if told == "admitted":
+        if notified == "admitted":
             model.move_deadline(self.now, POLICY.idle_timeout)
             if use is not None:
                 begun, answer = model.keys.begin(
@@ -410,9 +410,9 @@ class StoreMachine(RuleBasedStateMachine):
     def detach(self, session_id: SessionId, behind: int) -> None:
         model = self.live.get(session_id)
         epoch = model.fencing_epoch - behind if model is not None else 1
-        let_go = self.run(self.store.detach(session_id, FencingEpoch(epoch)))
-        assert let_go == (model is not None and model.detach(epoch))
-        if let_go:
+        release = self.run(self.store.detach(session_id, FencingEpoch(epoch)))
+        assert release == (model is not None and model.detach(epoch))
+        if release:
             self.change(session_id, Change.DETACH)
 
     # --- subscriptions and data ---------------------------------------------------------------
@@ -458,7 +458,7 @@ class StoreMachine(RuleBasedStateMachine):
     def every_session_is_remembered_as_the_model_says(self) -> None:
         for session_id, state in self.states.items():
             model = self.live.get(session_id)
-            assert (state in OVER) == (model is None)
+            assert (state in ENDED_STATES) == (model is None)
             record = self.run(self.store.load(session_id, now=self.now))
             assert (record is None) == (model is None or model.is_overdue(self.now))
             if record is None or model is None:

@@ -49,7 +49,7 @@ class Recorder:
 
 @dataclass
 class User:
-    """One user: three clients, what they said and heard, and what they have."""
+    """One user: three clients, what they said and received, and what they have."""
 
     name: str
     record: Recorder
@@ -73,7 +73,7 @@ class User:
         return [*own, *([self.older.session_id] if self.older.session_id else [])]
 
     @property
-    def heard(self) -> str:
+    def received(self) -> str:
         bodies = [f"{reply.headers} {bytes(reply.body).decode()}" for reply in self.record.replies]
         return "\n".join([*bodies, json.dumps(self.socket.messages)])
 
@@ -83,7 +83,7 @@ class User:
 
 
 @dataclass
-class Place:
+class Setup:
     """A server that runs for many examples, each with two users of its own."""
 
     loop: asyncio.AbstractEventLoop
@@ -166,7 +166,7 @@ async def subscribe(user: User) -> None:
 # --- what a user tries with what the other has --------------------------------------------
 
 
-async def _over(*replies: Reply) -> None:
+async def _finished(*replies: Reply) -> None:
     """Each was refused; a stream that opened would not be."""
     for reply in replies:
         await reply.until(lambda r=reply: r.ended or bool(r.events), "an answer")
@@ -177,10 +177,10 @@ async def name_them(user: User, session: str) -> None:
     """Resume, list on, call in and end a session, in each era and over the WebSocket."""
     named: Json = {"sessionId": session}
     for method in ("session/resume", "session/end"):
-        await _over(user.modern.send(method, named).reply, user.older.send(method, named).reply)
+        await _finished(user.modern.send(method, named).reply, user.older.send(method, named).reply)
         await user.socket.error(method, named)
-    await _over(user.modern.send("sessions/delete", named).reply)
-    await _over(
+    await _finished(user.modern.send("sessions/delete", named).reply)
+    await _finished(
         user.modern.call("echo", {"text": user.secret()}, session=session).reply,
         user.modern.call("echo", {"text": user.secret()}, session=session, key=KEY).reply,
         user.modern.listen(session, "test://a", lists=("tools",)).reply,
@@ -195,7 +195,9 @@ async def pose_as(user: User, session: str) -> None:
     """Send its id as that of a connection: POST, GET with and without an event, DELETE."""
     posing = RawClient(user.record)
     posing.session_id = session
-    await _over(posing.send("tools/list").reply, posing.get(), posing.get("1-1"), posing.delete())
+    await _finished(
+        posing.send("tools/list").reply, posing.get(), posing.get("1-1"), posing.delete()
+    )
 
 
 async def cancel(user: User) -> None:
@@ -224,11 +226,11 @@ async def step(users: tuple[User, User], who: int, what: str) -> None:
 
 def expect_apart(user: User, other: User) -> None:
     """Nothing of the other came to this user, but for ids that the user sent itself."""
-    heard, said = user.heard, user.said
+    received, said = user.received, user.said
     for word in (*other.secrets, other.name):
-        assert word not in heard, word
+        assert word not in received, word
     for session in other.sessions:
-        assert session not in heard or session in said
+        assert session not in received or session in said
 
 
 async def expect_there(user: User) -> None:
@@ -245,9 +247,9 @@ async def expect_there(user: User) -> None:
     assert (await user.older.delete().done()).status in (200, 204)
 
 
-async def expect_users_apart(place: Place, steps: list[tuple[int, str]]) -> None:
+async def expect_users_apart(setup: Setup, steps: list[tuple[int, str]]) -> None:
     """Two new users do these things."""
-    async with asyncio.timeout(WITHIN * 4), place.user() as one, place.user() as two:
+    async with asyncio.timeout(WITHIN * 4), setup.user() as one, setup.user() as two:
         # Each has something from the beginning.
         for user in (one, two):
             for begin in (start_modern, start_older, start_socket):
@@ -262,7 +264,7 @@ async def expect_users_apart(place: Place, steps: list[tuple[int, str]]) -> None
 
 
 @pytest.fixture(scope="module", params=PERS)
-def place(request: pytest.FixtureRequest) -> Generator[Place]:
+def setup(request: pytest.FixtureRequest) -> Generator[Setup]:
     loop = asyncio.new_event_loop()
     stack, verifier = AsyncExitStack(), Verifier()
 
@@ -274,7 +276,7 @@ def place(request: pytest.FixtureRequest) -> Generator[Place]:
         return await stack.enter_async_context(listening(app))
 
     try:
-        yield Place(loop, loop.run_until_complete(opened()), verifier)
+        yield Setup(loop, loop.run_until_complete(opened()), verifier)
         loop.run_until_complete(stack.aclose())
     finally:
         loop.close()
@@ -284,12 +286,12 @@ def place(request: pytest.FixtureRequest) -> Generator[Place]:
 @settings(max_examples=6, deadline=None)
 @pytest.mark.timeout(300)
 def test_nothing_of_one_user_is_found_at_the_other(
-    place: Place, steps: list[tuple[int, str]]
+    setup: Setup, steps: list[tuple[int, str]]
 ) -> None:
-    place.loop.run_until_complete(expect_users_apart(place, steps))
+    setup.loop.run_until_complete(expect_users_apart(setup, steps))
 
 
-def test_every_step_is_taken_once_by_each_user(place: Place) -> None:
+def test_every_step_is_taken_once_by_each_user(setup: Setup) -> None:
     """What the property may leave out in some run."""
     steps = [(who, what) for what in (*WORK, *TRIES, "cancel", *TRIES) for who in (0, 1)]
-    place.loop.run_until_complete(expect_users_apart(place, steps))
+    setup.loop.run_until_complete(expect_users_apart(setup, steps))

@@ -98,26 +98,26 @@ class Worker:
     mode: str
     answered: list[str] = field(default_factory=list[str])
     unknown: list[str] = field(default_factory=list[str])
-    heard: list[str] = field(default_factory=list[str])
+    received: list[str] = field(default_factory=list[str])
     grew: anyio.Event = field(default_factory=anyio.Event)
     converged: bool = False
     number: int = 0
 
     @property
     def is_modern(self) -> bool:
-        """It hears by ``subscriptions/listen`` what it named; else everything."""
+        """It receives by ``subscriptions/listen`` what it named; else everything."""
         return self.mode == MODERN
 
     async def on_message(self, message: Any) -> None:
         if isinstance(message, types.ResourceUpdatedNotification) and not self.is_modern:
-            self.hear(str(message.params.uri))
+            self.receive(str(message.params.uri))
 
-    def hear(self, uri: str) -> None:
-        self.heard.append(uri)
+    def receive(self, uri: str) -> None:
+        self.received.append(uri)
         self.grew.set()
 
-    async def run(self, is_over: Callable[[], bool], *, task_status: TaskStatus[None]) -> None:
-        """Call, one after the other, until it is over; then wait for what must come."""
+    async def run(self, has_ended: Callable[[], bool], *, task_status: TaskStatus[None]) -> None:
+        """Call, one after the other, until it has ended; then wait for what must come."""
         client = Client(
             resumable(*self.urls, policy=POLICY), mode=self.mode, message_handler=self.on_message
         )
@@ -127,10 +127,10 @@ class Worker:
             await self._call(client, 0.0)
             task_status.started()
             chance = random.Random(self.name)
-            while not is_over():
+            while not has_ended():
                 await self._call(client, chance.choice([0, 0.05, 0.3]))
                 await anyio.sleep(chance.uniform(0, 0.2))
-            last = len(self.heard)
+            last = len(self.received)
             await self._call(client, 0.0)
             with anyio.move_on_after(60):
                 while not self._has_all(last):
@@ -144,7 +144,7 @@ class Worker:
         async with client.listen(resource_subscriptions=[f"last://{self.name}"]) as changes:
             task_status.started()
             async for change in changes:
-                self.hear(str(getattr(change, "uri", change)))
+                self.receive(str(getattr(change, "uri", change)))
 
     async def _call(self, client: Client, pause: float) -> None:
         self.number += 1
@@ -159,9 +159,9 @@ class Worker:
 
     def _has_all(self, last: int) -> bool:
         if self.is_modern:
-            # The last call changed it, whatever it had heard by then.
-            return len(self.heard) > last
-        return set(self.expected()) <= set(self.heard)
+            # The last call changed it, whatever it had received by then.
+            return len(self.received) > last
+        return set(self.expected()) <= set(self.received)
 
     def expected(self) -> list[str]:
         """The events of calls that were answered: they were stored before the answer."""
@@ -187,18 +187,18 @@ def replicas(count: int, store: str, directory: Path) -> Generator[list[Replica]
 
 
 async def chaos(made: list[Replica], workers: list[Worker]) -> None:
-    over = False
+    ended = False
     chance = random.Random(2026)
     async with anyio.create_task_group() as tasks:
         async with anyio.create_task_group() as starting:
             for worker in workers:
-                starting.start_soon(partial(tasks.start, worker.run, lambda: over))
+                starting.start_soon(partial(tasks.start, worker.run, lambda: ended))
         for _ in range(KILLS):
             victim = chance.choice(made)
             await anyio.to_thread.run_sync(victim.kill)
             await anyio.to_thread.run_sync(victim.start)
         await anyio.sleep(3)
-        over = True
+        ended = True
 
 
 def expect_each_run_once(workers: list[Worker], directory: Path, *, answered_each: int) -> None:
@@ -218,18 +218,18 @@ def expect_each_run_once(workers: list[Worker], directory: Path, *, answered_eac
         assert all(runs[name] == 1 for name in worker.answered)
         if worker.is_modern:
             continue
-        heard = Counter(uri for uri in worker.heard if not uri.startswith("last://"))
-        lost = [uri for uri in worker.expected() if uri not in heard]
+        received = Counter(uri for uri in worker.received if not uri.startswith("last://"))
+        lost = [uri for uri in worker.expected() if uri not in received]
         assert not lost, f"lost by {worker.name} ({worker.mode} {worker.urls[0]}): {lost}"
-        repeated = {uri: times for uri, times in heard.items() if times > 1}
+        repeated = {uri: times for uri, times in received.items() if times > 1}
         assert not repeated, f"repeated to {worker.name}: {repeated}"
-        own = [uri for uri in worker.heard if uri.startswith("done://")]
+        own = [uri for uri in worker.received if uri.startswith("done://")]
         numbers = [int(uri.rpartition("/")[2]) for uri in own]
         assert numbers == sorted(numbers), f"out of order at {worker.name}"
     answered = sum(len(worker.answered) for worker in workers)
     unknown = sum(len(worker.unknown) for worker in workers)
     assert answered > answered_each * CLIENTS, (answered, unknown)
-    # It is the exception: what was at work where it was killed, and had not answered.
+    # It is the exception: what was running where it was killed, and had not answered.
     assert unknown <= KILLS * CLIENTS, (answered, unknown)
 
 

@@ -16,7 +16,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster import relay, remote_children
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.stdio.stdio_child import StdioChildren
 from tests.support import replicas
 from tests.support.children import child, children_of, is_alive, modern_child, until
@@ -53,7 +53,7 @@ async def killed(c: Cluster, pid: str) -> None:
     """The only process of the first replica is dead, and that was noticed."""
     upstream: Any = c[0].inside.upstream
     os.kill(int(pid), signal.SIGKILL)
-    await until(lambda: all(child.is_over for child in upstream.children._living), "it is dead")
+    await until(lambda: all(child.has_ended for child in upstream.children._living), "it is dead")
 
 
 def calls(path: Path) -> list[str]:
@@ -126,19 +126,19 @@ async def test_a_modern_client_has_it_too_with_what_its_results_say() -> None:
             assert discovered["instructions"] == "ask me"
 
 
-async def test_a_session_has_its_process_tell_of_what_it_listens_for_anywhere() -> None:
+async def test_a_session_has_its_process_report_what_it_listens_for_anywhere() -> None:
     async with commands() as c:
         one, other = [ModernClient(w.carrier) for w in c.worlds]
         session = (await one.create())["sessionId"]
         await one.text("pid", session=session)
-        heard = await other.listening(session, "test://a")
+        received = await other.listening(session, "test://a")
         state = json.loads(await one.text("state", session=session))
         assert state["subscribed"] == ["test://a"]
         await one.text("update", {"uri": "test://a"}, session=session)
-        assert uris(await heard.has_events(1)) == ["test://a"]
+        assert uris(await received.has_events(1)) == ["test://a"]
 
 
-async def test_a_command_of_the_newer_era_is_told_who_asks_wherever_that_comes() -> None:
+async def test_a_command_of_the_newer_era_is_notified_who_asks_wherever_that_comes() -> None:
     async with commands(make=modern_child) as c:
         declared: list[Json] = [{"elicitation": {}}, {"roots": {}}]
         modern = [
@@ -147,9 +147,9 @@ async def test_a_command_of_the_newer_era_is_told_who_asks_wherever_that_comes()
         ]
         meta = session_meta((await modern[0].create())["sessionId"])
         for each, capabilities in zip(modern, declared, strict=True):
-            told = json.loads(await each.text("client", meta={**meta, LOG_LEVEL: "error"}))
-            assert told["io.modelcontextprotocol/clientCapabilities"] == capabilities
-            assert told[LOG_LEVEL] == "error"
+            notified = json.loads(await each.text("client", meta={**meta, LOG_LEVEL: "error"}))
+            assert notified["io.modelcontextprotocol/clientCapabilities"] == capabilities
+            assert notified[LOG_LEVEL] == "error"
             question = {"question": "well?"}
             asked = await each.call("ask", question, meta=meta).result()
             assert asked["requestState"] == "kept", "its own"
@@ -180,8 +180,8 @@ async def test_progress_and_a_log_come_on_the_way_of_the_request() -> None:
         other = c.at(1, client)
         sent = other.call("progress", meta={**meta, "progressToken": "mine"})
         await sent.result()
-        told = [m["params"] for m in sent.reply.messages if "method" in m]
-        assert told == [
+        notified = [m["params"] for m in sent.reply.messages if "method" in m]
+        assert notified == [
             {"progressToken": "mine", "progress": n, "ofAnotherKind": n} for n in (1, 2)
         ]
         sent = other.call("log", meta=meta, text="hello")
@@ -189,7 +189,7 @@ async def test_progress_and_a_log_come_on_the_way_of_the_request() -> None:
         assert [m["params"]["data"] for m in sent.reply.messages if "method" in m] == ["hello"]
 
 
-async def test_a_question_reaches_the_client_whose_request_came_elsewhere() -> None:
+async def test_a_question_reaches_the_client_whose_request_came_at_another_replica() -> None:
     async with commands() as c:
         client = await c[0].connected(capabilities={"elicitation": {}})
         meta = in_session((await client.start())["sessionId"])
@@ -215,10 +215,10 @@ async def test_a_lost_answer_to_a_question_is_asked_for_again(
         other = c.at(1, client)
         sent = other.call("ask", meta=meta, question="well?")
         question = (await sent.reply.has(1))[0]
-        before = c.told("result")
+        before = c.notified("result")
         c.backplane.loses = lost("result")
         await other.respond(question, {"action": "decline"})
-        await until(lambda: c.told("result") > before, "the answer was sent, and lost")
+        await until(lambda: c.notified("result") > before, "the answer was sent, and lost")
         c.backplane.loses = lost()
         assert json.loads(text_of(await sent.result())) == {"action": "decline"}
 
@@ -250,7 +250,7 @@ async def test_an_error_of_the_server_passes_and_a_notification_reaches_it(tmp_p
         await until(lambda: any("notifications/own" in line for line in calls(notes)), "it came")
 
 
-async def test_a_session_that_ends_elsewhere_takes_its_process_along() -> None:
+async def test_a_session_that_ends_at_another_replica_takes_its_process_along() -> None:
     async with commands() as c:
         client = await c[0].connected()
         session_id = (await client.start())["sessionId"]
@@ -261,7 +261,7 @@ async def test_a_session_that_ends_elsewhere_takes_its_process_along() -> None:
 
 
 @pytest.mark.in_process
-async def test_a_session_whose_end_nobody_told_takes_its_process_along_with_the_next_round() -> (
+async def test_a_session_whose_end_nobody_sent_takes_its_process_along_with_the_next_round() -> (
     None
 ):
     async with commands() as c:
@@ -300,8 +300,10 @@ async def test_a_request_that_never_arrives_does_not_wait_for_ever_and_a_lost_an
         assert (await other.call("count", meta=meta).error())["code"] == UNKNOWN
         c.backplane.loses = lost("result")
         sent = other.call("count", meta=meta)
-        before = c.told("result")
-        await until(lambda: c.told("result") > before + 2, "it was answered, and asked for again")
+        before = c.notified("result")
+        await until(
+            lambda: c.notified("result") > before + 2, "it was answered, and asked for again"
+        )
         c.backplane.loses = lost()
         assert text_of(await sent.result()) == "2"
         assert await client.text("count", meta=meta) == "3"
@@ -319,7 +321,7 @@ async def test_a_replica_that_dies_leaves_its_sessions_to_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What ran there is -31012, keyed or not, and runs nowhere else; what comes next has a new
-    process, and the session is told to read again.
+    process, and the session is asked to read again.
     """
     short_lives(monkeypatch)
     notes = tmp_path / "notes"
@@ -405,18 +407,18 @@ async def test_a_replica_that_lives_and_does_not_listen_runs_nothing(
         meta = in_session((await client.start())["sessionId"])
         assert await client.text("count", meta=meta) == "1"
         other = c.stores[1].exchange
-        hears, send = True, other.send
+        receives, send = True, other.send
 
         async def sends(message: bytes, *, to: str | None = None) -> bool:
-            return hears and await send(message, to=to)
+            return receives and await send(message, to=to)
 
         monkeypatch.setattr(other, "send", sends)
-        hears = False
+        receives = False
         error = await c.at(1, client).call("count", meta=meta).error()
         assert (error["code"], error["data"]["started"]) == (-32603, False)
         sent = c.at(1, client).call("count", meta=meta)
         await asyncio.sleep(0.1)
-        hears = True
+        receives = True
         assert text_of(await sent.result()) == "2", "it listens again"
 
 
@@ -482,7 +484,7 @@ async def test_a_replica_that_leaves_hands_over_at_once() -> None:
 
 
 @asynccontextmanager
-async def asked_elsewhere(notes: Path, seconds: float) -> AsyncGenerator[tuple[Cluster, Sent]]:
+async def asked_at_replica(notes: Path, seconds: float) -> AsyncGenerator[tuple[Cluster, Sent]]:
     """A call at one replica that its child at another one is busy with for so long."""
     async with commands(env={"CALLS": str(notes)}) as c:
         client = await c[0].connected()
@@ -497,7 +499,7 @@ async def asked_elsewhere(notes: Path, seconds: float) -> AsyncGenerator[tuple[C
 async def test_what_another_replica_asked_of_one_that_leaves_is_finished(tmp_path: Path) -> None:
     """Within its grace, though it asks nothing itself."""
     notes = tmp_path / "notes"
-    async with asked_elsewhere(notes, 1.5) as (c, sent):
+    async with asked_at_replica(notes, 1.5) as (c, sent):
         await c[0].layer.drain(grace=10)
         assert text_of(await sent.result()) == "waited"
         assert calls(notes).count("ran it") == 1
@@ -510,7 +512,7 @@ async def test_what_comes_next_is_the_next_replicas_while_one_that_leaves_finish
     over, however much comes; nothing is cut, and nobody is refused.
     """
     notes = tmp_path / "notes"
-    async with asked_elsewhere(notes, 1.5) as (c, sent):
+    async with asked_at_replica(notes, 1.5) as (c, sent):
         others: list[tuple[RawClient, Json, str]] = []
         for dies in (False, True):
             client = await c[0].connected()
@@ -537,18 +539,18 @@ async def test_what_comes_next_is_the_next_replicas_while_one_that_leaves_finish
 @asynccontextmanager
 async def started_slowly(
     monkeypatch: pytest.MonkeyPatch,
-) -> AsyncGenerator[tuple[Cluster, RawClient, Json, list[Place], asyncio.Event]]:
+) -> AsyncGenerator[tuple[Cluster, RawClient, Json, list[Slot], asyncio.Event]]:
     """A session whose process died, a client of it at the other replica, the place where one was
     begun to be started, once it is, and what lets that go on.
     """
-    begun, may_start = list[Place](), asyncio.Event()
+    begun, may_start = list[Slot](), asyncio.Event()
     start = StdioChildren.start
 
-    async def slowly(self: StdioChildren, place: Place, principal: Principal) -> Child:
-        if isinstance(place.key, str):
-            begun.append(place)
+    async def slowly(self: StdioChildren, slot: Slot, principal: Principal) -> Child:
+        if isinstance(slot.key, str):
+            begun.append(slot)
             await may_start.wait()
-        return await start(self, place, principal)
+        return await start(self, slot, principal)
 
     async with commands() as c:
         client = await c[0].connected()
@@ -594,11 +596,11 @@ async def test_a_start_that_a_subscription_waits_for_is_not_ended_by_a_replica_t
 async def test_what_came_before_a_replica_leaves_may_need_a_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is started, also if that is asked for when the rest is over."""
+    """It is started, also if that is asked for when the rest has ended."""
     begun, go = asyncio.Event(), asyncio.Event()
-    lease = remote_children.ChildrenElsewhere.lease
+    lease = remote_children.RemoteChildren.lease
 
-    async def slowly(self: remote_children.ChildrenElsewhere, session_id: Any) -> Any:
+    async def slowly(self: remote_children.RemoteChildren, session_id: Any) -> Any:
         begun.set()
         await go.wait()
         return await lease(self, session_id)
@@ -608,7 +610,7 @@ async def test_what_came_before_a_replica_leaves_may_need_a_process(
         meta = in_session((await client.start())["sessionId"])
         pid = await client.text("pid", meta=meta)
         await killed(c, pid)
-        monkeypatch.setattr(remote_children.ChildrenElsewhere, "lease", slowly)
+        monkeypatch.setattr(remote_children.RemoteChildren, "lease", slowly)
         sent = client.call("pid", meta=meta)
         await begun.wait()
         draining = asyncio.create_task(c[0].layer.drain(grace=10))
@@ -621,13 +623,13 @@ async def test_what_came_before_a_replica_leaves_may_need_a_process(
 async def test_what_another_replica_asked_and_is_not_finished_in_its_grace_is_unknown(
     tmp_path: Path,
 ) -> None:
-    async with asked_elsewhere(tmp_path / "notes", 60) as (c, sent):
+    async with asked_at_replica(tmp_path / "notes", 60) as (c, sent):
         async with asyncio.timeout(10):
             await c[0].layer.drain(grace=0.5)
         assert (await sent.error())["code"] == UNKNOWN
 
 
-async def test_a_modern_level_and_the_level_of_a_session_hold_elsewhere() -> None:
+async def test_a_modern_level_and_the_level_of_a_session_hold_at_another_replica() -> None:
     async with commands() as c:
         client = await c[0].connected()
         meta = in_session((await client.start())["sessionId"])
@@ -637,13 +639,15 @@ async def test_a_modern_level_and_the_level_of_a_session_hold_elsewhere() -> Non
         modern = ModernClient(c[1].carrier)
         own = session_meta((await ModernClient(c[0].carrier).create())["sessionId"])
         await ModernClient(c[0].carrier).text("pid", meta=own)
-        for level, told in (("error", 0), ("info", 1)):
+        for level, notified in (("error", 0), ("info", 1)):
             sent = modern.call("log", {"text": "low"}, meta={**own, LOG_LEVEL: level})
             await sent.result()
-            assert sum("method" in message for message in sent.messages) == told
+            assert sum("method" in message for message in sent.messages) == notified
 
 
-async def test_a_modern_client_is_asked_by_a_process_elsewhere_and_answers_anywhere() -> None:
+async def test_a_modern_client_is_asked_by_a_process_at_another_replica_and_answers_anywhere() -> (
+    None
+):
     """What waits for its answer is where the process is: every replica asks that one."""
     async with commands(3) as c:
         modern = [ModernClient(w.carrier, capabilities={"elicitation": {}}) for w in c.worlds]
@@ -682,7 +686,7 @@ async def test_a_question_outside_of_sessions_is_answered_at_any_replica_and_onc
         assert await modern[0].text("count") == "2", "it ran once"
 
 
-async def test_rounds_outside_of_sessions_go_on_over_replicas() -> None:
+async def test_rounds_outside_of_sessions_continue_over_replicas() -> None:
     async with commands(2) as c:
         modern = [ModernClient(w.carrier, capabilities={"elicitation": {}}) for w in c.worlds]
         params: Json = {"name": "ask twice", "arguments": {}}
@@ -716,7 +720,7 @@ async def test_a_question_whose_process_is_gone_has_a_definite_answer() -> None:
 
 async def test_each_client_is_asked_what_its_own_request_asks_wherever_it_comes() -> None:
     """In a session and outside. Each answers at another replica; nobody waits for a client that is
-    away, or hears of its question.
+    away, or learns of its question.
     """
     question: Json = {"name": "ask", "arguments": {"question": "whose?"}}
     async with commands() as c:

@@ -79,7 +79,7 @@ async def test_who_takes_over_runs_nothing_twice_and_who_wakes_asks_its_old_proc
         old = int(await client.text("pid", meta=meta))
         running = [other.call("wait", meta=keyed("once", session_id))]
         if ends == signal.SIGSTOP:
-            # Its client hears of it when it goes on.
+            # Its client learns of it when it goes on.
             running.append(client.call("wait", meta=meta))
         await until(lambda: "wait" in calls(notes), "it runs")
         owner.send_signal(ends)

@@ -33,16 +33,16 @@ async def test_a_drained_replica_hands_its_clients_over() -> None:
         client = await c[0].connected(capabilities={"extensions": {EXTENSION: {}}})
         session = (await client.start())["sessionId"]
         stream = await client.get().started()
-        elsewhere = await c[1].connected(capabilities={"extensions": {EXTENSION: {}}})
-        await elsewhere.start()
-        other_stream = await elsewhere.get().started()
-        await c.at(0, elsewhere).text("echo", text="x")
+        other = await c[1].connected(capabilities={"extensions": {EXTENSION: {}}})
+        await other.start()
+        other_stream = await other.get().started()
+        await c.at(0, other).text("echo", text="x")
         waits = client.call("wait", gate="g")
         await c[0].box.gate("g").started.wait()
 
         draining = asyncio.create_task(c[0].layer.drain(grace=10))
-        told = (await at_most(SOON, stream.has(1)))[0]
-        assert told["params"] == {
+        notified = (await at_most(SOON, stream.has(1)))[0]
+        assert notified["params"] == {
             "sessionId": session,
             "reason": "draining",
             "retryAfter": 5.0,
@@ -81,7 +81,9 @@ async def test_a_key_of_a_replica_that_was_drained_is_answered() -> None:
 
 
 async def test_what_waits_for_another_replica_is_answered_when_this_one_drains() -> None:
-    """WSS17, CLI1: the client hears that nobody knows; sent again elsewhere it is answered."""
+    """WSS17, CLI1: the client learns that nobody knows; sent again at another replica it is
+    answered.
+    """
     async with cluster(3) as c:
         client = await c[0].connected()
         await client.start()
@@ -117,7 +119,7 @@ async def test_a_dead_replica_takes_nothing_with_it() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_store_that_is_away_is_told_and_comes_back(seed: int) -> None:
+async def test_a_store_that_is_away_is_reported_and_comes_back(seed: int) -> None:
     """HTP5: 503 with ``Retry-After``, never a silent fall back to memory; nothing is lost that was
     stored, and it recovers by itself.
     """
@@ -150,7 +152,7 @@ async def test_a_store_that_is_away_is_not_asked_without_end() -> None:
         await asyncio.sleep(1)
         c.backplane.is_away = True
         for store in c.stores:
-            store.exchange.put(lambda heard: heard.on_gap())
+            store.exchange.put(lambda received: received.on_gap())
             store.calls.clear()
         await asyncio.sleep(100)
         assert all(len(store.calls) < 200 for store in c.stores)
@@ -161,7 +163,7 @@ async def test_a_store_that_is_away_is_not_asked_without_end() -> None:
             assert text_of(await at_most(6, one.result())) == "through g"
 
 
-async def test_a_request_at_work_is_answered_though_the_store_is_away() -> None:
+async def test_a_running_request_is_answered_though_the_store_is_away() -> None:
     """HTP5, CLI1: its handler ran; who still listens gets the answer, on a stream as on JSON."""
     async with cluster(1) as c:
         client = await c[0].connected()
@@ -230,7 +232,7 @@ async def test_a_message_is_only_a_hint() -> None:
         assert text_of(await waits.result()) == "through g"
 
 
-async def test_a_connection_not_in_use_here_is_let_go() -> None:
+async def test_a_connection_not_in_use_here_is_released() -> None:
     """END2: each replica that a client came by keeps nothing of it for ever."""
     async with cluster(2, idle_timeout=60, max_lifetime=10_000) as c:
         client = await c[0].connected()
@@ -245,7 +247,7 @@ async def test_a_connection_not_in_use_here_is_let_go() -> None:
         assert await c.at(1, client).text("echo", text="x") == "x"
 
 
-async def test_a_session_whose_connection_is_over_is_free() -> None:
+async def test_a_session_whose_connection_has_ended_is_free() -> None:
     """ATT9: who ended the connection died before it could say so of what was attached there."""
     async with cluster(2) as c:
         client = await c[0].connected()
@@ -268,7 +270,7 @@ def listening(c: Cluster) -> int:
 
 
 async def test_nothing_is_watched_that_nobody_has_open() -> None:
-    """END2: streams come and go; what they were heard by goes with them."""
+    """END2: streams come and go; what they were received by goes with them."""
     async with cluster(2) as c:
         client = await c[0].connected()
         session = (await client.start())["sessionId"]

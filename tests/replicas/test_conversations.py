@@ -42,7 +42,7 @@ def tools(w: World) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_two_first_requests_at_once_make_one_session(seed: int) -> None:
-    """And every later one finds it, wherever it comes, in either era."""
+    """And every later one finds it, wherever it comes, in each era."""
     security = SessionSecurity(["k" * 32])
     async with cluster(3, seed=seed, security=security, conversations=Conversations()) as c:
         for w in c.worlds:
@@ -60,8 +60,8 @@ async def test_two_first_requests_at_once_make_one_session(seed: int) -> None:
 
 @pytest.mark.in_process
 @pytest.mark.parametrize("seed", range(5))
-async def test_a_flood_at_two_replicas_takes_its_senders_places_only(seed: int) -> None:
-    """However many come at once, and wherever: what goes is his, unused, and at work nowhere."""
+async def test_a_flood_at_two_replicas_takes_its_senders_slots_only(seed: int) -> None:
+    """However many come at once, and wherever: what goes is his, unused, and running nowhere."""
     security = SessionSecurity(["k" * 32])
     async with cluster(
         2,
@@ -99,7 +99,7 @@ async def test_a_flood_at_two_replicas_takes_its_senders_places_only(seed: int) 
         before = {each.id for each in await c[0].layer.sessions.list()}
         assert await flood("second") == 4
         after = {each.id for each in await c[0].layer.sessions.list()}
-        # His, hers that is at work, and one or more that came in place of what nobody used.
+        # His, hers that is running, and one or more that came in place of what nobody used.
         assert len(before & after) < len(before)
         assert await ModernClient(bobs[1]).text("count", meta=keyed("his")) == "conversation 3"
         c[0].box.gate("g").go.set()
@@ -115,8 +115,8 @@ EVERY = Conversations(anonymous=True, platform_ids=True, per_principal=True)
 
 async def called(carrier: Carrier, era: str, rule: Rule | None, key: str) -> Json:
     """The result of a call of ``count``, on a connection of its own, that says a key."""
-    meta: Json = {rule.name: key} if rule is not None and rule.place == "meta" else {}
-    headers = {rule.name: key} if rule is not None and rule.place == "header" else {}
+    meta: Json = {rule.name: key} if rule is not None and rule.source == "meta" else {}
+    headers = {rule.name: key} if rule is not None and rule.source == "header" else {}
     if era == "modern":
         return await ModernClient(carrier).call("count", meta=meta, headers=headers).result()
     client = RawClient(carrier)

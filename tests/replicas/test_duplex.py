@@ -79,7 +79,7 @@ async def sockets(count: int = 2, **options: Any) -> AsyncGenerator[Sockets]:
 
 @pytest.mark.parametrize("kind", ["websocket", "stdio"])
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_connection_hears_what_any_replica_stores(kind: str, seed: int) -> None:
+async def test_a_connection_gets_what_any_replica_stores(kind: str, seed: int) -> None:
     """ATT6, EVT7: its own process among them; once and in order."""
     async with sockets(3, seed=seed) as s:
         peer = await (s.connected(2) if kind == "websocket" else s.piped(2))
@@ -122,15 +122,15 @@ async def test_a_resume_under_load_is_whole(seed: int) -> None:
         assert any("resumed" in (m.get("result") or {}) for m in peer.messages[:first])
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("notified", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.in_process
-async def test_a_takeover_elsewhere_ends_it_here(seed: int, told: bool) -> None:
-    """ATT1, TKO7: the displaced connection is told, and hears nothing that was stored after."""
+async def test_a_takeover_at_another_replica_ends_it(seed: int, notified: bool) -> None:
+    """ATT1, TKO7: the displaced connection is told, and receives nothing that was stored after."""
     async with sockets(3, seed=seed) as s:
         old = await s.connected(0, capabilities=CAPABILITIES)
         session = (await old.start())["sessionId"]
-        if not told:
+        if not notified:
             s.c.backplane.loses = lost("displaced")
 
         async def produce() -> None:
@@ -145,7 +145,7 @@ async def test_a_takeover_elsewhere_ends_it_here(seed: int, told: bool) -> None:
         await s.publish(0, session, 60)
         await new.until(lambda: numbers(new.events)[-1:] == [60], "the last event")
         await s.round(0)
-        detached = await old.told(DETACHED)
+        detached = await old.notified(DETACHED)
 
         assert detached["params"] == {"sessionId": session, "reason": "taken_over"}
         assert resumed["catchup"]
@@ -157,7 +157,7 @@ async def test_a_takeover_elsewhere_ends_it_here(seed: int, told: bool) -> None:
         assert (await old.error("tools/list"))["code"] == -31010
 
 
-async def test_who_has_it_now_is_heard_at_another_replica() -> None:
+async def test_who_has_it_now_is_known_at_another_replica() -> None:
     """TKO12."""
     async with sockets(2) as s:
         old = await s.connected(0, capabilities=CAPABILITIES)
@@ -166,7 +166,7 @@ async def test_who_has_it_now_is_heard_at_another_replica() -> None:
 
         named = {"_meta": {"io.github.mcp-sessions/instance": "one-of-ours"}}
         await new.result("session/resume", {"sessionId": session, **named})
-        detached = await old.told(DETACHED)
+        detached = await old.notified(DETACHED)
 
         assert detached["params"] == {
             "sessionId": session,
@@ -195,7 +195,7 @@ async def test_rivals_on_two_replicas_leave_one_owner() -> None:
         assert [len(rival.events) for rival in rivals].count(0) == 5
         for rival in rivals:
             if rival is not owners[0]:
-                assert (await rival.told(DETACHED))["params"]["reason"] == "taken_over"
+                assert (await rival.notified(DETACHED))["params"]["reason"] == "taken_over"
 
 
 @pytest.mark.in_process
@@ -236,7 +236,7 @@ async def test_a_question_goes_to_the_connection_wherever_it_is() -> None:
         assert text_of(await at_most(SOON, asked.result())) == "accept: yes"
 
 
-async def test_a_client_elsewhere_that_cannot_be_asked_is_not() -> None:
+async def test_a_client_at_another_replica_that_cannot_be_asked_is_not() -> None:
     """The handler gets an error at once: what the client declared is known where it is."""
     async with sockets(2) as s:
         peer = await s.connected(1)
@@ -264,7 +264,7 @@ async def test_an_open_question_moves_with_its_session() -> None:
 
 
 @pytest.mark.in_process
-async def test_a_session_ended_elsewhere_is_over_here() -> None:
+async def test_a_session_ended_at_another_replica_has_ended_here() -> None:
     """SES18, END1: requests of it fail, nothing of it follows; also when the word of it is lost."""
     async with sockets(2) as s:
         for loses in (lost(), lost("ended")):
@@ -295,7 +295,7 @@ async def test_a_change_reaches_the_bare_connections_of_every_replica() -> None:
         await s.c[0].layer.notify_resource_updated("a:1")
         await s.c[1].layer.notify_tools_changed()
         for peer in (*bare, attached):
-            await peer.told("notifications/tools/list_changed")
+            await peer.notified("notifications/tools/list_changed")
         await s.round(1)
 
         for peer in bare:
@@ -357,7 +357,7 @@ async def test_a_session_of_a_dead_replica_is_free() -> None:
 
 
 async def test_one_pipe_and_one_replica_of_http() -> None:
-    """What a handler on HTTP changes is heard on the pipe of another process."""
+    """What a handler on HTTP changes is received on the pipe of another process."""
     async with sockets(2) as s:
         peer = await s.piped(0)
         session = (await peer.start())["sessionId"]

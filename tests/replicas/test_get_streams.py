@@ -72,7 +72,7 @@ async def test_events_stored_on_any_replica_come_once_and_in_order(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_stream_that_is_reopened_elsewhere_goes_on(seed: int) -> None:
+async def test_a_stream_that_is_reopened_at_another_replica_continues(seed: int) -> None:
     """``Last-Event-ID`` on another replica, under load: whole, once, in order (ATT6, CUP2)."""
     async with cluster(3, seed=seed) as c:
         client = await c[0].connected()
@@ -84,20 +84,20 @@ async def test_a_stream_that_is_reopened_elsewhere_goes_on(seed: int) -> None:
                 await publisher.publish(session, "notifications/x", {"n": n})
 
         producing = asyncio.create_task(produce())
-        heard: list[int] = []
+        received: list[int] = []
         stream = c.at(0, client).get()
         for turn in range(1, 6):
             await stream.has(3)
             stream.leave()
             await stream.done()
-            heard += numbers(stream.messages)
+            received += numbers(stream.messages)
             stream = c.at(turn % 3, client).get(stream.events[-1].id)
         await stream.has(3)
         await producing
-        await stream.until(lambda: len(heard) + len(stream.messages) >= 60)
+        await stream.until(lambda: len(received) + len(stream.messages) >= 60)
         await cycles(30)
 
-        assert heard + numbers(stream.messages) == [*range(60)]
+        assert received + numbers(stream.messages) == [*range(60)]
 
 
 async def test_events_and_questions_come_again_in_the_order_in_which_they_came() -> None:
@@ -129,7 +129,7 @@ async def test_events_and_questions_come_again_in_the_order_in_which_they_came()
 
 
 @pytest.mark.in_process
-async def test_a_newer_stream_elsewhere_ends_the_older_one() -> None:
+async def test_a_newer_stream_at_another_replica_ends_the_older_one() -> None:
     """One GET stream per connection, wherever it is: B4, the old one may be dead and nobody
     noticed.
     """
@@ -245,7 +245,9 @@ async def test_what_a_dying_replica_stored_and_did_not_relay_comes(seed: int) ->
 
 
 async def test_a_takeover_on_another_replica_is_seen_where_the_stream_is() -> None:
-    """ATT1: the displaced connection hears nothing more of that session, and is told why (TKO7)."""
+    """ATT1: the displaced connection receives nothing more of that session, and is notified why
+    (TKO7).
+    """
     async with cluster(3) as c:
         client = await c[0].connected(capabilities={"extensions": {EXTENSION: {}}})
         started = await client.start()
@@ -258,9 +260,9 @@ async def test_a_takeover_on_another_replica_is_seen_where_the_stream_is() -> No
         new = await rival.get().started()
         resumed = await rival.resume(session, started["sessionEventId"])
         assert resumed["catchup"] and resumed["replayed"] == 1
-        told = (await at_most(SOON, old.has(2)))[1]
-        assert told["method"] == "notifications/sessions/detached"
-        assert told["params"] == {"sessionId": session, "reason": "taken_over"}
+        notified = (await at_most(SOON, old.has(2)))[1]
+        assert notified["method"] == "notifications/sessions/detached"
+        assert notified["params"] == {"sessionId": session, "reason": "taken_over"}
         await c[0].client().text("update", uri="a:2", meta=in_session(session))
 
         assert uris(await at_most(SOON, new.has(2))) == ["a:1", "a:2"]
@@ -282,10 +284,10 @@ async def test_rivals_on_three_replicas_leave_one_owner(seed: int) -> None:
         await asyncio.gather(*(rival.resume(session) for rival in rivals))
         await cycles(50)
         await c[0].client().text("update", uri="a:1", meta=in_session(session))
-        told = [asyncio.create_task(stream.has(1)) for stream in streams]
-        await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED, timeout=SOON)
+        notified = [asyncio.create_task(stream.has(1)) for stream in streams]
+        await asyncio.wait(notified, return_when=asyncio.FIRST_COMPLETED, timeout=SOON)
         await cycles(100)
-        for one in told:
+        for one in notified:
             one.cancel()
 
         assert sorted(uris(stream.messages) for stream in streams) == [[]] * 5 + [["a:1"]]
@@ -325,12 +327,12 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
         for stream in streams:
             ids = event_ids(stream.messages)
             assert ids == sorted(set(ids))
-        heard = {m["params"]["n"] for stream in streams for m in stream.messages}
-        assert heard == set(range(61))
+        received = {m["params"]["n"] for stream in streams for m in stream.messages}
+        assert received == set(range(61))
         assert [numbers(stream.messages)[-1] == 60 for stream in streams] == [False, True]
 
 
-async def test_a_session_ended_elsewhere_is_over_where_its_stream_is() -> None:
+async def test_a_session_ended_at_another_replica_has_ended_where_its_stream_is() -> None:
     """SES18, END1: and nothing of it follows."""
     async with cluster(3) as c:
         client = await c[0].connected()
@@ -352,8 +354,8 @@ async def test_a_session_ended_elsewhere_is_over_where_its_stream_is() -> None:
 
 
 @pytest.mark.in_process
-async def test_a_request_elsewhere_fails_with_its_session() -> None:
-    """END2, SES18: ended on B, at work on A; also if the message is lost."""
+async def test_a_request_at_another_replica_fails_with_its_session() -> None:
+    """END2, SES18: ended on B, running on A; also if the message is lost."""
     async with cluster(2) as c:
         client = await c[0].connected()
         for loses in (lost(), lost("ended")):
@@ -368,9 +370,9 @@ async def test_a_request_elsewhere_fails_with_its_session() -> None:
             c[0].box.gate("g").started.clear()
 
 
-async def test_a_later_stream_without_a_position_elsewhere_parts_its_sessions() -> None:
+async def test_a_later_stream_without_a_position_at_another_replica_parts_its_sessions() -> None:
     """HTL7: "a later one without ``Last-Event-ID`` detaches the connection's sessions"; and
-    where nobody knows what the older one was handed, the client is told to look again.
+    where nobody knows what the older one was handed, the client is asked to look again.
     """
     async with cluster(2) as c:
         client = await c[0].connected()
@@ -425,12 +427,14 @@ async def test_a_request_costs_one_admission() -> None:
 
 
 async def test_a_session_whose_stream_another_replica_may_serve_makes_no_room() -> None:
-    """SES20: what was never listened to goes; who listens elsewhere hears on, and calls."""
+    """SES20: what was never listened to goes; who listens at another replica receives on, and
+    calls.
+    """
     async with cluster(2, max_sessions=3) as c:
         listener, left = await c[0].connected(), await c[0].connected()
         stream = await listener.get().started()
-        at_work = await c[0].connected()
-        call = at_work.call("wait", gate="g")
+        running = await c[0].connected()
+        call = running.call("wait", gate="g")
         await c[0].box.gate("g").started.wait()
         c.clock.advance(61)
         await c[0].expire()

@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.in_process]
 
 
 async def test_a_reader_that_died_does_not_end_the_rounds() -> None:
-    """Its response stream was read on two replicas when both died: the request goes unheard
-    in time, and what is lost on the way to a stream is still read.
+    """Its response stream was read on two replicas when both died: the request goes without a
+    listener in time, and what is lost on the way to a stream is still read.
     """
     async with cluster(4, detached_timeout=30) as c:
         client = await c[0].connected()

@@ -1,4 +1,4 @@
-"""A request on a connection with a current session is let into both in one step of the store
+"""A request on a connection with a current session is admitted to both in one step of the store
 (ASC2), and whatever comes between, nothing runs twice (KEY3).
 """
 

@@ -8,7 +8,7 @@ from mcp.server import MCPServer
 
 from mcp_sessions import current_session
 from mcp_sessions.ids import SessionId
-from tests.support.modern import Heard, ModernClient
+from tests.support.modern import ModernClient, Received
 from tests.support.raw import UPDATED, Json, at_most, in_session, text_of
 from tests.support.replicas import Cluster, cluster, events_are_lost, lost, numbers
 from tests.support.virtual_time import cycles
@@ -24,7 +24,7 @@ def modern(c: Cluster, number: int) -> ModernClient:
     return ModernClient(c[number].carrier)
 
 
-async def listening(client: ModernClient, session: str | None) -> Heard:
+async def listening(client: ModernClient, session: str | None) -> Received:
     return await client.listening(session, "a:1", lists=("tools",))
 
 
@@ -33,7 +33,7 @@ async def created(c: Cluster) -> SessionId:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_listen_stream_hears_what_other_replicas_store(seed: int) -> None:
+async def test_a_listen_stream_gets_what_other_replicas_store(seed: int) -> None:
     """ATT6, EVT7: what waits, then live, once and in order, by whichever replica."""
     async with cluster(3, seed=seed) as c:
         session = await created(c)
@@ -45,19 +45,19 @@ async def test_a_listen_stream_hears_what_other_replicas_store(seed: int) -> Non
 
         producing = [asyncio.create_task(produce(number)) for number in range(2)]
         await cycles(seed * 3)
-        heard = await listening(modern(c, 2), session)
+        received = await listening(modern(c, 2), session)
         await asyncio.gather(*producing)
-        events = await at_most(SOON, heard.has_events(40))
+        events = await at_most(SOON, received.has_events(40))
         await cycles(50)
 
-        ids = [m["params"]["sessionEventId"] for m in heard.events]
+        ids = [m["params"]["sessionEventId"] for m in received.events]
         assert ids == sorted(set(ids)) and len(ids) == 40
         for number in range(2):
             mine = [m for m in events if m["params"]["by"] == number]
             assert numbers(mine) == [*range(20)]
 
 
-async def test_a_newer_listen_stream_elsewhere_ends_the_older_one() -> None:
+async def test_a_newer_listen_stream_at_another_replica_ends_the_older_one() -> None:
     """HTM9: "a newer listen of that session ends the older with its completion result"."""
     async with cluster(2) as c:
         session = await created(c)
@@ -92,11 +92,11 @@ async def test_requests_at_once_do_not_make_a_state_together_that_cannot_be_sent
         for number in range(replicas):
             c[number].box.tools |= {"set_half": set_half, "look": look}
         clients = modern(c, 0), modern(c, replicas - 1)
-        heard = [
+        received = [
             client.call("set_half", {"name": name}, session=session)
             for client, name in zip(clients, "ab", strict=True)
         ]
-        answers = [await at_most(SOON, each.answer()) for each in heard]
+        answers = [await at_most(SOON, each.answer()) for each in received]
 
         [refused] = [answer["error"] for answer in answers if "error" in answer]
         assert refused["code"] == -32603
@@ -105,15 +105,17 @@ async def test_requests_at_once_do_not_make_a_state_together_that_cannot_be_sent
             assert await client.text("look", session=session) == stored
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("notified", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.in_process
-async def test_a_displaced_listen_stream_hears_nothing_more(seed: int, told: bool) -> None:
-    """ATT1: not one event that was stored after the takeover, whether it was told of it or not."""
+async def test_a_displaced_listen_stream_gets_nothing_more(seed: int, notified: bool) -> None:
+    """ATT1: not one event that was stored after the takeover, whether it was notified of it or
+    not.
+    """
     async with cluster(3, seed=seed) as c:
         session = await created(c)
         old = await listening(modern(c, 0), session)
-        if not told:
+        if not notified:
             c.backplane.loses = lost("displaced")
         publisher = c[2].inside.publisher
 
@@ -127,7 +129,7 @@ async def test_a_displaced_listen_stream_hears_nothing_more(seed: int, told: boo
         stream = await rival.get().started()
         resumed = await rival.resume(session)
         await producing
-        await asyncio.sleep(6 if told else 20)
+        await asyncio.sleep(6 if notified else 20)
 
         assert all(m["params"]["sessionEventId"] <= resumed["sessionEventId"] for m in old.events)
         theirs = [m for m in stream.messages if "sessionEventId" in m["params"]]
@@ -143,13 +145,13 @@ async def test_a_replay_that_waits_is_given_to_one_of_two_streams() -> None:
             session = await created(c)
             for n in range(3):
                 await c[0].client().text("update", uri=f"a:{n}", meta=in_session(session))
-            heard = [modern(c, number).listen(session) for number in range(2)]
-            await asyncio.gather(*(one.has(1) for one in heard))
+            received = [modern(c, number).listen(session) for number in range(2)]
+            await asyncio.gather(*(one.has(1) for one in received))
             await asyncio.sleep(6)
 
-            assert sum(len(one.events) for one in heard) in (0, 3)
-            assert sorted(one.reply.ended for one in heard) == [False, True]
-            replayed = next(one for one in heard if not one.reply.ended or one.events)
+            assert sum(len(one.events) for one in received) in (0, 3)
+            assert sorted(one.reply.ended for one in received) == [False, True]
+            replayed = next(one for one in received if not one.reply.ended or one.events)
             assert len(replayed.events) in (0, 3)
 
 
@@ -158,24 +160,24 @@ async def test_a_lost_event_of_a_listen_stream_is_read() -> None:
     """ATT10."""
     async with cluster(2) as c:
         session = await created(c)
-        heard = await listening(modern(c, 1), session)
+        received = await listening(modern(c, 1), session)
         c.backplane.loses = events_are_lost
         await modern(c, 0).text("update", {"uri": "a:9"}, session=session)
         await cycles(50)
-        assert not heard.events
-        await at_most(6, heard.has_events(1))
+        assert not received.events
+        await at_most(6, received.has_events(1))
 
 
 @pytest.mark.in_process
-async def test_a_session_ended_elsewhere_ends_its_listen_stream() -> None:
+async def test_a_session_ended_at_another_replica_ends_its_listen_stream() -> None:
     """With -32043; also when the word of it is lost."""
     async with cluster(2) as c:
         for loses in (lost(), lost("ended")):
             session = await created(c)
-            heard = await listening(modern(c, 1), session)
+            received = await listening(modern(c, 1), session)
             c.backplane.loses = loses
             await c[0].client().end(session)
-            answer = await at_most(6, heard.answer())
+            answer = await at_most(6, received.answer())
             assert answer["error"]["code"] == -32043
 
 
@@ -210,7 +212,9 @@ def with_bus() -> tuple[Toolbox, object]:
 
 @pytest.mark.in_process
 async def test_the_servers_bus_reaches_the_listeners_of_every_replica() -> None:
-    """The SDK's bus is local to a process; over the store its listeners elsewhere hear it, once."""
+    """The SDK's bus is local to a process; over the store its listeners at another replica receive
+    it, once.
+    """
     async with cluster(3, server=with_bus) as c:
         bare = [await listening(modern(c, number), None) for number in range(3)]
         session = await created(c)
@@ -218,22 +222,22 @@ async def test_the_servers_bus_reaches_the_listeners_of_every_replica() -> None:
 
         await c[0].layer.notify_resource_updated("a:1")
         await c[2].layer.notify_tools_changed()
-        for heard in (*bare, own):
-            await at_most(SOON, heard.has_events(2))
+        for received in (*bare, own):
+            await at_most(SOON, received.has_events(2))
         await asyncio.sleep(10)
 
-        for heard in (*bare, own):
-            methods = sorted(m["method"] for m in heard.events)
+        for received in (*bare, own):
+            methods = sorted(m["method"] for m in received.events)
             assert methods == [
                 "notifications/resources/updated",
                 "notifications/tools/list_changed",
             ]
-        assert c.told("change") == 2
+        assert c.notified("change") == 2
 
 
 @pytest.mark.in_process
 async def test_a_change_is_stored_once_for_each_session() -> None:
-    """By the replica where it was announced, whoever hears of it."""
+    """By the replica where it was announced, whoever learns of it."""
     async with cluster(3, server=with_bus) as c:
         session = await created(c)
         await c[0].layer.notify_tools_changed()
@@ -244,8 +248,8 @@ async def test_a_change_is_stored_once_for_each_session() -> None:
 
 
 @pytest.mark.in_process
-async def test_a_server_without_a_bus_tells_the_bare_connections_of_every_replica() -> None:
-    """Transport-mode clients hear it from the store, once."""
+async def test_a_server_without_a_bus_notifies_the_bare_connections_of_every_replica() -> None:
+    """Transport-mode clients receive it from the store, once."""
     async with cluster(3) as c:
         clients = [await c[number].connected() for number in range(3)]
         streams = [
@@ -264,7 +268,7 @@ async def test_a_server_without_a_bus_tells_the_bare_connections_of_every_replic
         assert streams[0].messages[1]["method"] == UPDATED
 
 
-async def test_a_keyed_request_of_the_modern_era_is_joined_elsewhere() -> None:
+async def test_a_keyed_request_of_the_modern_era_is_joined_at_another_replica() -> None:
     """KEY3, REQ5: its stream breaks, it runs on; sent again to B it gets the one answer."""
     async with cluster(2) as c:
         session = await created(c)

@@ -48,7 +48,7 @@ async def test_the_answer_to_a_question_finds_who_asked() -> None:
 
 
 async def test_a_question_on_the_standalone_channel_travels_both_ways() -> None:
-    """ASK2: asked by a handler on A, heard on the GET stream of B, answered on C."""
+    """ASK2: asked by a handler on A, received on the GET stream of B, answered on C."""
     async with cluster(3) as c:
         client, _ = await with_session(c, capabilities=ELICITS)
         stream = await c.at(1, client).get().started()
@@ -91,7 +91,7 @@ async def test_nobody_else_answers_for_a_client() -> None:
 
 @pytest.mark.in_process
 async def test_an_answer_for_a_replica_that_died_is_accepted_nowhere() -> None:
-    """A lone POST hears that nobody waits for it; nothing hangs."""
+    """A lone POST learns that nobody waits for it; nothing hangs."""
     async with cluster(2) as c:
         client = await c[0].connected(capabilities=ELICITS)
         asked = client.call("ask", question="?")
@@ -140,7 +140,7 @@ async def test_a_cancellation_by_key_finds_the_request() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_key_sent_again_elsewhere_gets_the_one_answer(seed: int) -> None:
+async def test_a_key_sent_again_at_another_replica_gets_the_one_answer(seed: int) -> None:
     """KEY3: "the same key again, on any … replica … never runs it again: it gets the one answer,
     now or when it is done".
     """
@@ -258,8 +258,10 @@ async def test_a_lost_word_of_the_answer_is_made_good() -> None:
 
 
 @pytest.mark.in_process
-async def test_a_second_sending_that_is_heard_keeps_the_request_alive() -> None:
-    """REQ8: unheard work is bounded in time; what another replica's client waits for is heard."""
+async def test_a_second_sending_with_a_listener_keeps_the_request_alive() -> None:
+    """REQ8: without a listener work is bounded in time; what another replica's client waits for is
+    received.
+    """
     async with cluster(2, detached_timeout=30) as c:
         client, _ = await with_session(c)
         first = client.call("wait", gate="g", meta=keyed("k"))
@@ -276,7 +278,7 @@ async def test_a_second_sending_that_is_heard_keeps_the_request_alive() -> None:
 
 
 @pytest.mark.in_process
-async def test_a_second_sending_from_a_replica_that_died_is_heard_no_more() -> None:
+async def test_a_second_sending_from_a_replica_that_died_counts_no_more() -> None:
     """REQ8: its client listens there no more."""
     async with cluster(2, detached_timeout=30) as c:
         client, _ = await with_session(c)
@@ -326,7 +328,7 @@ async def test_a_second_sending_fails_with_its_session() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_response_stream_goes_on_on_another_replica(seed: int) -> None:
+async def test_a_response_stream_continues_on_another_replica(seed: int) -> None:
     """HTL10, REQ4: cut at A, fetched at B while A runs on; progress and answer, once, in order."""
     async with cluster(2, seed=seed) as c:
         client = await c[0].connected()
@@ -394,7 +396,7 @@ async def test_a_lost_answer_on_a_far_response_stream_is_read() -> None:
 
 
 @pytest.mark.in_process
-async def test_a_far_response_stream_is_heard() -> None:
+async def test_a_far_response_stream_is_received() -> None:
     """REQ8: as long as its client reads it, wherever."""
     async with cluster(2, detached_timeout=30) as c:
         client = await c[0].connected()
@@ -475,8 +477,8 @@ async def test_one_clients_ordinary_day_goes_round_robin() -> None:
 
 
 @pytest.mark.in_process
-async def test_the_session_is_at_work_wherever_it_is() -> None:
-    """SES14: a session at work on A is not reaped by B, however long that takes."""
+async def test_the_session_is_running_wherever_it_is() -> None:
+    """SES14: a busy session on A is not reaped by B, however long that takes."""
     async with cluster(2, idle_timeout=10) as c:
         client, session = await with_session(c)
         waits = client.call("wait", gate="g", meta=in_session(session))

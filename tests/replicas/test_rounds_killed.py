@@ -118,7 +118,7 @@ async def answered(at: Replica, call: Open) -> str | int:
     return text_of(answer["result"]) if "result" in answer else answer["error"]["code"]
 
 
-async def test_of_a_hundred_answers_elsewhere_those_whose_asker_is_killed_are_unknown(
+async def test_of_a_hundred_answers_at_another_replica_those_whose_asker_is_killed_are_unknown(
     tmp_path: Path,
 ) -> None:
     """80 results, 20 times -31012. No handler runs twice. No question reaches another client."""
@@ -134,15 +134,15 @@ async def test_of_a_hundred_answers_elsewhere_those_whose_asker_is_killed_are_un
             chance.shuffle(calls)
             left += calls[:KILLED]
             others = [each for each in served if each is not asker]
-            goes_on = calls[KILLED:]
-            texts = await asyncio.gather(*(answered(chance.choice(others), c) for c in goes_on))
-            results += zip(goes_on, texts, strict=True)
+            continues = calls[KILLED:]
+            texts = await asyncio.gather(*(answered(chance.choice(others), c) for c in continues))
+            results += zip(continues, texts, strict=True)
         for asker in askers:
             asker.process.kill()
         unknown = await asyncio.gather(*(answered(chance.choice(answerers), c) for c in left))
-        again_elsewhere = await asyncio.gather(*(answered(answerers[0], c) for c in left))
+        again_at_replica = await asyncio.gather(*(answered(answerers[0], c) for c in left))
     assert [text for _, text in results] == [f"accept: <{call.question}>" for call, _ in results]
     assert len(results) == 80
-    assert unknown == again_elsewhere == [UNKNOWN] * 20
+    assert unknown == again_at_replica == [UNKNOWN] * 20
     ran = Counter(runs.read_text().split())
     assert len(ran) == 100 and set(ran.values()) == {1}, ran

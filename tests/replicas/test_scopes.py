@@ -1,4 +1,4 @@
-"""F3 across replicas: a weaker credential hears nothing that a stronger one started."""
+"""F3 across replicas: a weaker credential receives nothing that a stronger one started."""
 
 import pytest
 
@@ -55,7 +55,7 @@ async def test_an_equal_session_does_not() -> None:
         assert uris(await at_most(SOON, weak_stream.has(1))) == ["open:1"]
 
 
-async def test_a_weaker_resume_elsewhere_is_refused() -> None:
+async def test_a_weaker_resume_at_another_replica_is_refused() -> None:
     """As on one replica: like an unknown session."""
     async with cluster(2) as c:
         strong = RawClient(await c[0].carrier_of(user("ann", "read", "write")))
@@ -67,7 +67,7 @@ async def test_a_weaker_resume_elsewhere_is_refused() -> None:
 
 @pytest.mark.parametrize("read_at", [0, 1])
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_weaker_credential_does_not_read_a_stronger_ones_response_elsewhere(
+async def test_a_weaker_credential_does_not_read_a_stronger_ones_response_at_another_replica(
     seed: int, read_at: int
 ) -> None:
     """SEC11, on the replica that runs the request or on another; the stronger one gets it on both,

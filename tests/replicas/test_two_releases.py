@@ -59,8 +59,8 @@ OTHERS = pytest.mark.parametrize("other", [0, 1])
 """Which of the two replicas is of the other release."""
 
 
-class _Heard:
-    """An `ExchangeListener` that hears the messages of another release."""
+class _Received:
+    """An `ExchangeListener` that receives the messages of another release."""
 
     def __init__(self, listener: ExchangeListener, reads: Translate) -> None:
         self._listener = listener
@@ -85,7 +85,7 @@ class _Exchange:
         return getattr(self._exchange, name)
 
     async def join(self, process: str, listener: ExchangeListener) -> None:
-        await self._exchange.join(process, _Heard(listener, self._reads))
+        await self._exchange.join(process, _Received(listener, self._reads))
 
     async def send(self, message: bytes, *, to: str | None = None) -> bool:
         return await self._exchange.send(self._writes(message), to=to)
@@ -128,10 +128,10 @@ async def with_session(c: Cluster) -> tuple[RawClient, str]:
 
 @OTHERS
 @RELEASES
-async def test_a_session_goes_on_from_one_release_to_the_other(
+async def test_a_session_continues_from_one_release_to_the_other(
     writes: Translate, reads: Translate, other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its GET stream is on one, its requests come to both, events of both are heard in order."""
+    """Its GET stream is on one, its requests come to both, events of both are received in order."""
     async with two_releases(writes, reads, other, monkeypatch) as c:
         client, session = await with_session(c)
         stream = await client.get().started()
@@ -148,7 +148,7 @@ async def test_a_session_goes_on_from_one_release_to_the_other(
 
 @OTHERS
 @RELEASES
-async def test_a_session_that_the_other_release_took_is_let_go(
+async def test_a_session_that_the_other_release_took_is_released(
     writes: Translate, reads: Translate, other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HTM9: its listen stream ends, by what its replica is told, or in one of its rounds."""

@@ -39,5 +39,5 @@ def test_a_key_that_is_rotated_out_is_still_asked() -> None:
         *new.bound_ids("host", "x", principal=ANONYMOUS),
         *old.bound_ids("host", "x", principal=ANONYMOUS),
     ]
-    elsewhere = SessionSecurity([NEW], audience="other")
-    assert elsewhere.bound_ids("host", "x", principal=ANONYMOUS)[0] not in both
+    other = SessionSecurity([NEW], audience="other")
+    assert other.bound_ids("host", "x", principal=ANONYMOUS)[0] not in both

@@ -224,7 +224,7 @@ SIGNED_ONLY = {
         "not canonical", token=changed(lambda token: token + "." + token.rpartition(".")[2])
     ),
 }
-EITHER = {
+BOTH = {
     "another audience": Wrong(
         NOT_GENUINE, server=lambda form: server(sign_only=form, audience="mail")
     ),
@@ -270,7 +270,7 @@ EITHER = {
 CASES = [
     pytest.param(wrong, sign_only, id=f"{form}: {name}")
     for form, sign_only, some in (("sealed", False, SEALED_ONLY), ("signed", True, SIGNED_ONLY))
-    for name, wrong in {**some, **EITHER}.items()
+    for name, wrong in {**some, **BOTH}.items()
 ]
 
 
@@ -325,9 +325,9 @@ def test_a_token_has_one_spelling(sign_only: bool, version: int) -> None:
     if sign_only:
         ends.append(token.rindex(".") - 1)
 
-    for place in ends:
-        for other in set(BASE64URL) - {token[place]}:
-            spelling = token[:place] + other + token[place + 1 :]
+    for position in ends:
+        for other in set(BASE64URL) - {token[position]}:
+            spelling = token[:position] + other + token[position + 1 :]
             assert face(refusal(security, spelling)) == REFUSED
 
 

@@ -95,7 +95,7 @@ def face(error: InvalidState) -> Face:
 def flipped(token: str) -> list[str]:
     """The token with one bit of one character flipped, for each of its bits."""
     return [
-        token[:place] + chr(ord(token[place]) ^ (1 << bit)) + token[place + 1 :]
-        for place in range(len(token))
+        token[:position] + chr(ord(token[position]) ^ (1 << bit)) + token[position + 1 :]
+        for position in range(len(token))
         for bit in range(8)
     ]

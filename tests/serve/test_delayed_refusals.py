@@ -34,7 +34,7 @@ UPGRADE = (
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Place:
+class Setup:
     """A server on which each refusal waits until its connection is closed."""
 
     def __init__(self, most: int | None, app: ASGIApp | None) -> None:
@@ -105,18 +105,18 @@ class Place:
 
 
 @asynccontextmanager
-async def served(most: int | None = None, app: ASGIApp | None = None) -> AsyncGenerator[Place]:
+async def served(most: int | None = None, app: ASGIApp | None = None) -> AsyncGenerator[Setup]:
     """A server until the block ends."""
-    place = Place(most, app)
-    server = await asyncio.get_running_loop().create_server(place.protocol, "127.0.0.1", 0)
-    place.address = server.sockets[0].getsockname()
+    setup = Setup(most, app)
+    server = await asyncio.get_running_loop().create_server(setup.protocol, "127.0.0.1", 0)
+    setup.address = server.sockets[0].getsockname()
     async with asyncio.timeout(60):
         try:
-            yield place
+            yield setup
         finally:
-            place.close()
+            setup.close()
             server.close()
-            await place.until(lambda: not place.waiting)
+            await setup.until(lambda: not setup.waiting)
 
 
 async def expect_answered(stream: Stream, status: int = 204) -> None:
@@ -136,32 +136,32 @@ async def expect_closed(reader: asyncio.StreamReader) -> None:
 @pytest.mark.parametrize("request_", [BAD, UPGRADE], ids=["HTTP", "WebSocket"])
 async def test_they_make_room_before_an_idle_connection(request_: bytes) -> None:
     """The idle one was silent for longer, and its client had a good credential."""
-    async with served(most=3) as place:
-        idle = await place.send(GOOD)
+    async with served(most=3) as setup:
+        idle = await setup.send(GOOD)
         await expect_answered(idle)
-        first = await place.bad(request_)
-        second = await place.bad(request_)
-        third = await place.bad(request_)
+        first = await setup.bad(request_)
+        second = await setup.bad(request_)
+        third = await setup.bad(request_)
         await expect_closed(first)
         # Nothing of it is left: its task has ended, too.
-        await place.until(lambda: (place.waiting, place.ended) == (2, 1))
-        new = await place.send(GOOD)
+        await setup.until(lambda: (setup.waiting, setup.ended) == (2, 1))
+        new = await setup.send(GOOD)
         await expect_answered(new)
         await expect_closed(second)
         idle[1].write(GOOD)
         await expect_answered(idle)
-        await expect_answered(await place.send(GOOD))
+        await expect_answered(await setup.send(GOOD))
         await expect_closed(third)
 
 
 async def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there may be any number of connections."""
     monkeypatch.setattr(open_connections, "MOST_DELAYED", 2)
-    async with served() as place:
-        readers = [await place.bad() for _ in range(5)]
+    async with served() as setup:
+        readers = [await setup.bad() for _ in range(5)]
         for reader in readers[:3]:
             await expect_closed(reader)
-        await place.until(lambda: (place.waiting, place.ended) == (2, 3))
+        await setup.until(lambda: (setup.waiting, setup.ended) == (2, 3))
 
 
 async def test_the_refusals_of_a_layer_are_such(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,29 +169,29 @@ async def test_the_refusals_of_a_layer_are_such(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(pace, "RATE", 0.01)
     before = Authentication(SdkVerifier([]))
     layer = SessionLayer(cast("Any", MCPServer[Any]("open")), auth=before)
-    async with layer.lifespan(), served(most=2, app=layer.asgi_app()) as place:
+    async with layer.lifespan(), served(most=2, app=layer.asgi_app()) as setup:
         request = (
             b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer bad\r\n"
             b"Content-Length: 2\r\n\r\n{}"
         )
-        at_once, _ = await place.send(request)
+        at_once, _ = await setup.send(request)
         assert (await at_once.readuntil(b"\r\n")).startswith(b"HTTP/1.1 401")
-        late, _ = await place.send(request)
+        late, _ = await setup.send(request)
         for _ in range(100_000):
-            if place.delayed():
+            if setup.delayed():
                 break
             await asyncio.sleep(0)
         for _ in range(2):
-            await expect_answered(await place.send(b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n"), 404)
+            await expect_answered(await setup.send(b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n"), 404)
         await expect_closed(late)
 
 
 async def test_a_client_that_leaves_ends_the_wait() -> None:
-    async with served() as place:
-        await place.bad()
-        place.close()
-        await place.until(lambda: place.ended > 0)
-        assert place.waiting == 0
+    async with served() as setup:
+        await setup.bad()
+        setup.close()
+        await setup.until(lambda: setup.ended > 0)
+        assert setup.waiting == 0
 
 
 async def test_the_pace_ends_when_the_connection_is_lost() -> None:

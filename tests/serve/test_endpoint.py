@@ -41,7 +41,7 @@ def served(way: str, path: str = "/mcp", **options: Any) -> tuple[SessionLayer, 
 
 
 def fastmcp() -> FastMCP[Any]:
-    """A server with a route beside the endpoint."""
+    """A server with a route next to the endpoint."""
     server = FastMCP[Any]("notes")
 
     @server.tool

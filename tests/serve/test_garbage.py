@@ -67,7 +67,7 @@ def test_it_is_looked_again_as_soon_as_something_has_become_old() -> None:
     assert gc.get_freeze_count() >= frozen + 3_000
 
 
-def test_what_takes_the_place_of_what_was_set_aside_is_set_aside_before_it_is_everything() -> None:
+def test_what_replaces_what_was_set_aside_is_set_aside_before_it_is_everything() -> None:
     """The collector never begins by itself there, and then had to look at all at once."""
     sessions = [Session() for _ in range(20_000)]
     set_aside_everything()
@@ -82,7 +82,7 @@ def test_what_takes_the_place_of_what_was_set_aside_is_set_aside_before_it_is_ev
     assert most < 8_000
 
 
-def test_what_takes_the_place_of_what_was_set_aside_is_counted_once_and_not_in_each_look() -> None:
+def test_what_replaces_what_was_set_aside_is_counted_once_and_not_in_each_look() -> None:
     """Ten times a second each of thousands of idle streams was counted, for most of what they
     cost: it stayed new.
     """

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.support.hostile import WITHIN, Place, answer_on, closed_by_peer, hostile
+from tests.support.hostile import WITHIN, Setup, answer_on, closed_by_peer, hostile
 from tests.support.modern import MODERN, envelope
 from tests.support.serving import INITIALIZE, read_lines
 
@@ -36,20 +36,20 @@ def first_and_others(cases: Mapping[str, object]) -> list[ParameterSet]:
     return [pytest.param(first), *(pytest.param(name, marks=pytest.mark.full) for name in others)]
 
 
-HELD: dict[str, Callable[[Place], bytes]] = {
-    "half a body": lambda place: place.post(BODY)[:-10],
-    "half a header": lambda place: place.post(BODY)[:40],
-    "nothing": lambda place: b"",
-    "a chunk of a body": lambda place: (
-        place.post(b"", "Transfer-Encoding: chunked").replace(b"Content-Length: 0\r\n", b"")
+HELD: dict[str, Callable[[Setup], bytes]] = {
+    "half a body": lambda setup: setup.post(BODY)[:-10],
+    "half a header": lambda setup: setup.post(BODY)[:40],
+    "nothing": lambda setup: b"",
+    "a chunk of a body": lambda setup: (
+        setup.post(b"", "Transfer-Encoding: chunked").replace(b"Content-Length: 0\r\n", b"")
         + b"ffff\r\n"
     ),
-    "half a body that nobody reads": lambda place: (
-        place.head("POST /healthz", "Content-Length: 1000") + b"x"
+    "half a body that nobody reads": lambda setup: (
+        setup.head("POST /healthz", "Content-Length: 1000") + b"x"
     ),
-    "nothing after a request": lambda place: place.head("GET /healthz"),
-    "half an upgrade": lambda place: place.upgrade()[:-2],
-    "a WebSocket that says nothing": lambda place: place.upgrade(),
+    "nothing after a request": lambda setup: setup.head("GET /healthz"),
+    "half an upgrade": lambda setup: setup.upgrade()[:-2],
+    "a WebSocket that says nothing": lambda setup: setup.upgrade(),
 }
 
 
@@ -59,9 +59,9 @@ def session_of(answer: bytes) -> str:
     return answer.partition(b"mcp-session-id: ")[2].partition(b"\r\n")[0].decode()
 
 
-def first_line(place: Place) -> str:
+def first_line(setup: Setup) -> str:
     """The first line of the log that is about no session."""
-    while "dispatch.history: session" in (line := read_lines(place.process, 1)):
+    while "dispatch.history: session" in (line := read_lines(setup.process, 1)):
         continue
     return line
 
@@ -69,106 +69,106 @@ def first_line(place: Place) -> str:
 @pytest.mark.parametrize("what", first_and_others(HELD))
 def test_connections_that_wait_make_room_for_a_new_one(what: str, tmp_path: Path) -> None:
     """Rules 3 and 4: of as many as there are, and without a line for each."""
-    with hostile(tmp_path, descriptors=DESCRIPTORS) as place:
+    with hostile(tmp_path, descriptors=DESCRIPTORS) as setup:
         for _ in range(MANY):
-            place.connect().sendall(HELD[what](place))
+            setup.connect().sendall(HELD[what](setup))
 
         for _ in range(5):
-            place.health()
-            assert place.status(place.post(BODY)) == b"200 OK"
-        assert place.descriptors() < DESCRIPTORS
+            setup.health()
+            assert setup.status(setup.post(BODY)) == b"200 OK"
+        assert setup.descriptors() < DESCRIPTORS
 
-        assert "closed while idle, to make room" in first_line(place)
-        rest = place.log()
+        assert "closed while idle, to make room" in first_line(setup)
+        rest = setup.log()
         assert "connections were" not in rest and "Traceback" not in rest, rest
 
 
-def websocket(place: Place, sock: socket.socket) -> bytes:
+def websocket(setup: Setup, sock: socket.socket) -> bytes:
     """One that has said something, if there is a place for it."""
-    sock.sendall(place.upgrade())
+    sock.sendall(setup.upgrade())
     answer = sock.recv(4_096)
     if answer.startswith(b"HTTP/1.1 101"):
         sock.sendall(SPOKEN)
     return answer
 
 
-def get_stream(place: Place, sock: socket.socket) -> bytes:
+def get_stream(setup: Setup, sock: socket.socket) -> bytes:
     """The GET stream of a session that begins on the same connection."""
-    sock.sendall(place.post(BODY))
+    sock.sendall(setup.post(BODY))
     answer = answer_on(sock)
     if answer.startswith(b"HTTP/1.1 503"):
         return answer
     accepts = ("Accept: text/event-stream", f"Mcp-Session-Id: {session_of(answer)}")
-    sock.sendall(place.head("GET /mcp", *accepts))
+    sock.sendall(setup.head("GET /mcp", *accepts))
     return sock.recv(4_096)
 
 
-def listen_stream(place: Place, sock: socket.socket) -> bytes:
+def listen_stream(setup: Setup, sock: socket.socket) -> bytes:
     """A ``subscriptions/listen`` outside of sessions."""
     method, filters = "subscriptions/listen", {"toolsListChanged": True}
     params = {"notifications": filters, "_meta": envelope()}
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     fields = (f"Mcp-Protocol-Version: {MODERN}", f"Mcp-Method: {method}")
-    sock.sendall(place.post(json.dumps(message).encode(), *fields))
+    sock.sendall(setup.post(json.dumps(message).encode(), *fields))
     return sock.recv(4_096)
 
 
-AT_WORK: dict[str, Callable[[Place, socket.socket], bytes]] = {
+BUSY_NOW: dict[str, Callable[[Setup, socket.socket], bytes]] = {
     "GET streams": get_stream,
     "listen streams": listen_stream,
     "WebSockets": websocket,
 }
 
 
-@pytest.mark.parametrize("what", first_and_others(AT_WORK))
-def test_health_checks_answer_while_all_connections_are_at_work(what: str, tmp_path: Path) -> None:
-    """Rule 3: others are told to come back, and find a place when there is one."""
-    with hostile(tmp_path, descriptors=DESCRIPTORS) as place:
+@pytest.mark.parametrize("what", first_and_others(BUSY_NOW))
+def test_health_checks_answer_while_all_connections_are_busy(what: str, tmp_path: Path) -> None:
+    """Rule 3: others are asked to come back, and find a place when there is one."""
+    with hostile(tmp_path, descriptors=DESCRIPTORS) as setup:
         opened = 0
         for _ in range(MANY):
-            answer = AT_WORK[what](place, place.connect())
-            has_place = answer.startswith((b"HTTP/1.1 101", b"HTTP/1.1 200"))
-            opened += has_place
-            assert has_place or b"retry-after: " in answer, answer
-            assert has_place or answer.startswith(b"HTTP/1.1 503"), answer
+            answer = BUSY_NOW[what](setup, setup.connect())
+            is_served = answer.startswith((b"HTTP/1.1 101", b"HTTP/1.1 200"))
+            opened += is_served
+            assert is_served or b"retry-after: " in answer, answer
+            assert is_served or answer.startswith(b"HTTP/1.1 503"), answer
         assert 20 < opened < DESCRIPTORS
 
         for _ in range(5):
-            place.health()
-            assert place.status(place.post(BODY)) == b"503 Service Unavailable"
-        for sock in place.sockets:
+            setup.health()
+            assert setup.status(setup.post(BODY)) == b"503 Service Unavailable"
+        for sock in setup.sockets:
             sock.close()
         until = time.monotonic() + WITHIN
-        while place.status(place.post(BODY)) != b"200 OK":
+        while setup.status(setup.post(BODY)) != b"200 OK":
             assert time.monotonic() < until
 
-        assert "refused: all other connections are busy" in first_line(place)
-        rest = place.log()
+        assert "refused: all other connections are busy" in first_line(setup)
+        rest = setup.log()
         assert "connections were" not in rest and "Traceback" not in rest, rest
 
 
 def test_the_number_of_connections_can_be_bounded(tmp_path: Path) -> None:
     """Rule 3, ``--max-connections``: the one that was silent for longest goes."""
-    with hostile(tmp_path, "--max-connections", "3") as place:
-        first, *others = [place.connect() for _ in range(3)]
+    with hostile(tmp_path, "--max-connections", "3") as setup:
+        first, *others = [setup.connect() for _ in range(3)]
         for sock in others:
-            sock.sendall(place.head("GET /healthz"))
+            sock.sendall(setup.head("GET /healthz"))
             assert answer_on(sock).startswith(b"HTTP/1.1 200")
 
-        place.health()
+        setup.health()
 
         assert closed_by_peer(first) == b""
         for sock in others:
-            sock.sendall(place.head("GET /healthz"))
+            sock.sendall(setup.head("GET /healthz"))
             assert answer_on(sock).startswith(b"HTTP/1.1 200")
 
 
-LATE: dict[str, tuple[Callable[[Place], bytes], bytes]] = {
-    "a header": (lambda place: place.post(BODY)[:40], b"HTTP/1.1 408"),
-    "a body": (lambda place: place.post(BODY)[:-10], b"HTTP/1.1 408"),
+LATE: dict[str, tuple[Callable[[Setup], bytes], bytes]] = {
+    "a header": (lambda setup: setup.post(BODY)[:40], b"HTTP/1.1 408"),
+    "a body": (lambda setup: setup.post(BODY)[:-10], b"HTTP/1.1 408"),
     "a chunk": (HELD["a chunk of a body"], b"HTTP/1.1 408"),
     "a second header": (
-        lambda place: place.head("GET /healthz") + place.head("GET /healthz")[:20],
+        lambda setup: setup.head("GET /healthz") + setup.head("GET /healthz")[:20],
         b"HTTP/1.1 200",
     ),
     "a body that nobody reads": (HELD["half a body that nobody reads"], b"HTTP/1.1 405"),
@@ -179,9 +179,9 @@ LATE: dict[str, tuple[Callable[[Place], bytes], bytes]] = {
 def test_a_request_that_comes_a_byte_at_a_time_is_given_up(what: str, tmp_path: Path) -> None:
     """Rule 1: it is the whole of it that has to be here, however often something comes."""
     begun, answer = LATE[what]
-    with hostile(tmp_path, "--receive-timeout", "1") as place:
-        sock = place.connect()
-        sock.sendall(begun(place))
+    with hostile(tmp_path, "--receive-timeout", "1") as setup:
+        sock = setup.connect()
+        sock.sendall(begun(setup))
         sock.settimeout(0.2)
         received, until = b"", time.monotonic() + WITHIN
         while time.monotonic() < until:
@@ -196,24 +196,24 @@ def test_a_request_that_comes_a_byte_at_a_time_is_given_up(what: str, tmp_path: 
                 break
         assert time.monotonic() < until
         assert received.startswith(answer)
-        place.health()
+        setup.health()
 
 
 def test_a_request_that_is_whole_is_not_late(tmp_path: Path) -> None:
     """A response may take as long as it wants; so may the next request."""
-    with hostile(tmp_path, "--receive-timeout", "1") as place:
-        sock = place.connect()
-        sock.sendall(place.post(BODY)[:-10])
-        sock.sendall(place.post(BODY)[-10:])
+    with hostile(tmp_path, "--receive-timeout", "1") as setup:
+        sock = setup.connect()
+        sock.sendall(setup.post(BODY)[:-10])
+        sock.sendall(setup.post(BODY)[-10:])
         session = session_of(answer_on(sock))
-        stream = place.connect()
+        stream = setup.connect()
         accepts = ("Accept: text/event-stream", f"Mcp-Session-Id: {session}")
-        stream.sendall(place.head("GET /mcp", *accepts))
+        stream.sendall(setup.head("GET /mcp", *accepts))
         assert stream.recv(4_096).startswith(b"HTTP/1.1 200")
-        late = place.connect()
+        late = setup.connect()
         late.sendall(b"GET")
         assert closed_by_peer(late).startswith(b"HTTP/1.1 408")
-        sock.sendall(place.head("GET /healthz"))
+        sock.sendall(setup.head("GET /healthz"))
         assert answer_on(sock).startswith(b"HTTP/1.1 200")
         stream.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -221,20 +221,20 @@ def test_a_request_that_is_whole_is_not_late(tmp_path: Path) -> None:
                 pass
 
 
-ENDLESS: dict[str, tuple[Callable[[Place], bytes], bytes]] = {
-    "fields": (lambda place: place.head("GET /healthz")[:-2], b"X-More: y\r\n" * 100),
-    "one field": (lambda place: place.head("GET /healthz")[:-2] + b"X-More: ", b"y" * 1_000),
-    "a path": (lambda place: b"GET /", b"y" * 1_000),
+ENDLESS: dict[str, tuple[Callable[[Setup], bytes], bytes]] = {
+    "fields": (lambda setup: setup.head("GET /healthz")[:-2], b"X-More: y\r\n" * 100),
+    "one field": (lambda setup: setup.head("GET /healthz")[:-2] + b"X-More: ", b"y" * 1_000),
+    "a path": (lambda setup: b"GET /", b"y" * 1_000),
     "fields after a request whose body nobody read": (
-        lambda place: (
-            place.head("POST /healthz", "Content-Length: 3")
+        lambda setup: (
+            setup.head("POST /healthz", "Content-Length: 3")
             + b"xyz"
-            + place.head("GET /healthz")[:-2]
+            + setup.head("GET /healthz")[:-2]
         ),
         b"X-More: y\r\n" * 100,
     ),
     "trailers": (
-        lambda place: place.head("POST /mcp", "Transfer-Encoding: chunked") + b"1\r\n{\r\n0\r\n",
+        lambda setup: setup.head("POST /mcp", "Transfer-Encoding: chunked") + b"1\r\n{\r\n0\r\n",
         b"X-More: y\r\n" * 100,
     ),
 }
@@ -244,45 +244,45 @@ ENDLESS: dict[str, tuple[Callable[[Place], bytes], bytes]] = {
 def test_a_header_without_an_end_is_refused(what: str, tmp_path: Path) -> None:
     """64 KiB are what it may have, wherever it stands."""
     begun, more = ENDLESS[what]
-    with hostile(tmp_path) as place:
-        before = place.resident()
-        sock = place.connect()
-        sock.sendall(begun(place))
+    with hostile(tmp_path) as setup:
+        before = setup.resident()
+        sock = setup.connect()
+        sock.sendall(begun(setup))
         sent = 0
         with pytest.raises(ConnectionError):
             while sent < 30_000_000:
                 sock.sendall(more)
                 sent += len(more)
-        assert place.resident() - before < 10
-        place.health()
+        assert setup.resident() - before < 10
+        setup.health()
 
 
 def test_an_upgrade_with_a_header_that_is_too_large_is_answered(tmp_path: Path) -> None:
     """The library that serves WebSockets takes 128 fields; nothing is left open after that. Before
     its release 17 it closes the connection without an answer.
     """
-    with hostile(tmp_path) as place:
-        sock = place.connect()
-        sock.sendall(place.upgrade(*[f"X-{n}: y" for n in range(200)]))
+    with hostile(tmp_path) as setup:
+        sock = setup.connect()
+        sock.sendall(setup.upgrade(*[f"X-{n}: y" for n in range(200)]))
         said = closed_by_peer(sock)
         assert said.startswith(b"HTTP/1.1 431") or (not said and OLD_WEBSOCKETS)
-        place.health()
+        setup.health()
 
 
 def test_a_peer_that_takes_nothing_of_its_answer_is_cut(tmp_path: Path) -> None:
     """Rule 2: nothing of it is held any longer."""
-    with hostile(tmp_path, "--receive-timeout", "1") as place:
-        answer = place.connect()
-        answer.sendall(place.post(BODY))
+    with hostile(tmp_path, "--receive-timeout", "1") as setup:
+        answer = setup.connect()
+        answer.sendall(setup.post(BODY))
         session = session_of(answer_on(answer))
-        before = place.descriptors()
+        before = setup.descriptors()
         params = {"name": "large", "arguments": {"size": 6_000_000}}
         call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}
         for _ in range(5):
-            sock = place.connect(receive_buffer=4_096)
-            sock.sendall(place.post(json.dumps(call).encode(), f"Mcp-Session-Id: {session}"))
+            sock = setup.connect(receive_buffer=4_096)
+            sock.sendall(setup.post(json.dumps(call).encode(), f"Mcp-Session-Id: {session}"))
         until = time.monotonic() + WITHIN
-        while place.descriptors() <= before:
+        while setup.descriptors() <= before:
             assert time.monotonic() < until
-        while place.descriptors() > before:
+        while setup.descriptors() > before:
             assert time.monotonic() < until

@@ -51,12 +51,12 @@ FLOODS: dict[str, tuple[bytes, bytes]] = {
 @contextmanager
 def flooding(sock: socket.socket, sent: bytes) -> Generator[None]:
     """Sends as much as the server reads, and reads nothing."""
-    is_over = threading.Event()
+    has_ended = threading.Event()
     much = sent * (200_000 // len(sent))
     sock.settimeout(0.2)
 
     def flood() -> None:
-        while not is_over.is_set():
+        while not has_ended.is_set():
             try:
                 sock.sendall(much)
             except TimeoutError:
@@ -70,7 +70,7 @@ def flooding(sock: socket.socket, sent: bytes) -> Generator[None]:
     try:
         yield
     finally:
-        is_over.set()
+        has_ended.set()
         thread.join()
 
 
@@ -81,23 +81,23 @@ def flooding(sock: socket.socket, sent: bytes) -> Generator[None]:
 def test_a_flood_of_frames_keeps_nobody_waiting(what: str, tmp_path: Path) -> None:
     """Rules 1 to 3. Before, others waited for seconds, and the process grew by 40 to 450 MiB."""
     first, more = FLOODS[what]
-    with hostile(tmp_path) as place:
-        sock = place.websocket()
-        before, longest = place.resident(), 0.0
+    with hostile(tmp_path) as setup:
+        sock = setup.websocket()
+        before, longest = setup.resident(), 0.0
         sock.sendall(first)
         with flooding(sock, more):
             until = time.monotonic() + FLOOD
             while time.monotonic() < until:
-                longest = max(longest, place.health())
+                longest = max(longest, setup.health())
         assert longest < 1.5
-        assert place.resident() - before < (80 if what.startswith("messages") else 15)
+        assert setup.resident() - before < (80 if what.startswith("messages") else 15)
 
 
 def test_the_last_ping_is_answered_when_the_peer_reads_again(tmp_path: Path) -> None:
     """Rule 2: as RFC 6455, 5.5.3 allows."""
-    with hostile(tmp_path) as place:
-        sock = place.connect(receive_buffer=4_096)
-        sock.sendall(place.upgrade())
+    with hostile(tmp_path) as setup:
+        sock = setup.connect(receive_buffer=4_096)
+        sock.sendall(setup.upgrade())
         assert sock.recv(129 * 8).startswith(b"HTTP/1.1 101")
         # More than the buffers of both sides hold; nothing is read meanwhile.
         count = 50_000
@@ -113,8 +113,8 @@ def test_the_last_ping_is_answered_when_the_peer_reads_again(tmp_path: Path) -> 
 
 
 def test_a_message_in_many_fragments_is_one_message(tmp_path: Path) -> None:
-    with hostile(tmp_path) as place:
-        sock = place.websocket()
+    with hostile(tmp_path) as setup:
+        sock = setup.websocket()
         text = b'{"jsonrpc":"2.0","id":7,"method":"ping"}'
         pieces = [frame(TEXT, text[:1], fin=False), frame(0, fin=False), frame(PING)]
         pieces += [frame(0, text[n : n + 1], fin=False) for n in range(1, len(text))]
@@ -128,8 +128,8 @@ def test_a_message_in_many_fragments_is_one_message(tmp_path: Path) -> None:
 
 
 def test_a_close_after_many_pings_is_answered(tmp_path: Path) -> None:
-    with hostile(tmp_path) as place:
-        sock = place.websocket()
+    with hostile(tmp_path) as setup:
+        sock = setup.websocket()
         sock.sendall(frame(PING) * 5_000 + frame(0x8, b"\x03\xe8"))
         received = closed_by_peer(sock)
         assert received == b"\x8a\x00" * 5_000 + b"\x88\x02\x03\xe8"

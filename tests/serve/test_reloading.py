@@ -23,8 +23,8 @@ class Reloads:
 
     def __init__(self) -> None:
         self.begun = 0
-        self.goes_on = asyncio.Event()
-        self.goes_on.set()
+        self.continues = asyncio.Event()
+        self.continues.set()
         self.seen = asyncio.Condition()
         self.fails: ConfigurationError | None = None
 
@@ -32,7 +32,7 @@ class Reloads:
         async with self.seen:
             self.begun += 1
             self.seen.notify_all()
-        await self.goes_on.wait()
+        await self.continues.wait()
         if self.fails is not None:
             raise self.fails
         return "all"
@@ -44,7 +44,7 @@ class Reloads:
 
 async def test_asked_a_hundred_times_while_one_runs_one_more_follows() -> None:
     reloads = Reloads()
-    reloads.goes_on.clear()
+    reloads.continues.clear()
     reloading = Reloading(reloads)
     running = asyncio.create_task(reloading.run())
     try:
@@ -52,7 +52,7 @@ async def test_asked_a_hundred_times_while_one_runs_one_more_follows() -> None:
         await reloads.until(1)
         for _ in range(100):
             reloading.ask()
-        reloads.goes_on.set()
+        reloads.continues.set()
         await reloads.until(2)
         for _ in range(20):
             await asyncio.sleep(0)
@@ -162,7 +162,7 @@ async def test_without_a_signal_nothing_is_read_again_at_the_start() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-async def test_systemd_hears_of_a_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_systemd_learns_of_a_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reader:
         reader.bind(str(tmp_path / "notify"))
         reader.settimeout(WITHIN)

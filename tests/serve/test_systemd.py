@@ -1,4 +1,4 @@
-"""What systemd hears of a server: sd_notify(3)."""
+"""What systemd learns of a server: sd_notify(3)."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ APP = 'from mcp.server import MCPServer\nmcp = MCPServer("notes")\n'
 
 
 @pytest.fixture
-def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reader:
         reader.bind(str(tmp_path / "notify"))
         reader.settimeout(40)
@@ -29,21 +29,21 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.so
     "shared", [False, pytest.param(True, marks=pytest.mark.redis)], ids=["alone", "workers"]
 )
 def test_a_start_is_done_when_connections_are_taken(
-    heard: socket.socket, tmp_path: Path, shared: bool
+    received: socket.socket, tmp_path: Path, shared: bool
 ) -> None:
     """Of several processes the one that systemd started says so, and no other one."""
     (tmp_path / "app.py").write_text(APP)
     workers = ["--workers", "2", "--drain-delay", "0", "--store"]
     more = [*workers, f"{shared_redis().url}?namespace={namespace()}"] if shared else []
     with serving(tmp_path, "app.py", *more) as process:
-        assert heard.recv(100) == READY.encode()
+        assert received.recv(100) == READY.encode()
         process.send_signal(signal.SIGTERM)
-        assert heard.recv(100) == STOPPING.encode()
+        assert received.recv(100) == STOPPING.encode()
         # Either is a clean stop for systemd. uvicorn raises the signal again at the end.
         assert process.wait(timeout=40) in (0, -signal.SIGTERM)
-        heard.setblocking(False)
+        received.setblocking(False)
         with pytest.raises(BlockingIOError):
-            heard.recv(100)
+            received.recv(100)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such addresses, and systemd")

@@ -54,7 +54,7 @@ class Drain:
         self.ends = asyncio.Event()
 
     def announce(self) -> None:
-        """Nobody is there to hear it."""
+        """Nobody is there to receive it."""
 
     def needs_listener(self) -> bool:
         return False
@@ -79,7 +79,7 @@ class Server:
         await send({"type": "http.response.body", "body": self.name.encode()})
 
 
-class Place:
+class Setup:
     """Servers on one address."""
 
     def __init__(self, *servers: Server) -> None:
@@ -136,13 +136,13 @@ async def test_a_changed_server_waits_for_its_store(caplog: pytest.LogCaptureFix
     """The rest of the reload was applied, so it cannot be given up half-way."""
     caplog.set_level(logging.INFO, "mcp_sessions")
     before, after, other = Server("before"), Server("after", away=5), Server("other", "/two/mcp")
-    place = Place(before)
-    async with place.running():
-        await place.together.serve([after.part, other.part])
-        assert await place.answer("/two/mcp") == "other"
-        assert await place.answer() == "before", "it drains, and says so itself"
+    setup = Setup(before)
+    async with setup.running():
+        await setup.together.serve([after.part, other.part])
+        assert await setup.answer("/two/mcp") == "other"
+        assert await setup.answer() == "before", "it drains, and says so itself"
         before.draining.ends.set()
-        await place.until("after")
+        await setup.until("after")
         assert (after.life.tries, after.life.runs, before.life.runs) == (7, True, False)
     said = [each.getMessage() for each in caplog.records]
     what = "the store is away, and the changed server waits for it: the store is away"
@@ -151,16 +151,16 @@ async def test_a_changed_server_waits_for_its_store(caplog: pytest.LogCaptureFix
 
 async def test_a_server_that_waits_for_its_store_can_be_replaced_and_stopped() -> None:
     before, never, after = Server("before"), Server("never", away=9_999), Server("after")
-    place = Place(before)
-    async with place.running():
-        await place.together.serve([never.part])
+    setup = Setup(before)
+    async with setup.running():
+        await setup.together.serve([never.part])
         before.draining.ends.set()
         await asyncio.sleep(60)
         assert 5 < never.life.tries < 100 and not never.life.runs
-        await place.together.serve([after.part])
-        await place.until("after")
+        await setup.together.serve([after.part])
+        await setup.until("after")
         tries = never.life.tries
-        await place.together.serve([Server("last", away=9_999).part])
+        await setup.together.serve([Server("last", away=9_999).part])
         after.draining.ends.set()
         await asyncio.sleep(60)
         assert never.life.tries == tries
@@ -169,11 +169,11 @@ async def test_a_server_that_waits_for_its_store_can_be_replaced_and_stopped() -
 async def test_a_new_server_whose_store_is_away_changes_nothing() -> None:
     one, two = Server("one"), Server("two", "/two/mcp", away=1)
     three = Server("three", "/three/mcp")
-    place = Place(one)
-    async with place.running():
+    setup = Setup(one)
+    async with setup.running():
         with pytest.raises(StoreUnavailable):
-            await place.together.serve([three.part, two.part])
-        assert [await place.answer(path) for path in (PATH, "/two/mcp", "/three/mcp")] == [
+            await setup.together.serve([three.part, two.part])
+        assert [await setup.answer(path) for path in (PATH, "/two/mcp", "/three/mcp")] == [
             "one",
             404,
             404,
@@ -184,19 +184,19 @@ async def test_a_new_server_whose_store_is_away_changes_nothing() -> None:
 async def test_a_second_change_leaves_a_server_that_drains_where_it_is() -> None:
     """Its clients would else get 404, and forget their sessions."""
     first, second, third = Server("first"), Server("second"), Server("third")
-    place = Place(first)
-    async with place.running():
-        await place.together.serve([second.part])
+    setup = Setup(first)
+    async with setup.running():
+        await setup.together.serve([second.part])
         await asyncio.sleep(1)
-        await place.together.serve([third.part])
+        await setup.together.serve([third.part])
         for _ in range(20):
             await asyncio.sleep(0.1)
-            assert await place.answer() == "first"
+            assert await setup.answer() == "first"
         first.draining.ends.set()
-        await place.until("third")
+        await setup.until("third")
         assert not second.life.runs and not second.life.tries
         # Removed while another one drains at its path: then nobody is there.
         third.draining.ends.set()
-        await place.together.serve([])
+        await setup.together.serve([])
         await asyncio.sleep(1)
-        assert await place.answer() == 404
+        assert await setup.answer() == 404

@@ -1,4 +1,4 @@
-"""Attachment and delivery: who hears a session's events, and what a takeover moves."""
+"""Attachment and delivery: who receives a session's events, and what a takeover moves."""
 
 import asyncio
 from typing import Any
@@ -43,7 +43,7 @@ async def update(w: World, session: str, *changed: str) -> None:
 
 async def test_a_session_event_names_itself_and_its_session() -> None:
     """Rule: "``params.sessionEventId`` and ``params._meta[…] = {"sessionId": …}`` (never
-    ``state``)", beside what the sender put there.
+    ``state``)", next to what the sender put there.
     """
     async with world() as w:
         client, stream = await with_stream(w)
@@ -356,7 +356,7 @@ async def test_what_waited_on_the_old_connection_goes_to_the_new_one() -> None:
     [KNOWS_US, {"experimental": {"experimental/sessions": {}}}],
     ids=["extension", "experimental"],
 )
-async def test_the_displaced_connection_is_told_once(capabilities: Json) -> None:
+async def test_the_displaced_connection_is_notified_once(capabilities: Json) -> None:
     """TKO7: "one ``notifications/sessions/detached {sessionId, reason}`` with reason
     ``taken_over``"; "It is not a session event".
     """
@@ -387,7 +387,7 @@ async def resumed_by(client: RawClient, session: str, instance: object) -> None:
     await client.result("session/resume", {"sessionId": session, "_meta": {INSTANCE: instance}})
 
 
-async def test_the_displaced_hears_which_client_has_the_session() -> None:
+async def test_the_displaced_learns_which_client_has_the_session() -> None:
     """TKO12: so that it knows a late request of its own from another client's."""
     async with world() as w:
         old, stream = await with_stream(w, capabilities=KNOWS_US)
@@ -395,8 +395,8 @@ async def test_the_displaced_hears_which_client_has_the_session() -> None:
 
         await resumed_by(await w.connected(), session, "one-of-ours")
 
-        [told] = await stream.has(1)
-        assert told["params"] == {
+        [notified] = await stream.has(1)
+        assert notified["params"] == {
             "sessionId": session,
             "reason": "taken_over",
             "instance": "one-of-ours",
@@ -412,11 +412,11 @@ async def test_a_name_that_cannot_be_repeated_is_not(instance: object) -> None:
 
         await resumed_by(await w.connected(), session, instance)
 
-        [told] = await stream.has(1)
-        assert told["params"] == {"sessionId": session, "reason": "taken_over"}
+        [notified] = await stream.has(1)
+        assert notified["params"] == {"sessionId": session, "reason": "taken_over"}
 
 
-async def test_a_client_that_knows_nothing_of_us_is_told_nothing() -> None:
+async def test_a_client_that_knows_nothing_of_us_gets_nothing() -> None:
     """Rule: "If its client declared our extension it gets one"."""
     async with world() as w:
         old, old_stream = await with_stream(w, capabilities={"extensions": {"other/one": {}}})
@@ -450,7 +450,7 @@ async def test_the_displaced_connection_is_refused_by_rule_2() -> None:
 
 
 @pytest.mark.parametrize("way", ["null", "start", "resume that session", "resume another"])
-async def test_the_displaced_connection_can_go_on(way: str) -> None:
+async def test_the_displaced_connection_can_continue(way: str) -> None:
     """Rule: "Until the displaced connection starts or resumes a session there (or sends session
     ``null``)".
     """
@@ -539,7 +539,7 @@ async def test_a_late_end_of_the_displaced_connection_changes_nothing() -> None:
 
 
 async def test_of_many_resumes_at_once_one_wins_and_the_others_know() -> None:
-    """TKO8, in one process: "never two owners, never none"; every loser hears it."""
+    """TKO8, in one process: "never two owners, never none"; every loser receives it."""
     async with world() as w:
         started = await w.client().start()
         session = started["sessionId"]
@@ -552,8 +552,8 @@ async def test_of_many_resumes_at_once_one_wins_and_the_others_know() -> None:
         await cycles(50)
 
         assert all(answer["resumed"] for answer in answers)
-        heard = [[m["method"] for m in stream.messages] for _, stream in rivals]
-        assert sorted(heard) == sorted([[UPDATED], *([[DETACHED]] * 7)])
+        received = [[m["method"] for m in stream.messages] for _, stream in rivals]
+        assert sorted(received) == sorted([[UPDATED], *([[DETACHED]] * 7)])
         codes = [(await client.answer("tools/list")).get("error") for client, _ in rivals]
         assert [code["code"] for code in codes if code is not None] == [-31010] * 7
 

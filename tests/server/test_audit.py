@@ -117,7 +117,9 @@ async def test_without_a_session_of_its_own_a_call_is_in_its_connections(lines: 
 
 
 async def test_how_a_request_ended(lines: Lines) -> None:
-    """A result, a result that is a tool's error, an error, a cancellation, nobody left to hear."""
+    """A result, a result that is a tool's error, an error, a cancellation, nobody left to
+    receive.
+    """
     async with world(box=Broken()) as w:
         client = await w.connected()
         await client.text("echo", text="x")
@@ -157,7 +159,7 @@ async def test_how_a_request_ended(lines: Lines) -> None:
     assert failed["mcp_sessions.session"] == digest("x" * 43)
 
 
-async def test_a_key_that_was_seen_before_is_told(lines: Lines) -> None:
+async def test_a_key_that_was_seen_before_is_reported(lines: Lines) -> None:
     async with world() as w:
         client = await w.connected()
         await client.start()
@@ -167,7 +169,7 @@ async def test_a_key_that_was_seen_before_is_told(lines: Lines) -> None:
     assert seen == [None, True]
 
 
-async def test_a_conversation_is_told_by_digests_that_say_nothing_without_the_keys(
+async def test_a_conversation_is_named_by_digests_that_say_nothing_without_the_keys(
     lines: Lines,
 ) -> None:
     async with world(conversations=Conversations()) as w:
@@ -176,19 +178,19 @@ async def test_a_conversation_is_told_by_digests_that_say_nothing_without_the_ke
             modern = ModernClient(carrier)
             await modern.text("echo", {"text": "x"}, meta={"openai/session": key})
         bound = {digest(each.id) for each in await w.layer.sessions.list()}
-    told = lines.of("tools/call")
-    assert {each["mcp_sessions.conversation.source"] for each in told} == {"openai/session"}
-    assert {each["mcp_sessions.session.source"] for each in told} == {"conversation"}
-    sessions = [each["mcp_sessions.session"] for each in told]
+    notified = lines.of("tools/call")
+    assert {each["mcp_sessions.conversation.source"] for each in notified} == {"openai/session"}
+    assert {each["mcp_sessions.session.source"] for each in notified} == {"conversation"}
+    sessions = [each["mcp_sessions.session"] for each in notified]
     assert set(sessions) == bound and sessions[0] == sessions[1] and len(bound) == 3
-    keys = [each["mcp_sessions.conversation"] for each in told]
+    keys = [each["mcp_sessions.conversation"] for each in notified]
     assert keys[0] == keys[1] == keys[3] != keys[2]
-    who = [each["enduser.pseudo.id"] for each in told]
+    who = [each["enduser.pseudo.id"] for each in notified]
     assert who[0] == who[1] == who[2] != who[3]
     assert not {digest(name) for name in ("one", "two", "ann", "bob")} & {*keys, *who}
 
 
-async def test_a_handle_is_told_by_a_digest(lines: Lines) -> None:
+async def test_a_handle_is_named_by_a_digest(lines: Lines) -> None:
     """And one that opens nothing is an error of its tool, in no session."""
     async with world(conversations=Conversations(handle={"tell"})) as w:
         modern = ModernClient(w.carrier)
@@ -212,7 +214,7 @@ async def test_the_same_digests_come_of_the_same_keys_only() -> None:
     assert one.pseudonym("xy") != one.pseudonym("x", "y")
 
 
-async def test_nothing_that_a_client_sends_beside_names_is_in_a_record(
+async def test_nothing_that_a_client_sends_in_addition_to_names_is_in_a_record(
     lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
     """SEC2."""
@@ -272,15 +274,15 @@ async def test_a_request_says_of_which_trace_it_is(lines: Lines, parent: object)
     assert called.get("trace_id") == (TRACE if str(parent).startswith("00-") else None)
 
 
-async def test_a_listen_is_told_when_it_begins(lines: Lines) -> None:
+async def test_a_listen_is_reported_when_it_begins(lines: Lines) -> None:
     async with world() as w:
         client = ModernClient(w.carrier)
         session_id = (await client.create())["sessionId"]
         listening = await client.listening(session_id, "a:1")
         await client.listen("x" * 43, "a:1").error()
-        told = lines.of("subscriptions/listen")
-        assert [each["mcp_sessions.outcome"] for each in told] == ["ok", "error"]
-        assert told[0]["mcp_sessions.session"] == digest(session_id)
+        notified = lines.of("subscriptions/listen")
+        assert [each["mcp_sessions.outcome"] for each in notified] == ["ok", "error"]
+        assert notified[0]["mcp_sessions.session"] == digest(session_id)
         listening.leave()
     assert len(lines.of("subscriptions/listen")) == 2
 
@@ -299,7 +301,9 @@ async def test_a_store_that_is_away_is_an_outcome(lines: Lines) -> None:
     assert lines.outcomes[-1] == ("tools/call", "error", "StoreUnavailable")
 
 
-async def test_of_a_request_that_runs_elsewhere_each_replica_tells_its_part(lines: Lines) -> None:
+async def test_of_a_request_that_runs_at_another_replica_each_replica_records_its_part(
+    lines: Lines,
+) -> None:
     """It is asked for twice, and runs once."""
     async with cluster() as replicas:
         first, second = replicas.worlds
@@ -314,13 +318,13 @@ async def test_of_a_request_that_runs_elsewhere_each_replica_tells_its_part(line
         gate.go.set()
         assert await begun.result() and await again.result()
         assert gate.arrivals == 1
-    told = lines.of("tools/call")
-    assert [each["mcp_sessions.outcome"] for each in told] == ["ok", "ok"]
-    seen = sorted(bool(each.get("mcp_sessions.request_key.seen")) for each in told)
+    notified = lines.of("tools/call")
+    assert [each["mcp_sessions.outcome"] for each in notified] == ["ok", "ok"]
+    seen = sorted(bool(each.get("mcp_sessions.request_key.seen")) for each in notified)
     assert seen == [False, True]
 
 
-async def test_what_is_told_changes_no_answer(lines: Lines) -> None:
+async def test_what_is_recorded_changes_no_answer(lines: Lines) -> None:
     """Every byte of a conversation's way back is the same, audit or none."""
 
     async def story() -> list[str]:

@@ -58,7 +58,7 @@ async def test_a_loop_that_ran_for_long_is_begun_anew_at_once() -> None:
     await background.close()
 
 
-async def test_a_loop_that_returns_is_over() -> None:
+async def test_a_loop_that_returns_has_ended() -> None:
     background, done = Background(), asyncio.Event()
 
     async def run() -> None:
@@ -81,7 +81,7 @@ async def test_a_loop_outlives_what_it_waits_for_being_cancelled() -> None:
 
 
 @pytest.mark.fails_in_background("some work", "held elsewhere")
-async def test_work_that_raises_is_told_once_however_its_outcome_is_gathered(
+async def test_work_that_raises_is_reported_once_however_its_outcome_is_gathered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The kind and the place are told; the text, which may quote an id, is not."""
@@ -96,8 +96,11 @@ async def test_work_that_raises_is_told_once_however_its_outcome_is_gathered(
     await asyncio.gather(held, return_exceptions=True)
     await cycles()
 
-    told = [record for record in caplog.records if record.name == "mcp_sessions.background"]
-    assert [record.getMessage() for record in told] == ["some work failed", "held elsewhere failed"]
+    notified = [record for record in caplog.records if record.name == "mcp_sessions.background"]
+    assert [record.getMessage() for record in notified] == [
+        "some work failed",
+        "held elsewhere failed",
+    ]
     assert "KeyError" in caplog.text
     assert "test_background.py" in caplog.text
     assert SECRET not in caplog.text
@@ -144,7 +147,7 @@ async def test_work_that_never_began_is_closed_all_the_same() -> None:
         never_begun.send(None)
 
 
-async def test_what_is_stopped_has_ended_and_tells_what_it_raised() -> None:
+async def test_what_is_stopped_has_ended_and_reports_what_it_raised() -> None:
     ended: list[str] = []
 
     async def works(name: str, failure: Exception | None) -> None:
@@ -164,7 +167,7 @@ async def test_what_is_stopped_has_ended_and_tells_what_it_raised() -> None:
     assert await stopped() == []
 
 
-async def test_who_is_cancelled_while_it_stops_others_hears_of_its_own_cancellation() -> None:
+async def test_who_is_cancelled_while_it_stops_others_learns_of_its_own_cancellation() -> None:
     """A cancel scope knows it again: nothing comes out of it."""
     other = asyncio.create_task(asyncio.Event().wait())
     await asyncio.sleep(0)

@@ -37,8 +37,8 @@ async def waiting(w: World, client: RawClient, **meta: object) -> tuple[Reply, s
     return sent.reply, sent.id
 
 
-async def test_new_requests_are_told_to_come_back() -> None:
-    """WSS17: "stop attaching": 503 with ``Retry-After``, by every method, of either era."""
+async def test_new_requests_are_asked_to_come_back() -> None:
+    """WSS17: "stop attaching": 503 with ``Retry-After``, by every method, of each era."""
     async with world(reconnect_spread=7.2) as w:
         client = await w.connected()
         running, _ = await waiting(w, client)
@@ -61,7 +61,7 @@ async def test_new_requests_are_told_to_come_back() -> None:
         await task
 
 
-async def test_clients_that_know_us_are_told_when_to_come_back() -> None:
+async def test_clients_that_know_us_are_asked_to_come_back() -> None:
     """Rule: "at shutdown each attached session gets it with ``draining`` and ``retryAfter``
     (seconds)", once per session, and others nothing.
     """
@@ -88,23 +88,23 @@ async def test_clients_that_know_us_are_told_when_to_come_back() -> None:
 
 
 async def test_stock_clients_come_back_spread_out() -> None:
-    """WSS17: "reconnect, spread over N seconds": those that know of no notification are told by
+    """WSS17: "reconnect, spread over N seconds": those that know of no notification are sent by
     ``retry``, which all of them follow, and keep their place in the stream.
     """
     async with world(reconnect_spread=8) as w:
         clients = [await w.connected() for _ in range(20)]
         streams = [await client.get().started() for client in clients]
         await w.layer.drain(grace=0)
-        told: list[int] = []
+        notified: list[int] = []
         for stream in streams:
             await stream.done()
             first, last = stream.events
             assert first.fields["retry"] == "1000"
             assert set(last.fields) == {"retry"}
-            told.append(int(last.fields["retry"]))
+            notified.append(int(last.fields["retry"]))
         # Other replicas are there at once; alone it has to be up again first.
         soonest = 4_000 if w.layer.store.exchange is None else 800
-    assert all(soonest <= each <= 8_000 for each in told) and len(set(told)) > 10
+    assert all(soonest <= each <= 8_000 for each in notified) and len(set(notified)) > 10
 
 
 async def test_what_runs_may_finish() -> None:
@@ -321,13 +321,13 @@ async def test_what_does_not_finish_is_answered() -> None:
 async def test_a_handler_that_ignores_its_cancellation_does_not_hold_the_server() -> None:
     """Every wait at shutdown has an end."""
     async with world() as w:
-        over = asyncio.Event()
+        ended = asyncio.Event()
 
         async def stubborn(ctx: Ctx, arguments: Json) -> str:
             w.box.gate("g").started.set()
-            while not over.is_set():
+            while not ended.is_set():
                 try:
-                    await over.wait()
+                    await ended.wait()
                 except asyncio.CancelledError:
                     continue
             return "at last"
@@ -340,7 +340,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_hold_the_server(
         await w.layer.drain(grace=1)
 
         assert (await sent.error())["code"] == -31012
-        over.set()
+        ended.set()
         await cycles()
 
 

@@ -43,7 +43,7 @@ async def warned(server: object, store: str, caplog: pytest.LogCaptureFixture) -
     return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
 
 
-async def test_state_in_memory_beside_sessions_that_last_is_warned_of(
+async def test_state_in_memory_in_addition_to_sessions_that_last_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once, with what to write; else it splits between replicas, and is gone, in silence."""
@@ -74,9 +74,9 @@ async def test_where_nothing_is_lost_nothing_is_said(
 ONE, TWO = {"openai/session": "one"}, {"openai/session": "two"}
 
 
-def counting(beside: AsyncKeyValue | None = None) -> FastMCP[Any]:
+def counting(fallback: AsyncKeyValue | None = None) -> FastMCP[Any]:
     """A server that counts with ``ctx.set_state``, under the name that it is given."""
-    server: FastMCP[Any] = FastMCP("notes", session_state_store=session_state(beside))
+    server: FastMCP[Any] = FastMCP("notes", session_state_store=session_state(fallback))
 
     @server.tool
     async def count(ctx: Context, name: str = "n") -> str:
@@ -166,14 +166,14 @@ async def names_of(client: RawClient) -> list[str]:
     return [tool["name"] for tool in (await client.result("tools/list"))["tools"]]
 
 
-async def test_what_is_of_no_session_is_kept_beside() -> None:
+async def test_what_is_of_no_session_is_kept_apart() -> None:
     """A request that has none; and what FastMCP keeps under an id of its own."""
-    beside = MemoryStore()
-    server = counting(cast("AsyncKeyValue", beside))
+    fallback = MemoryStore()
+    server = counting(cast("AsyncKeyValue", fallback))
     async with world(server=server) as w:
         said = [await ModernClient(w.carrier).text("count") for _ in range(2)]
         assert said == ["1", "1"]
-        keys = await beside.keys(collection="fastmcp_state")
+        keys = await fallback.keys(collection="fastmcp_state")
         assert len(keys) == 2 and all(key.endswith(":n") for key in keys)
         store = server._state_store  # pyright: ignore[reportPrivateUsage]
         from fastmcp.server.server import StateValue

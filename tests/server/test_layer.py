@@ -346,7 +346,7 @@ async def test_the_layer_changes_nothing_of_a_server_it_wraps() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_elsewhere_than_on_asyncio_a_layer_says_so_and_starts_nothing(kind: Kind) -> None:
+def test_outside_of_asyncio_a_layer_says_so_and_starts_nothing(kind: Kind) -> None:
     """As under trio, which the SDK's own servers run on as well."""
     app = make_app(kind)
     layer = SessionLayer(app.server)

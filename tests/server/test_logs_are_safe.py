@@ -196,7 +196,7 @@ def test_an_error_survives_a_copy() -> None:
         assert (made.data, made.status, str(made)) == (error.data, error.status, str(error))
 
 
-async def test_uvicorn_is_told_no_secret_either(caplog: pytest.LogCaptureFixture) -> None:
+async def test_uvicorn_gets_no_secret_either(caplog: pytest.LogCaptureFixture) -> None:
     """SEC2: an id travels in headers and bodies, never in a URL that access logs show."""
     async with world() as w:
         client: RawClient = await w.connected()

@@ -1,4 +1,6 @@
-"""Requests at work: ids, cancellation, questions to the client, bounds on unheard work."""
+"""Requests running: ids, cancellation, questions to the client, bounds on without a listener
+work.
+"""
 
 import asyncio
 import json
@@ -327,7 +329,7 @@ async def test_an_answer_to_nothing_is_taken_from_a_connection_only() -> None:
 
 
 async def test_an_error_answers_a_question_too() -> None:
-    """The handler hears the client's own error."""
+    """The handler receives the client's own error."""
     async with world() as w:
         client = await w.connected(capabilities=ASKS)
         asked = client.call("ask", question="?")
@@ -366,7 +368,7 @@ async def test_a_client_without_a_handshake_is_not_asked(tool: str) -> None:
         assert len(sent.reply.messages) == 1
 
 
-async def test_a_question_beside_the_request_goes_to_the_get_stream() -> None:
+async def test_a_question_in_addition_to_the_request_goes_to_the_get_stream() -> None:
     """The standalone channel: of the session, or of the bare connection."""
     async with world() as w:
         client = await w.connected(capabilities=ASKS)
@@ -476,11 +478,11 @@ async def test_a_question_times_out_and_is_taken_back() -> None:
         assert cancelled["params"]["requestId"] == ping["id"]
 
 
-# --- unheard work --------------------------------------------------------------------------
+# --- without a listener work ----------------------------------------------------------------------
 
 
-async def test_unheard_work_is_bounded_in_time() -> None:
-    """REQ8: "Detached handlers are bounded in number, time and bytes"; who asks later hears
+async def test_work_without_a_listener_is_bounded_in_time() -> None:
+    """REQ8: "Detached handlers are bounded in number, time and bytes"; who asks later receives
     ``-31012``.
     """
     async with world(detached_timeout=60) as w:
@@ -497,7 +499,7 @@ async def test_unheard_work_is_bounded_in_time() -> None:
         assert answer["error"]["code"] == -31012
 
 
-async def test_work_that_is_heard_again_is_not_bounded() -> None:
+async def test_work_that_has_a_listener_again_is_not_bounded() -> None:
     """Its client came back in time."""
     async with world(detached_timeout=60) as w:
         client = await w.connected()
@@ -512,7 +514,7 @@ async def test_work_that_is_heard_again_is_not_bounded() -> None:
         assert "result" in await again.answer(sent.id)
 
 
-async def test_unheard_work_is_bounded_in_number() -> None:
+async def test_work_without_a_listener_is_bounded_in_number() -> None:
     """REQ8: the oldest goes first."""
     async with world(max_detached_requests=3) as w:
         client = await w.connected()
@@ -541,7 +543,7 @@ async def test_ones_cut_calls_cancel_nobody_elses() -> None:
 
 
 @pytest.mark.in_memory
-async def test_unheard_work_is_bounded_in_bytes() -> None:
+async def test_work_without_a_listener_is_bounded_in_bytes() -> None:
     """REQ8: what it emits stays within its stream's window; its answer is always kept."""
     async with world(max_bytes=10_000) as w:
 

@@ -41,7 +41,7 @@ class Clock:
 
 
 class Client:
-    """Sends JSON-RPC to an application, in either era."""
+    """Sends JSON-RPC to an application, in each era."""
 
     def __init__(self, http: httpx.AsyncClient, *, modern: bool) -> None:
         self._http = http
@@ -136,7 +136,7 @@ async def test_without_a_state_it_begins_anew(modern: bool) -> None:
     assert bare["result"]["structuredContent"] == {"result": 1}
 
 
-async def test_another_process_with_the_same_keys_goes_on() -> None:
+async def test_another_process_with_the_same_keys_continues() -> None:
     """Nothing is remembered, so nothing has to be here."""
     security = SessionSecurity([mint_key()])
     async with served(security=security) as client:
@@ -156,15 +156,15 @@ async def test_it_ends_at_its_fixed_time_and_not_before() -> None:
         clock.now += 599
         alive = await client.count(created)
         clock.now += 2
-        over = await client.count({"sessionId": created["sessionId"]})
+        ended = await client.count({"sessionId": created["sessionId"]})
 
     assert "result" in alive
-    assert over["error"]["code"] == -32043
-    assert over["error"]["data"] == {"sessionId": created["sessionId"]}
+    assert ended["error"]["code"] == -32043
+    assert ended["error"]["data"] == {"sessionId": created["sessionId"]}
 
 
 async def test_delete_answers_and_revokes_nothing() -> None:
-    """The docs say so; a client that deletes does not hear an error."""
+    """The docs say so; a client that deletes does not receive an error."""
     async with served() as client:
         created = (await client.send("sessions/create"))["result"]["session"]
         deleted = await client.send("sessions/delete", None, created)

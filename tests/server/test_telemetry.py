@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @cache
-def told(*arguments: str) -> Any:
+def notified(*arguments: str) -> Any:
     """What the program in ``tests.support.telemetry_program`` printed."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.telemetry_program", *arguments],
@@ -28,7 +28,7 @@ def told(*arguments: str) -> Any:
 
 def test_a_span_of_a_session_names_its_digest_and_no_span_names_an_id() -> None:
     """SEC2, and OpenTelemetry's ``gen_ai.conversation.id``."""
-    seen = told()
+    seen = notified()
     by_session = {seen["session"]: list[str](), seen["transport"]: list[str]()}
     for name, attributes in seen["spans"]:
         known = attributes.get("mcp_sessions.session")
@@ -46,7 +46,7 @@ def test_a_span_of_a_conversation_has_the_hosts_own_id() -> None:
     """By that the host's own spans are found. In a session that its client named it is the
     digest; and each line of the audit names the trace and the session of its span.
     """
-    seen = told("conversation")
+    seen = notified("conversation")
     calls = [
         (attributes["mcp_sessions.session"], attributes["gen_ai.conversation.id"])
         for name, attributes in seen["spans"]
@@ -67,7 +67,7 @@ def test_a_span_of_a_conversation_has_the_hosts_own_id() -> None:
 def test_what_happens_to_sessions_is_counted() -> None:
     points = {
         (name.removeprefix("mcp_sessions."), *sorted(attributes.values())): value
-        for name, attributes, value in told()["points"]
+        for name, attributes, value in notified()["points"]
     }
     assert points == {
         ("sessions", "transport"): 2,
@@ -84,7 +84,7 @@ def test_what_happens_to_sessions_is_counted() -> None:
 
 
 def test_a_command_has_spans_as_a_server_in_python_has_them_and_its_processes_are_counted() -> None:
-    seen = told("command")
+    seen = notified("command")
     calls = [
         (name, attributes.get("error.type"), attributes.get("mcp_sessions.session"))
         for name, attributes in seen["spans"]
@@ -114,8 +114,8 @@ def test_a_command_has_spans_as_a_server_in_python_has_them_and_its_processes_ar
 
 
 def test_work_that_fails_where_nobody_awaits_it_is_counted() -> None:
-    """What an operator is told to alert on; with its kind, and without what it says."""
-    seen = told("failing")
+    """What an operator is asked to alert on; with its kind, and without what it says."""
+    seen = notified("failing")
     counted = {
         (name, attributes.get("work"), attributes.get("error")): value
         for name, attributes, value in seen["points"]
@@ -128,7 +128,7 @@ def test_work_that_fails_where_nobody_awaits_it_is_counted() -> None:
     assert {"mode": "protocol", "reason": "expired"} in ended
 
 
-def test_without_a_provider_nothing_is_told() -> None:
+def test_without_a_provider_nothing_is_recorded() -> None:
     """No exporter, no cost: the server is not wrapped, and the counters are the API's own."""
-    seen = told("bare")
+    seen = notified("bare")
     assert (seen["spans"], seen["points"]) == ([], [])

@@ -210,17 +210,17 @@ async def test_a_stock_client_sees_it_too(kind: str, mode: Any) -> None:
         assert (await client.list_prompts()).prompts[0].name == "greet"
 
 
-async def test_a_session_alone_hears_that_its_lists_changed_and_once() -> None:
+async def test_a_session_alone_learns_that_its_lists_changed_and_once() -> None:
     """As an event of its own, which is replayed to who missed it."""
     async with world(server=server_of("sdk"), hidden=HIDDEN) as w:
         client, other = await w.connected(), await w.connected()
-        started, beside = await client.start(), await other.start()
+        started, others = await client.start(), await other.start()
         for reveals in (True, True, False):
             await client.text("sight", reveals=reveals, tools=["pay"], prompts=["secret*"])
         events = await _events(w, started["sessionId"])
         # Two of one kind are one: what is told is that the list is another one.
         assert events == [CHANGED[0], CHANGED[2]]
-        assert await _events(w, beside["sessionId"]) == []
+        assert await _events(w, others["sessionId"]) == []
 
 
 async def _events(w: World, session_id: str) -> list[str]:
@@ -239,20 +239,20 @@ async def _events(w: World, session_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_nothing_is_heard_of_a_hidden_resource(named: bool) -> None:
-    """By who listens for it it is acknowledged like one that is not there, and so is never heard;
-    who listened before it was hidden hears no more of it.
+async def test_nothing_is_sent_of_a_hidden_resource(named: bool) -> None:
+    """By who listens for it it is acknowledged like one that is not there, and so is never
+    received; who listened before it was hidden receives no more of it.
     """
     async with world(server=server_of("sdk"), hidden=HIDDEN) as w:
         client = ModernClient(w.carrier)
         session = (await client.start())["sessionId"] if named else None
         asked = ["secret://key", "nothing://there", "info://hours"]
-        heard = await client.listening(session, *asked)
-        [ack] = await heard.has(1)
+        received = await client.listening(session, *asked)
+        [ack] = await received.has(1)
         assert ack["params"]["notifications"]["resourceSubscriptions"] == asked
         await w.layer.notify_resource_updated("secret://key")
         await w.layer.notify_resource_updated("info://hours")
-        assert [each["params"]["uri"] for each in await heard.has_events(1)] == ["info://hours"]
+        assert [each["params"]["uri"] for each in await received.has_events(1)] == ["info://hours"]
         if named:
             await client.text(
                 "sight", {"reveals": False, "resources": ["info://*"]}, session=session
@@ -306,7 +306,7 @@ async def test_every_replica_knows_it_and_so_does_a_restart(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("fails", ["before", "after"])
-async def test_who_was_not_told_is_told_when_it_is_asked_again(fails: str) -> None:
+async def test_who_was_not_notified_is_notified_when_it_is_asked_again(fails: str) -> None:
     """The store failed, before the rules were stored or before the event was: whoever calls again
     does what was not done, and after that nothing is done twice.
     """
@@ -316,12 +316,12 @@ async def test_who_was_not_told_is_told_when_it_is_asked_again(fails: str) -> No
         session = (await client.start())["sessionId"]
         store = w.layer.store
         failing = "change_state" if fails == "before" else "append"
-        told = getattr(store, failing)
+        notified = getattr(store, failing)
 
         async def fail(*args: Any, **options: Any) -> Any:
             c.backplane.is_away = True
             try:
-                return await told(*args, **options)
+                return await notified(*args, **options)
             finally:
                 c.backplane.is_away = False
 
@@ -329,7 +329,7 @@ async def test_who_was_not_told_is_told_when_it_is_asked_again(fails: str) -> No
         setattr(store, failing, fail)
         sent = client.call("sight", arguments, session=session)
         assert "error" in await sent.answer()
-        setattr(store, failing, told)
+        setattr(store, failing, notified)
         assert await _events(w, session) == []
         for _ in range(2):
             await client.text("sight", dict(arguments), session=session)
@@ -418,7 +418,7 @@ def test_patterns_are_patterns(wrong: Any) -> None:
         SessionLayer(Toolbox().server, hidden=wrong)
 
 
-# --- beside other rules --------------------------------------------------------------------------
+# --- next to other rules --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("era", ERAS)

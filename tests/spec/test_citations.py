@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 CLAUSES = {clause.id for clause in clauses()}
 GROUPS = sorted({re.sub(r"\d+$", "", clause) for clause in CLAUSES})
 CITED = re.compile(rf"\b(?:{'|'.join(GROUPS)})\d+\b")
-ELSEWHERE = re.compile(
+OTHER_SOURCE = re.compile(
     r"[Pp]itfalls? [A-Z]\d|[Dd]ocument 00\d|"
     r"\b(?:protocol|architecture|pitfalls|style|structure)\.md"
 )
@@ -39,6 +39,6 @@ def test_code_cites_no_document_that_is_not_in_the_repository() -> None:
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in sources()
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
-        if ELSEWHERE.search(line)
+        if OTHER_SOURCE.search(line)
     ]
     assert found == []

@@ -48,10 +48,10 @@ def test_the_clauses_of_a_section_are_numbered_without_a_gap() -> None:
 
 
 def test_a_prefix_belongs_to_one_section_of_one_file() -> None:
-    places: dict[str, set[tuple[str, str]]] = {}
+    positions: dict[str, set[tuple[str, str]]] = {}
     for clause in CLAUSES:
-        places.setdefault(clause.id[:3], set()).add((clause.file, clause.section))
-    for prefix, found in places.items():
+        positions.setdefault(clause.id[:3], set()).add((clause.file, clause.section))
+    for prefix, found in positions.items():
         assert len(found) == 1, (prefix, found)
         assert {section for _, section in found} == {prefix}
 

@@ -41,7 +41,7 @@ def test_every_keyword_of_the_documents_is_a_requirement() -> None:
     assert counted == KEYWORDS
 
 
-def test_a_requirement_is_identified_by_its_place() -> None:
+def test_a_requirement_is_identified_by_its_position() -> None:
     for document, _ in KEYWORDS:
         of_it = [r for r in REQUIREMENTS if r["document"] == document]
         assert [r["ordinal"] for r in of_it] == list(range(1, len(of_it) + 1))

@@ -119,13 +119,13 @@ async def test_the_modern_eras_messages() -> None:
         expect_shape("server-capabilities", discovered["capabilities"])
         expect_shape("session-start.result", answer := await client.send("session/start").answer())
         session = answer["result"]["sessionId"]
-        heard = await client.listening(session, "a:1", lists=("tools",))
+        received = await client.listening(session, "a:1", lists=("tools",))
         await w.layer.notify_resource_updated("a:1")
-        first, event = await heard.has(2)
+        first, event = await received.has(2)
         expect_shape("acknowledged.notification", first)
         expect_shape("session-event.notification", event)
         newer = await client.listening(session, "a:1")
-        expect_shape("listen.result", await heard.answer())
+        expect_shape("listen.result", await received.answer())
         resumed = await client.send("session/resume", {"sessionId": session}).answer()
         expect_shape("session-resume.result", resumed)
         # The newer one is displaced by the resume, and its client told.

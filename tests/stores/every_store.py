@@ -16,9 +16,9 @@ from tests.support.redis_server import redis_store, two_redis_stores
 
 def sqlite_store() -> SQLiteStore:
     """In a file of its own, which is gone with the store."""
-    place = tempfile.TemporaryDirectory(prefix="mcp-sessions-")
-    store = SQLiteStore(Path(place.name) / "sessions.db")
-    weakref.finalize(store, place.cleanup)
+    position = tempfile.TemporaryDirectory(prefix="mcp-sessions-")
+    store = SQLiteStore(Path(position.name) / "sessions.db")
+    weakref.finalize(store, position.cleanup)
     return store
 
 

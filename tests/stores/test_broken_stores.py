@@ -27,19 +27,19 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.ends_contract import EndedBeside
+from mcp_sessions.stores.ends_contract import EndedOutside
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.record_changes import RecordChange, RenewEvents
 from mcp_sessions.stores.records import (
     Admitted,
     Appended,
+    AppendedChange,
     Attached,
     Audience,
     Data,
     ServerChange,
     SessionRecord,
     State,
-    Told,
 )
 from mcp_sessions.testing import (
     Check,
@@ -263,7 +263,7 @@ class ReapsWhatIsBusy(MemoryStore):
 
 
 class EvictsWhatIsUsed(MemoryStore):
-    """Whoever comes pushes out who is at work."""
+    """Whoever comes pushes out who is running."""
 
     async def evict(
         self,
@@ -306,7 +306,7 @@ class ForgetsAConversationAsItSleeps(MemoryStore):
         self._idle_times[Mode.BOUND] = self._idle_times[Mode.CONVERSATION]
 
 
-class PutsToSleepWhatWasUsed(MemoryStore):
+class SleepsWhatWasUsed(MemoryStore):
     """Who comes back in time for an event finds it gone."""
 
     async def sleep(self, *, now: float) -> None:
@@ -348,7 +348,7 @@ class CountsWhatIsAwake(MemoryStore):
         return await super().evict_heavy(now=now, most=most // 3, held=held, limit=limit)
 
 
-class EndsTheHeavyAtWork(MemoryStore):
+class EndsTheHeavyThatRun(MemoryStore):
     """What runs a request is ended for its bytes."""
 
     async def evict_heavy(
@@ -357,7 +357,7 @@ class EndsTheHeavyAtWork(MemoryStore):
         return await super().evict_heavy(now=now, most=most, held=(), limit=limit)
 
 
-class CountsNobodysNames(MemoryStore):
+class CountsUnownedNames(MemoryStore):
     """Whoever makes up names fills the store alone."""
 
     async def open(self, policy: SessionPolicy) -> None:
@@ -429,20 +429,20 @@ class SharesItsData(MemoryStore):
         return session.data if session is not None else None
 
 
-class TellsWhoeverItIsGiven(MemoryStore):
-    """Who unsubscribed between the list of subscribers and the event hears of it."""
+class NotifiesAllItIsGiven(MemoryStore):
+    """Who unsubscribed between the list of subscribers and the event learns of it."""
 
-    async def tell(
+    async def append_change(
         self,
         session_ids: Sequence[SessionId],
         change: ServerChange,
         *,
         now: float,
         again: bool = False,
-    ) -> Sequence[Told]:
+    ) -> Sequence[AppendedChange]:
         for session_id in session_ids:
             await self.subscribe(session_id, change.uri or "")
-        return await super().tell(session_ids, change, now=now)
+        return await super().append_change(session_ids, change, now=now)
 
 
 class FindsAPageOnly(MemoryStore):
@@ -473,20 +473,20 @@ class RemembersForEver(MemoryStore):
 
 
 class RemembersEveryEnd(MemoryStore):
-    """A call that comes twice is told twice."""
+    """A call that comes twice is sent twice."""
 
     async def remember_ends(
-        self, ends: Sequence[SessionEnd], *, now: float, beside: bool = False
+        self, ends: Sequence[SessionEnd], *, now: float, outside: bool = False
     ) -> Sequence[SessionEnd]:
         self._ends.update(dict.fromkeys(ends))
         return ends
 
 
-class TellsAnEndToEveryone(MemoryStore):
+class RepeatsAnEnd(MemoryStore):
     """Each replica writes the same line."""
 
-    async def ended_beside(self, *, now: float) -> Sequence[EndedBeside]:
-        return [EndedBeside(end) for end in self._beside]
+    async def ended_outside(self, *, now: float) -> Sequence[EndedOutside]:
+        return [EndedOutside(end) for end in self._outside]
 
 
 class IsMadeAnewByWhoLooks(MemoryStore):
@@ -531,26 +531,26 @@ class IsMadeAnewByWhoLooks(MemoryStore):
         (GivesAwayWhatRuns, admission_checks.a_key_of_a_run_that_never_began_is_begun_anew),
         (AdmitsToItsFirstAttachment, admission_checks.a_keyed_request_goes_with_its_attachment),
         (KeepsAnswersOfTheEnded, admission_checks.a_session_that_ends_meanwhile_admits_nothing),
-        (ReapsWhatIsBusy, life_checks.expire_ends_what_is_overdue_and_spares_what_is_at_work),
-        (EvictsWhatIsUsed, life_checks.evict_ends_what_is_nobodys_and_holds_nothing),
+        (ReapsWhatIsBusy, life_checks.expire_ends_what_is_overdue_and_spares_what_is_running),
+        (EvictsWhatIsUsed, life_checks.evict_ends_what_is_unowned_and_holds_nothing),
         (ForgetsWhoeversConversations, sleeping.a_principals_oldest_bound_sessions_make_room),
         (ForgetsAConversationAsItSleeps, sleeping.a_bound_session_lives_as_long_as_it_may_be_idle),
-        (PutsToSleepWhatWasUsed, sleeping.a_session_that_sleeps_loses_its_past_alone),
+        (SleepsWhatWasUsed, sleeping.a_session_that_sleeps_loses_its_past_alone),
         (NeverSleeps, sleeping.a_session_that_sleeps_loses_its_past_alone),
         (KeepsWhatSleeps, sleeping.what_sleeps_makes_room_first),
         (CountsWhatIsAwake, sleeping.what_sleeps_is_bounded_in_bytes),
-        (EndsTheHeavyAtWork, sleeping.what_sleeps_is_bounded_in_bytes),
-        (CountsNobodysNames, sleeping.one_principals_names_do_not_fill_the_store),
+        (EndsTheHeavyThatRun, sleeping.what_sleeps_is_bounded_in_bytes),
+        (CountsUnownedNames, sleeping.one_principals_names_do_not_fill_the_store),
         (BringsTheEndedBack, life_checks.an_ended_session_leaves_no_trace_and_never_comes_back),
         (MergesIntoAnOldState, belongings_checks.state_is_changed_key_by_key),
         (ChangesAnyState, belongings_checks.state_is_changed_only_as_the_caller_saw_it),
         (LastWriteWins, belongings_checks.data_is_replaced_only_by_who_saw_its_newest_version),
         (SharesItsData, belongings_checks.data_is_replaced_only_by_who_saw_its_newest_version),
-        (TellsWhoeverItIsGiven, change_checks.who_is_entitled_to_a_change_is_told),
+        (NotifiesAllItIsGiven, change_checks.who_is_entitled_to_a_change_is_reported),
         (KeepsItsPositions, change_checks.events_made_anew_refuse_every_position),
         (RemembersEveryEnd, ends_checks.how_a_session_ended_is_remembered_once),
         (RemembersForEver, ends_checks.ends_are_bounded_in_number_and_time),
-        (TellsAnEndToEveryone, ends_checks.an_end_beside_the_servers_is_handed_out_once),
+        (RepeatsAnEnd, ends_checks.an_end_outside_the_servers_is_handed_out_once),
         (IsMadeAnewByWhoLooks, ends_checks.a_store_says_when_it_was_made),
         (FindsAPageOnly, change_checks.a_large_audience_is_found_page_by_page),
     ],

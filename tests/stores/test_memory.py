@@ -21,7 +21,7 @@ from mcp_sessions.stores.memory import MemoryStore
 
 T = TypeVar("T")
 
-OVER = frozenset({State.ENDED, State.EXPIRED})
+ENDED_STATES = frozenset({State.ENDED, State.EXPIRED})
 
 NOW = 1_800_000_000.0
 POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)
@@ -111,17 +111,17 @@ def test_the_store_in_memory_goes_only_along_the_table(changes: Sequence[Change]
         assert happens(store, session_id, change) == (follows is not None)
 
         state = follows or state
-        assert state_of(store, session_id) is (None if state in OVER else state)
+        assert state_of(store, session_id) is (None if state in ENDED_STATES else state)
 
 
 @pytest.mark.parametrize(
-    ("over", "late"), list(itertools.product([Change.END, Change.EXPIRE], Change))
+    ("ended", "late"), list(itertools.product([Change.END, Change.EXPIRE], Change))
 )
-def test_nothing_happens_to_a_session_that_is_over(over: Change, late: Change) -> None:
+def test_nothing_happens_to_a_session_that_has_ended(ended: Change, late: Change) -> None:
     """SES18, END1: both ways of being over are for ever."""
     store = opened()
     session_id = new_session(store)
-    assert happens(store, session_id, over)
+    assert happens(store, session_id, ended)
 
     assert not happens(store, session_id, late)
     assert state_of(store, session_id) is None
@@ -155,7 +155,7 @@ def hundred_sessions_come_and_go(store: SessionStore, by: Change, *, now: float)
 
 
 def bytes_left(by: Change) -> int:
-    """Bytes that stay of 2,000 sessions that were made, used, and are over."""
+    """Bytes that stay of 2,000 sessions that were made, used, and have ended."""
     store = opened()
     hundred_sessions_come_and_go(store, Change.EXPIRE, now=NOW)
     tracemalloc.start()

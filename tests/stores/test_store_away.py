@@ -30,7 +30,7 @@ async def served(timeout: float = 10) -> AsyncGenerator[tuple[RedisServer, Duple
 
 
 async def back(look: Callable[[], Any]) -> Any:
-    """Ask until it is not refused any more; bounded. Clients are told when to come back."""
+    """Ask until it is not refused any more; bounded. Clients are notified when to come back."""
     async with asyncio.timeout(15):
         while True:
             answered = await look()
@@ -78,7 +78,7 @@ def requests_of(client: RawClient, session_id: str) -> dict[str, Callable[[], Re
 
 
 @pytest.mark.parametrize("how", ["killed", "suspended"])
-async def test_every_request_is_told_to_come_back(how: str) -> None:
+async def test_every_request_is_asked_to_come_back(how: str) -> None:
     async with served(2 if how == "suspended" else 10) as (server, w):
         client = await w.inner.connected()
         session_id = (await client.start())["sessionId"]
@@ -100,13 +100,13 @@ async def test_every_request_is_told_to_come_back(how: str) -> None:
         assert w.inner.box.calls == ["echo"], "what was refused did not run"
 
 
-async def test_the_modern_era_is_told_the_same() -> None:
+async def test_the_modern_era_is_notified_the_same() -> None:
     async with served() as (server, w):
         client = ModernClient(w.inner.carrier)
         session_id = (await client.start())["sessionId"]
         server.kill()
         meta = session_meta(session_id)
-        for heard in (
+        for received in (
             client.call("echo", {"text": "a"}, meta=meta),
             client.call("echo", {"text": "a"}, meta=session_meta(session_id, key="k")),
             client.send("session/start", {}),
@@ -115,7 +115,7 @@ async def test_the_modern_era_is_told_the_same() -> None:
             client.send("session/resume", {"sessionId": session_id}),
             client.listen(session_id, "note://1"),
         ):
-            reply = await heard.reply.done()
+            reply = await received.reply.done()
             assert unavailable(reply), reply.body.decode()
         assert await client.text("echo", {"text": "no session"}) == "no session"
 
@@ -162,7 +162,7 @@ async def test_a_new_connection_is_served_again_when_it_is_back() -> None:
 
 async def test_what_runs_while_it_goes_away_is_answered() -> None:
     """The handler ran: whoever still listens has the answer. The store has it when it is back
-    (KEY4); until then who asks again hears that it is unknown (KEY11). Nothing runs twice.
+    (KEY4); until then who asks again learns that it is unknown (KEY11). Nothing runs twice.
     """
     async with served() as (server, w):
         client, peer = await w.inner.connected(), await w.connected()
@@ -191,7 +191,7 @@ async def test_what_runs_while_it_goes_away_is_answered() -> None:
         assert w.inner.box.calls.count("wait") == 2
 
 
-async def test_an_open_stream_is_told_what_happens_when_it_is_back() -> None:
+async def test_an_open_stream_is_notified_what_happens_when_it_is_back() -> None:
     """Whether it stayed open or was cut: the next change reaches the client."""
     async with served() as (server, w):
         client = await w.inner.connected()
@@ -213,18 +213,18 @@ async def test_an_open_stream_is_told_what_happens_when_it_is_back() -> None:
 
         await back(published)
         # What was told while it was away may be lost, with the number that it was given: the
-        # stream ends at the next change, and who comes back is told to read everything again.
+        # stream ends at the next change, and who comes back is asked to read everything again.
         await w.publish(session_id, "note://2", wait=True)
         await stream.done()
 
         async def opened_again() -> Reply | None:
             stream = await client.get(first.id).started()
-            # Replicas may hear each other a moment later than the store answers.
+            # Replicas may receive each other a moment later than the store answers.
             return None if unavailable(stream) else stream
 
         stream = await back(opened_again)
-        told = {message["method"] for message in await stream.has(3)}
-        assert told == {
+        notified = {message["method"] for message in await stream.has(3)}
+        assert notified == {
             "notifications/tools/list_changed",
             "notifications/prompts/list_changed",
             "notifications/resources/list_changed",

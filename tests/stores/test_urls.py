@@ -60,19 +60,19 @@ def test_what_redis_py_has_a_default_for_may_be_left_out(url: str) -> None:
 @pytest.mark.anyio
 async def test_where_nobody_answers_and_why_is_named() -> None:
     """A wrong port and a wrong name are not the same, and neither is a password."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        port = nobody.getsockname()[1]
-        for place, reason in (
+    with socket.socket() as no_client:
+        no_client.bind(("127.0.0.1", 0))
+        port = no_client.getsockname()[1]
+        for position, reason in (
             (f"127.0.0.1:{port}", "ConnectionRefusedError: "),
             ("redis.invalid:6379", "gaierror: "),
         ):
-            store = open_store(f"redis://user:{SECRET}@{place}/0")
+            store = open_store(f"redis://user:{SECRET}@{position}/0")
             with pytest.raises(StoreUnavailable) as away:
                 await store.open(SessionPolicy())
             await store.close()
 
-            assert f"Redis at {place} is away: {reason}" in str(away.value)
+            assert f"Redis at {position} is away: {reason}" in str(away.value)
             is_refused = reason.startswith("ConnectionRefused")
             assert is_refused == ("start it, or correct the URL" in str(away.value))
             assert SECRET not in str(away.value)

@@ -69,7 +69,7 @@ TOOLS = (
 )
 
 
-async def _nobody_to_tell(uri: str) -> None:
+async def _no_publisher(uri: str) -> None:
     raise AssertionError(f"nobody set App.publish, so the change of {uri} reaches nobody")
 
 
@@ -80,7 +80,7 @@ class App:
     kind: Kind
     server: "MCPServer[Any] | Server[Any] | fastmcp.FastMCP[Any]"
     stage: Stage
-    publish: Publish = _nobody_to_tell
+    publish: Publish = _no_publisher
     """How ``touch`` publishes. Whoever wraps the server sets it
     (``app.publish = layer.notify_resource_updated``); ``MCPServer`` does it itself."""
     versions: dict[str, int] = field(default_factory=dict[str, int])

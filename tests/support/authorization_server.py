@@ -34,7 +34,7 @@ FIRST_LASTS = 5
 """Seconds for which a server accepts the first token of a user."""
 
 CLIENT_KEEPS = 2
-"""Seconds for which the client is told that the first token is good."""
+"""Seconds for which the client is notified that the first token is good."""
 
 LASTS = 3_600
 

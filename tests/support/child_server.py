@@ -1,4 +1,4 @@
-"""A server on stdio, in plain Python and without an SDK, that can be told how to misbehave.
+"""A server on stdio, in plain Python and without an SDK, that can be notified how to misbehave.
 
 ``child_server.py [MISDEED [ARGUMENT]]``; see ``main``. Its tools are those of ``tool``. It counts
 its calls in a file named in ``CALLS``, so that a test sees what ran twice.
@@ -41,8 +41,8 @@ def say(message: Json) -> None:
     sys.stdout.flush()
 
 
-def hear() -> Json:
-    """The next message that was not heard yet."""
+def receive() -> Json:
+    """The next message that was not received yet."""
     return later.pop(0) if later else read()
 
 
@@ -113,8 +113,8 @@ def tool(request: Json) -> Json | None:
                 say({"method": "notifications/progress", "params": report})
             return text("reported")
         case "log":
-            told: Json = {"level": arguments.get("level", "info"), "data": arguments["text"]}
-            say({"method": "notifications/message", "params": told})
+            notified: Json = {"level": arguments.get("level", "info"), "data": arguments["text"]}
+            say({"method": "notifications/message", "params": notified})
             return text("logged")
         case "update":
             about = {"uri": arguments["uri"]}
@@ -157,7 +157,7 @@ def tool(request: Json) -> Json | None:
             return text(json.dumps(ask("roots/list", {}).get("result")))
         case "wait":
             # Until it is cancelled.
-            while (message := hear()).get("method") != "notifications/cancelled":
+            while (message := receive()).get("method") != "notifications/cancelled":
                 pass
             note(f"cancelled {message['params']['requestId'] == request['id']}")
             return None
@@ -272,8 +272,8 @@ def serve(request: Json) -> None:
             say({"method": "notifications/message", "params": data})
             question: Json = {"message": params["argument"]["value"], "requestedSchema": {}}
             answer = ask("elicitation/create", question)
-            told = answer.get("result") or answer["error"]
-            result = {"completion": {"values": [json.dumps(told, sort_keys=True)]}}
+            notified = answer.get("result") or answer["error"]
+            result = {"completion": {"values": [json.dumps(notified, sort_keys=True)]}}
         case "resources/subscribe" if params["uri"] == "test://refused":
             say({"id": request["id"], "error": {"code": -32602, "message": "no such resource"}})
             return
@@ -330,7 +330,9 @@ def main(misdeed: str = "", argument: str = "") -> None:
             say({"id": "p", "method": "ping"})
         case _:
             pass
-    while (request := hear())["method"] != "initialize" or is_refused(misdeed, argument, request):
+    while (request := receive())["method"] != "initialize" or is_refused(
+        misdeed, argument, request
+    ):
         if misdeed == "impatient":
             note("started")
             sys.exit("that is no handshake")
@@ -356,10 +358,10 @@ def main(misdeed: str = "", argument: str = "") -> None:
     say({"id": request["id"], "result": {**result, "instructions": "ask me"}})
     if misdeed == "early":
         for _ in range(2):
-            note(json.dumps(hear()))
+            note(json.dumps(receive()))
     while True:
         try:
-            message = hear()
+            message = receive()
         except KeyboardInterrupt:
             return
         if "id" in message and "method" in message:

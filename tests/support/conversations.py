@@ -189,16 +189,16 @@ def result_of(answer: Json) -> Any:
     return answer["result"]
 
 
-Scene = Callable[["ToldAgent", str, str], Awaitable[str | None]]
+Scene = Callable[["ScriptedAgent", str, str], Awaitable[str | None]]
 """What the agent does in a prompt: agent, its own session id, text → the stop reason."""
 
 
-async def echo(agent: ToldAgent, session_id: str, text: str) -> str | None:
+async def echo(agent: ScriptedAgent, session_id: str, text: str) -> str | None:
     await agent.say(session_id, f"echo {text}")
     return None
 
 
-class ToldAgent:
+class ScriptedAgent:
     """An agent with a memory as long as its process, that plays ``scene`` in each prompt."""
 
     def __init__(self, scene: Scene = echo) -> None:
@@ -269,7 +269,7 @@ async def conversation(
     agent: Any = None, store: SessionStore | None = None, **options: Any
 ) -> AsyncGenerator[RawClient]:
     """A client that has shaken hands with a layer of its own."""
-    layer = AcpSessionLayer(agent or ToldAgent(), store=store or MemoryStore(), **options)
+    layer = AcpSessionLayer(agent or ScriptedAgent(), store=store or MemoryStore(), **options)
     async with client_of(layer) as client:
         await client.initialize()
         yield client

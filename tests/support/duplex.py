@@ -139,7 +139,7 @@ class DuplexPeer(ABC):
         await self.until(lambda: len(self.events) >= count, f"{count} events")
         return self.events
 
-    async def told(self, method: str) -> Json:
+    async def notified(self, method: str) -> Json:
         """The first notification of that method, once it is here."""
         found = await self.until(
             lambda: next((m for m in self.notifications if m["method"] == method), None), method
@@ -337,7 +337,7 @@ class PipePeer(DuplexPeer):
         os.write(self._out, text.encode() + b"\n")
 
     async def leave(self) -> None:
-        """See :class:`DuplexPeer`: the input ends; return when all is over."""
+        """See :class:`DuplexPeer`: the input ends; return when all has ended."""
         if self._out != -1:
             os.close(self._out)
             self._out = -1
@@ -369,7 +369,7 @@ class ServerInLoop(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        """Return when it is told to stop."""
+        """Return when it is asked to stop."""
         self.is_up.set()
         await self.stop.wait()
 

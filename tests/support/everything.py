@@ -176,11 +176,11 @@ def everything_mcpserver() -> Everything:
 
     @server.tool()
     async def header(
-        place: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "",
+        position: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "",
         count: Annotated[int, Field(json_schema_extra={"x-mcp-header": "Count"})] = 0,
     ) -> str:
         """Arguments that are repeated in headers."""
-        return f"{place} {count}"
+        return f"{position} {count}"
 
     @server.tool()
     async def touch(uri: str, ctx: Context[Any, Any]) -> str:

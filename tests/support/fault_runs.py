@@ -52,7 +52,7 @@ class Stage:
     displaced: list[PersistentClient] = field(default_factory=list[PersistentClient])
     """Who must have been told."""
 
-    over: list[str] = field(default_factory=list[str])
+    ended: list[str] = field(default_factory=list[str])
     """The sessions that were ended."""
 
     numbers: Any = field(default_factory=lambda: itertools.count(1))
@@ -91,7 +91,7 @@ class Stage:
         if result is None and not self.runs[name]:
             raise Violation(f"{name} never ran, and its outcome is said to be unknown")
 
-    async def hears_fresh(
+    async def gets_fresh(
         self, client: PersistentClient, *, of: PersistentClient | None = None
     ) -> None:
         """What happens from now on in its session comes to the client."""
@@ -101,7 +101,7 @@ class Stage:
             uri = f"fresh:{next(self.numbers)}"
             if await by.call("update", key=uri, uri=uri) is None:
                 raise Violation(f"{by.name}: two calls in a row have no outcome")
-        await client.hears(uri)
+        await client.receives(uri)
 
 
 @asynccontextmanager
@@ -141,7 +141,7 @@ def _add_tools(stage: Stage, w: World) -> None:
         return "announced"
 
     async def update(ctx: Ctx, arguments: Json) -> str:
-        """A session event. A handler is told that it may not be stored, and tries again."""
+        """A session event. A handler is notified that it may not be stored, and tries again."""
         for _ in range(20):
             try:
                 await ctx.session.send_resource_updated(arguments["uri"])
@@ -203,16 +203,16 @@ async def _check(stage: Stage) -> None:
     for client in stage.cast:
         client.check()
     for client in stage.displaced:
-        # What could not be told while the store was away is told when it is back.
+        # What could not be told while the store was away is notified when it is back.
         await until(
             lambda c=client: c.was_taken_over or not c.is_listening,
             f"{client.name} is told that its session was taken over",
         )
     for client in stage.cast:
-        if client.session in stage.over or client.session is None:
+        if client.session in stage.ended or client.session is None:
             continue
         if client.is_listening and not client.is_taken_over:
-            await stage.hears_fresh(client)
+            await stage.gets_fresh(client)
         client.check_events()
     for client in stage.cast:
         client.check()
@@ -225,9 +225,9 @@ async def _check_nothing_is_held(stage: Stage) -> None:
     await asyncio.sleep(DETACHED_TIMEOUT + 20)
     for w in stage.worlds:
         parts = cast(Any, w.inside)
-        at_work = parts.runner.log_state()
-        if any(at_work.values()):
-            raise Violation(f"still at work: {at_work}")
+        running = parts.runner.log_state()
+        if any(running.values()):
+            raise Violation(f"still at work: {running}")
         if parts.questions._open:
             raise Violation(f"questions that nobody waits for: {parts.questions._open}")
         locked = [turn for turn in parts.attachments._session_locks.values() if turn.locked()]
@@ -291,6 +291,8 @@ async def failures(
                 raise Violation("it never came to this call: nothing failed")
         except Exception as failed:
             name = calls[number] if number < len(calls) else "?"
-            told = "".join(traceback.format_exception(failed)) if only is not None else ""
-            wrong.append(f"{number} {name} {how}: {type(failed).__name__}: {failed!s:.600}\n{told}")
+            notified = "".join(traceback.format_exception(failed)) if only is not None else ""
+            wrong.append(
+                f"{number} {name} {how}: {type(failed).__name__}: {failed!s:.600}\n{notified}"
+            )
     return len(numbers), wrong

@@ -71,13 +71,13 @@ class Plan:
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualTimeLoop):
             return await self._call(name, work, cut)
-        # Where time jumps, it stands still while a store on a disk or a network is at work.
+        # Where time jumps, it stands still while a store on a disk or a network is running.
         here = object()
-        loop.elsewhere.add(here)
+        loop.outside_work.add(here)
         try:
             return await self._call(name, work, cut)
         finally:
-            loop.elsewhere.discard(here)
+            loop.outside_work.discard(here)
 
     async def _call(
         self, name: str, work: Callable[[], Awaitable[Any]], cut: Callable[[], None] | None

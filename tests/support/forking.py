@@ -124,16 +124,16 @@ def _order(
         return None
     if any(number != -1 and os.isatty(number) for number in (read_by, written_by, complained_by)):
         return None
-    place = os.path.abspath(os.fsdecode(cwd) if cwd is not None else os.getcwd())
+    position = os.path.abspath(os.fsdecode(cwd) if cwd is not None else os.getcwd())
     variables = dict(os.environ)
     if environment is not None:
         pairs = (os.fsdecode(pair).partition("=") for pair in environment)
         variables = {name: value for name, _, value in pairs}
-    if not os.path.isdir(place) or _decisive(variables) != decisive:
+    if not os.path.isdir(position) or _decisive(variables) != decisive:
         return None
     if any(os.path.exists(f"{entry}/sitecustomize.py") for entry in _path(variables)):
         return None
-    order = json.dumps([words, place, variables, bool(new_session)]).encode()
+    order = json.dumps([words, position, variables, bool(new_session)]).encode()
     return order if len(order) <= _LONGEST else None
 
 
@@ -191,14 +191,14 @@ def _ordered(channel: socket.socket) -> list[Any] | None:
             os.close(file)
 
 
-def _run(words: list[str], place: str, variables: dict[str, str]) -> None:
-    os.chdir(place)
+def _run(words: list[str], position: str, variables: dict[str, str]) -> None:
+    os.chdir(position)
     os.environ.clear()
     os.environ.update(variables)
     sys.orig_argv = words
     path = _path(variables)
     if words[1] == "-m":
-        sys.path[:0] = [place, *path]
+        sys.path[:0] = [position, *path]
         sys.argv = words[2:]
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
     else:

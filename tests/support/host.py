@@ -27,7 +27,7 @@ class Host(ProcessPeer):
 
     said: str = ""
 
-    def heard(self, session_id: str) -> list[str]:
+    def received(self, session_id: str) -> list[str]:
         """The resources whose updates came in a session, in order."""
         return [e["params"]["uri"] for e in self.events if session_of(e) == session_id]
 
@@ -38,8 +38,8 @@ class Host(ProcessPeer):
     @property
     def acknowledged(self) -> list[str | int]:
         """The listen streams that were said to be open, each time that it was said."""
-        told = [n["params"] for n in self.notifications if n["method"] == ACKNOWLEDGED]
-        return [params["_meta"][SUBSCRIPTION_ID] for params in told]
+        notified = [n["params"] for n in self.notifications if n["method"] == ACKNOWLEDGED]
+        return [params["_meta"][SUBSCRIPTION_ID] for params in notified]
 
     async def current(self) -> str:
         """The session in which a request without a name is served."""

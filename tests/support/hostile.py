@@ -26,7 +26,7 @@ async def large(size: int) -> str:
 """
 
 
-class Place:
+class Setup:
     def __init__(self, process: "subprocess.Popen[str]", port: int) -> None:
         self.process = process
         self.port = port
@@ -133,7 +133,7 @@ def answer_on(sock: socket.socket) -> bytes:
 @contextmanager
 def hostile(
     here: Path, *arguments: str, descriptors: int | None = None, within: float = 60.0
-) -> Generator[Place]:
+) -> Generator[Setup]:
     """A server in a process of its own."""
     (here / "app.py").write_text(APP)
     with serving(
@@ -141,9 +141,9 @@ def hostile(
     ) as process:
         found = re.search(r"http://127\.0\.0\.1:(\d+)/mcp", read_lines(process, 5))
         assert found is not None
-        place = Place(process, int(found[1]))
+        setup = Setup(process, int(found[1]))
         try:
-            yield place
+            yield setup
         finally:
-            for sock in place.sockets:
+            for sock in setup.sockets:
                 sock.close()

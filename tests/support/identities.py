@@ -94,7 +94,7 @@ class Tools:
     gates: dict[str, Gate] = field(default_factory=dict[str, Gate])
     calls: list[str] = field(default_factory=list[str])
     background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
-    told: list[str] = field(default_factory=list[str])
+    notified: list[str] = field(default_factory=list[str])
 
     def gate(self, name: str) -> Gate:
         return self.gates.setdefault(name, Gate())
@@ -133,7 +133,7 @@ def guarded_server(verifier: Verifier, **options: Any) -> tuple[MCPServer[Any], 
     async def later(gate: str) -> str:
         async def work() -> None:
             await tools.gate(gate).arrive()
-            tools.told.append(who())
+            tools.notified.append(who())
 
         task = asyncio.create_task(work())
         tools.background.add(task)

@@ -1,6 +1,6 @@
 """WebSocket and stdio without network and threads, for where time jumps.
 
-All of the library's bindings is at work but for what reads and writes a descriptor.
+All of the library's bindings is running but for what reads and writes a descriptor.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class MemorySocket(DuplexPeer):
             # What a server would log is the test's to see.
             self.raised = error
         finally:
-            self._over()
+            self._end()
 
     async def _send(self, message: AsgiMessage) -> None:
         if self._has_left:
@@ -64,13 +64,13 @@ class MemorySocket(DuplexPeer):
                 self.took(message["text"])
             case "websocket.close":
                 self.code = message["code"]
-                self._over()
+                self._end()
             case "websocket.http.response.start":
                 self.refused = message["status"]
             case _:
                 pass
 
-    def _over(self) -> None:
+    def _end(self) -> None:
         self.ended = True
         self._accepted.set()
         self.board.announce()

@@ -1,6 +1,6 @@
 """A raw client of the modern era (2026-07-28): every POST stands alone and carries its envelope.
 
-It goes over the carriers of `tests.support.raw`. A `Heard` is the reply to one request, read
+It goes over the carriers of `tests.support.raw`. A `Received` is the reply to one request, read
 as far as it has come.
 """
 
@@ -56,7 +56,7 @@ def session_meta(
     return meta
 
 
-class Heard:
+class Received:
     """A modern-era reply, as far as it has come."""
 
     def __init__(self, reply: Reply, request_id: str | int) -> None:
@@ -172,7 +172,7 @@ class ModernClient:
         meta: Json | None = None,
         request_id: str | int | None = None,
         headers: Headers | None = None,
-    ) -> Heard:
+    ) -> Received:
         """Send a request; do not wait for the answer.
 
         Args:
@@ -187,9 +187,9 @@ class ModernClient:
             {**given, **named, **(meta or {})}, capabilities=self.capabilities
         )
         message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": members}
-        return Heard(self.post(message, headers), request_id)
+        return Received(self.post(message, headers), request_id)
 
-    def call(self, tool: str, arguments: Json | None = None, **options: Any) -> Heard:
+    def call(self, tool: str, arguments: Json | None = None, **options: Any) -> Received:
         return self.send("tools/call", call_params(tool, arguments), **options)
 
     async def text(self, tool: str, arguments: Json | None = None, **options: Any) -> str:
@@ -199,7 +199,7 @@ class ModernClient:
     async def notify(
         self, method: str, params: Json | None = None, *, headers: Headers | None = None
     ) -> Reply:
-        """Send a notification; the reply when it is over."""
+        """Send a notification; the reply when it has ended."""
         message: Json = {"jsonrpc": "2.0", "method": method}
         if params is not None:
             message["params"] = params
@@ -234,7 +234,7 @@ class ModernClient:
         *uris: str,
         lists: tuple[str, ...] = (),
         **options: Any,
-    ) -> Heard:
+    ) -> Received:
         """``subscriptions/listen`` for a session; options as of :meth:`send`."""
         return self.send(
             "subscriptions/listen",
@@ -245,12 +245,12 @@ class ModernClient:
 
     async def listening(
         self, session: str | None, *uris: str, lists: tuple[str, ...] = (), **options: Any
-    ) -> Heard:
+    ) -> Received:
         """The same, once it is acknowledged."""
-        heard = self.listen(session, *uris, lists=lists, **options)
-        first = (await heard.has(1))[0]
+        received = self.listen(session, *uris, lists=lists, **options)
+        first = (await received.has(1))[0]
         assert first.get("method") == ACKNOWLEDGED, first
-        return heard
+        return received
 
 
 def wanted(*uris: str, lists: tuple[str, ...] = ()) -> Json:

@@ -1,4 +1,4 @@
-"""A server of the era of 2026-07-28 only on stdio, in plain Python, that can be told to misbehave.
+"""A server of the era of 2026-07-28 only on stdio, in plain Python, that can be asked to misbehave.
 
 ``modern_child.py [MISDEED]``; its tools are those of ``child_server.py``. What it asks is a result,
 and what it tells by itself goes to those who listen.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 Json = base.Json
-hear, note, say, text = base.hear, base.note, base.say, base.text
+receive, note, say, text = base.receive, base.note, base.say, base.text
 
 PREFIX = "io.modelcontextprotocol"
 VERSION = "2026-07-28"
@@ -31,7 +31,7 @@ listens: dict[Any, Json] = {}
 """By the id of its request: what it is to be told."""
 
 
-def tell(method: str, params: Json) -> None:
+def notify(method: str, params: Json) -> None:
     """A change, to whoever listens for it."""
     for request_id, wanted in listens.items():
         if params.get("uri") in wanted.get("resourceSubscriptions", []):
@@ -60,7 +60,7 @@ def call(request: Json) -> Json | None:
                 note("ask")
             return ask(params)
         case "update":
-            tell("notifications/resources/updated", {"uri": arguments["uri"]})
+            notify("notifications/resources/updated", {"uri": arguments["uri"]})
             return text("updated")
         case "question":
             # Which that era has not.
@@ -135,7 +135,7 @@ def serve(request: Json, misdeed: str) -> None:
 def main(misdeed: str = "") -> None:
     note("started")
     while True:
-        message = hear()
+        message = receive()
         if "id" in message and "method" in message:
             serve(message, misdeed)
         elif message.get("method") == "notifications/cancelled":

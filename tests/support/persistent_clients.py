@@ -1,6 +1,6 @@
 """Clients that do what a client may be expected to do when the server's store fails for once.
 
-They try again what they are told to try again, come back to streams that ended, resume what
+They try again what they are asked to try again, come back to streams that ended, resume what
 was taken from them by nobody else, and take a definite error for one. What no client can be
 expected to bear raises `Violation`: no answer, a 500, a broken promise.
 
@@ -58,21 +58,21 @@ class PersistentClient(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.tasks: set[asyncio.Task[None]] = set()
-        """What it does beside what it is asked to."""
+        """What it does next to what it is asked to."""
 
         self.session: str | None = None
         self.position: str | None = None
         self.is_taken_over = False
-        """It was told that another connection has its session."""
+        """It was notified that another connection has its session."""
 
         self.was_taken_over = False
-        """It was told so once."""
+        """It was notified once."""
 
         self.gaps = 0
-        """How often it was told that it may have missed something."""
+        """How often it was notified that it may have missed something."""
 
         self.unknown: list[str] = []
-        """The keys of which it was told that the outcome is unknown."""
+        """The keys of which it was notified that the outcome is unknown."""
 
     # --- each kind has its own ---------------------------------------------------------------
 
@@ -213,10 +213,10 @@ class PersistentClient(ABC):
 
     @property
     def uris(self) -> list[str]:
-        """What changed, as far as it heard, and in order."""
+        """What changed, as far as it received, and in order."""
         return [m["params"]["uri"] for m in self.messages if m.get("method") == UPDATED]
 
-    def hears_by(self, other: "PersistentClient") -> None:
+    def receives_by(self, other: "PersistentClient") -> None:
         """Another one is the same client, and has the stream."""
         self._ears = other
 
@@ -228,8 +228,8 @@ class PersistentClient(ABC):
         if str(message.get("method")).endswith("list_changed"):
             self.gaps += 1
 
-    async def hears(self, uri: str, within: float = SILENCE) -> None:
-        """Wait until it hears that ``uri`` changed."""
+    async def receives(self, uri: str, within: float = SILENCE) -> None:
+        """Wait until it learns that ``uri`` changed."""
         await until(lambda: uri in self.uris, f"{self.name} hears {uri}", within)
 
     def check_events(self) -> None:
@@ -263,16 +263,16 @@ class HandshakeHttp(PersistentClient):
         self.raw.session_id = self.replies[-1].header("mcp-session-id")
         if self.raw.session_id is None:
             raise Violation(f"{self.name}: initialize gave no Mcp-Session-Id")
-        await self.tell("notifications/initialized")
+        await self.notify("notifications/initialized")
 
-    async def tell(self, method: str) -> None:
+    async def notify(self, method: str) -> None:
         message = {"jsonrpc": "2.0", "method": method}
         await self._accepted(lambda: self.raw.post(message), 202)
 
     async def _accepted(self, send: Callable[[], Reply], status: int) -> None:
         deadline = _now() + PATIENCE
         while _now() < deadline:
-            reply = await self._over(send())
+            reply = await self._finished(send())
             if reply.status == status:
                 return
             if not _is_away(reply):
@@ -280,7 +280,7 @@ class HandshakeHttp(PersistentClient):
             await asyncio.sleep(0.5)
         raise Violation(f"{self.name}: nothing was accepted for {PATIENCE} s")
 
-    async def _over(self, reply: Reply) -> Reply:
+    async def _finished(self, reply: Reply) -> Reply:
         self.replies.append(reply)
         await reply.until(lambda: reply.ended, "the end", within=SILENCE)
         return reply
@@ -376,7 +376,7 @@ class HandshakeHttp(PersistentClient):
         await self._stop()
         deadline = _now() + PATIENCE
         while _now() < deadline:
-            reply = await self._over(self.raw.delete())
+            reply = await self._finished(self.raw.delete())
             # Sent again: it may have been deleted by the one whose answer was lost.
             if reply.status in (200, 404):
                 return
@@ -403,7 +403,7 @@ class HandshakeHttp(PersistentClient):
             if not stream.ended:
                 stream.leave()
         for stream in self.streams:
-            await self._over(stream)
+            await self._finished(stream)
 
     def check_reply(self, reply: Reply) -> None:
         if reply.error is not None or (reply.status or 0) >= 500 and not _is_away(reply):
@@ -447,14 +447,14 @@ class ModernHttp(PersistentClient):
         """See `PersistentClient`: there is no handshake."""
 
     async def once(self, method: str, params: Json) -> Answer | None:
-        heard = self.raw.send(method, params)
-        self.replies.append(heard.reply)
-        await heard.reply.until(lambda: heard.reply.ended, "the end", within=SILENCE)
-        if _is_away(heard.reply):
+        received = self.raw.send(method, params)
+        self.replies.append(received.reply)
+        await received.reply.until(lambda: received.reply.ended, "the end", within=SILENCE)
+        if _is_away(received.reply):
             return None
-        self.check_reply(heard.reply)
-        for message in heard.messages:
-            if "method" not in message and message.get("id") == heard.id:
+        self.check_reply(received.reply)
+        for message in received.messages:
+            if "method" not in message and message.get("id") == received.id:
                 if message.get("error", {}).get("code") == INTERNAL:
                     raise Violation(f"{self.name}: {method} was answered {message}")
                 return message
@@ -473,22 +473,22 @@ class ModernHttp(PersistentClient):
 
     async def _listen(self, uris: tuple[str, ...]) -> None:
         while True:
-            heard = self.raw.listen(self.session, *uris, lists=("tools",))
-            self.streams.append(heard)
+            received = self.raw.listen(self.session, *uris, lists=("tools",))
+            self.streams.append(received)
             seen = 0
 
-            def look(heard: Any = heard) -> bool:
+            def look(received: Any = received) -> bool:
                 nonlocal seen
-                for message in heard.messages[seen:] if heard.is_sse else ():
+                for message in received.messages[seen:] if received.is_sse else ():
                     seen += 1
                     self.see(message)
-                return heard.reply.ended
+                return received.reply.ended
 
-            await heard.reply.until(look, "the end", within=math.inf)
-            if not _is_away(heard.reply):
-                self.check_reply(heard.reply)
-                if heard.status != 200:
-                    raise Violation(f"{self.name}: its listen is refused: {heard.reply}")
+            await received.reply.until(look, "the end", within=math.inf)
+            if not _is_away(received.reply):
+                self.check_reply(received.reply)
+                if received.status != 200:
+                    raise Violation(f"{self.name}: its listen is refused: {received.reply}")
                 if self.is_taken_over:
                     return
                 # What it has seen it says where it resumes.
@@ -505,7 +505,7 @@ class ModernHttp(PersistentClient):
 
     @property
     def messages(self) -> list[Json]:
-        return [m for heard in self.streams if heard.is_sse for m in heard.messages]
+        return [m for received in self.streams if received.is_sse for m in received.messages]
 
     async def leave(self) -> None:
         if self._listening is not None:
@@ -513,16 +513,16 @@ class ModernHttp(PersistentClient):
                 await self._listening
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
-        for heard in self.streams:
-            heard.leave()
-            await heard.reply.until(lambda h=heard: h.reply.ended, "the end", within=SILENCE)
+        for received in self.streams:
+            received.leave()
+            await received.reply.until(lambda h=received: h.reply.ended, "the end", within=SILENCE)
 
     def check_reply(self, reply: Reply) -> None:
         if reply.error is not None or (reply.status or 0) >= 500 and not _is_away(reply):
             raise Violation(f"{self.name}: {reply} {reply.error!r}")
 
     def check(self) -> None:
-        for reply in [*self.replies, *(heard.reply for heard in self.streams)]:
+        for reply in [*self.replies, *(received.reply for received in self.streams)]:
             self.check_reply(reply)
         for reply in self.replies:
             if not reply.ended:

@@ -40,7 +40,7 @@ class ProcessPeer(DuplexPeer):
             self._writer.close()
 
     async def exit(self) -> int:
-        """Its exit code, once it is over and everything was read."""
+        """Its exit code, once it has ended and everything was read."""
         code = await at_most(WITHIN, self.process.wait())
         await at_most(WITHIN, self._reading)
         self._writer.close()

@@ -53,14 +53,14 @@ class KilledServer:
     Its methods wait: call them from a thread.
     """
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, position: Path) -> None:
         self.port = free_port()
-        self.place = place
+        self.position = position
         self._process: subprocess.Popen[bytes] | None = None
         self._env = {
             **os.environ,
             "PYTHONPATH": f"{ROOT}:{ROOT}/transports",
-            "RUNS": str(place / "runs"),
+            "RUNS": str(position / "runs"),
             "MCP_SESSIONS_KEYS": mint_key(),
         }
 
@@ -70,14 +70,14 @@ class KilledServer:
     def start(self) -> None:
         """Start it, and return once it accepts connections."""
         app = f"{ROOT / 'tests/support/restart_app.py'}:mcp"
-        store = f"sqlite:///{self.place / 'sessions.db'}"
+        store = f"sqlite:///{self.position / 'sessions.db'}"
         serve = ["serve", app, "--store", store, "--port", str(self.port), "--log-level", "error"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mcp_sessions.cli", *serve],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=self._env,
-            cwd=self.place,
+            cwd=self.position,
         )
         wait_until_it_listens(self._process, self.port)
 
@@ -97,5 +97,5 @@ class KilledServer:
     @property
     def runs(self) -> list[str]:
         """What tools did, in order."""
-        runs = self.place / "runs"
+        runs = self.position / "runs"
         return runs.read_text().splitlines() if runs.exists() else []

@@ -10,19 +10,19 @@ import pytest
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"
 
 
-def system_program(name: str, package: str, elsewhere: str) -> str:
+def system_program(name: str, package: str, other_path: str) -> str:
     """The path of a program; from Debian if it is not there and this is root on Debian.
 
     Args:
         package: Debian's.
-        elsewhere: How it is installed on another system.
+        other_path: How it is installed on another system.
     """
     found = shutil.which(name, path=_PATH)
     if found:
         return found
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
-        pytest.fail(f"missing: {name} (apt-get install {package}, or {elsewhere})")
+        pytest.fail(f"missing: {name} (apt-get install {package}, or {other_path})")
     sys.stderr.write(f"{name} is missing: installing Debian's {package}\n")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["install", "-qy", "--no-install-recommends", package]

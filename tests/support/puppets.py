@@ -18,7 +18,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream, shell_of
 from mcp_sessions.server.upstream.port import (
     Outbound,
@@ -40,15 +40,15 @@ INFO = {"name": "client", "version": "1"}
 class Puppet:
     """One process: what it was asked and did not answer, and what it was answered."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
         self.output = Output()
         self.child: Child | None = None
         self.unanswered: dict[int, Json] = {}
         self.answers: dict[str, Json] = {}
         """By the id of its question."""
 
-        self.told: list[Json] = []
+        self.notified: list[Json] = []
         """Notifications."""
 
         self.is_full = False
@@ -93,7 +93,7 @@ class Puppet:
         elif "id" in message:
             self.answers[message["id"]] = message
         else:
-            self.told.append(message)
+            self.notified.append(message)
 
     async def room(self) -> None: ...
 
@@ -127,19 +127,19 @@ class Puppets:
 
     @property
     def living(self) -> list[Puppet]:
-        return [each for each in self.all if each.place.living is each.child]
+        return [each for each in self.all if each.slot.living is each.child]
 
     def run(self, room: Callable[[], int]) -> None: ...
 
-    async def start(self, place: Place, principal: Principal) -> Child:
-        puppet = Puppet(place)
-        child = puppet.child = Child(self._wire(cast(Any, puppet), 1_000_000), place)
+    async def start(self, slot: Slot, principal: Principal) -> Child:
+        puppet = Puppet(slot)
+        child = puppet.child = Child(self._wire(cast(Any, puppet), 1_000_000), slot)
         self.all.append(puppet)
         return child
 
     def use(self, server: ExternalServer) -> None: ...
 
-    def session_over(self, session_id: SessionId) -> None:
+    def session_ended(self, session_id: SessionId) -> None:
         """See `Starter`: nothing is kept here."""
 
     async def close(self) -> None: ...
@@ -152,12 +152,12 @@ def owner_of(message: Json) -> str:
 
 @dataclass(eq=False)
 class PuppetCall:
-    """A request of a client: everything that it hears."""
+    """A request of a client: everything that it receives."""
 
     owner: str
     principal: Principal = ANONYMOUS
     can_send_request: bool = False
-    heard: list[Json] = field(default_factory=list[Json])
+    received: list[Json] = field(default_factory=list[Json])
     request_id: int = 1
     bound_session: SessionId | None = None
     response: None = None
@@ -170,7 +170,7 @@ class PuppetCall:
     def is_traced(self, span: object) -> None: ...
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        self.heard.append({"method": method, "params": dict(params or {})})
+        self.received.append({"method": method, "params": dict(params or {})})
 
     async def report(self, params: Mapping[str, Any]) -> None:
         await self.notify("notifications/progress", params)
@@ -231,7 +231,7 @@ class PuppetWorld:
         self.tasks[task] = call
         return task
 
-    async def tell(self, session: str, method: str) -> None:
+    async def notify(self, session: str, method: str) -> None:
         """A notification of a client with a handshake."""
         call = PuppetCall(session)
         await self._peer(call, session, {}).notify(cast(Any, call), method, None)
@@ -262,7 +262,7 @@ async def puppet_world(
         server,
         puppets,
         shell_of(server, remembers=False),
-        elsewhere=None,
+        other_replicas=None,
         policy=SessionPolicy(),
         declared=DeclaredHeaders(),
         rounds=Rounds(SessionPolicy(), server.room_of_one, None),

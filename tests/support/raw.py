@@ -57,7 +57,7 @@ class Reply:
         """Names in lower case."""
         self.body = bytearray()
         self.ended = False
-        """The response is over, whoever ended it."""
+        """The response has ended, whoever ended it."""
         self.error: BaseException | None = None
         """What the app raised."""
         self.stall: Callable[[], None] = _not_yet
@@ -296,7 +296,7 @@ class AsgiCarrier:
                 self.journal.append((reply, message.get("body", b"")))
                 reply.feed(message.get("body", b""))
                 if not message.get("more_body", False):
-                    # uvicorn tells the app that the exchange is over.
+                    # uvicorn tells the app that the exchange has ended.
                     gone.set()
 
         try:
@@ -308,7 +308,7 @@ class AsgiCarrier:
             reply.end()
 
     def forget(self) -> None:
-        """Forget the replies that are over, and the journal: they take memory."""
+        """Forget the replies that have ended, and the journal: they take memory."""
         for reply in self._replies:
             assert reply.error is None, f"the app raised: {reply}"
         self._replies = [reply for reply in self._replies if not reply.ended]

@@ -70,7 +70,7 @@ class RedisServer:
         self.wait_for("PING", "+PONG")
 
     def stop(self) -> None:
-        """SIGTERM: it saves what it is told to save."""
+        """SIGTERM: it saves what it is asked to save."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:

@@ -6,7 +6,7 @@
 1. A connection that is being made, a command that is not answered and a subscription that is not
    confirmed are work elsewhere (see `VirtualTimeLoop`): no timeout of the store's runs out while
    its server does what it is asked to.
-2. A message that was published is heard before time goes on: when all commands are answered,
+2. A message that was published is received before time goes on: when all commands are answered,
    each connection that subscribes is asked for an answer, too, and messages come before it.
 
 The library knows nothing of it.
@@ -67,7 +67,7 @@ class Wire:
     def __init__(self) -> None:
         self._connections: set[_Watched] = set()
         self._was_used = False
-        """A command was answered since all that was published is known to be heard."""
+        """A command was answered since all that was published is known to be received."""
 
         self._has_scripts = False
         self._is_cut = False
@@ -127,7 +127,7 @@ class Wire:
         self.changed()
 
     def answered(self) -> None:
-        """The server did something, which others may hear of."""
+        """The server did something, which others may learn of."""
         self._was_used = True
         self.changed()
 
@@ -141,9 +141,9 @@ class Wire:
             for connection in self._connections:
                 connection.sound()
         if self._is_busy():
-            loop.elsewhere.add(self)
+            loop.outside_work.add(self)
         else:
-            loop.elsewhere.discard(self)
+            loop.outside_work.discard(self)
 
     def _is_busy(self) -> bool:
         return any(connection.unanswered for connection in self._connections)

@@ -36,7 +36,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.stores.records import Appended, Attachment, Relayed, ServerChange, Told
+from mcp_sessions.stores.records import Appended, AppendedChange, Attachment, Relayed, ServerChange
 from tests.support.raw import Json, RawClient, Reply
 from tests.support.redis_server import namespace, redis_store
 from tests.support.world import Clock, Toolbox, World, world
@@ -66,7 +66,7 @@ class Backplane:
         self.held: dict[SessionId, str] = {}
         """Who has what a session keeps in one process."""
 
-        self.told: dict[str, dict[SessionId, Told]] = {}
+        self.notified: dict[str, dict[SessionId, AppendedChange]] = {}
         """Change → who has it."""
 
         self._is_open = False
@@ -86,7 +86,7 @@ class Backplane:
             return
         for member in self.members.values():
             if key in member.watched:
-                member.put(lambda heard, k=key: heard.on_event(*k, event, attachment))
+                member.put(lambda received, k=key: received.on_event(*k, event, attachment))
 
 
 class Member:
@@ -123,13 +123,13 @@ class Member:
                 message(self._listener)
 
     def cut_off(self) -> None:
-        """It hears nothing, and does not know."""
+        """It receives nothing, and does not know."""
         self.is_cut_off = True
 
     def mend(self) -> None:
-        """It hears again, and knows that it may have missed something."""
+        """It receives again, and knows that it may have missed something."""
         self.is_cut_off = False
-        self.put(lambda heard: heard.on_gap())
+        self.put(lambda received: received.on_gap())
 
     async def _suspend(self) -> None:
         for _ in range(self._backplane.chance.randrange(3)):
@@ -159,7 +159,7 @@ class Member:
         ]
         if not self._backplane.loses(message):
             for member in others:
-                member.put(lambda heard: heard.on_message(message))
+                member.put(lambda received: received.on_message(message))
         return any(member.died_at is None for member in others)
 
     async def watch(self, session_id: SessionId, stream: StreamName) -> None:
@@ -209,10 +209,10 @@ class SharedStore:
         self._grave = asyncio.Event()
         for name, method in inspect.getmembers(backplane.memory, inspect.iscoroutinefunction):
             if not name.startswith("_") and name not in _PUBLISHING:
-                setattr(self, name, self._elsewhere(name, method))
-        self.append = self._elsewhere("append", self._append)
-        self.relay = self._elsewhere("relay", self._relay)
-        self.tell = self._elsewhere("tell", self._tell)
+                setattr(self, name, self._other_replicas(name, method))
+        self.append = self._other_replicas("append", self._append)
+        self.relay = self._other_replicas("relay", self._relay)
+        self.append_change = self._other_replicas("append_change", self._append_change)
 
     def __getattr__(self, name: str) -> Any:
         # The tables behind it, for tests that look whether anything is left there.
@@ -232,7 +232,7 @@ class SharedStore:
         """What the process still waits for fails now, so that the test can end."""
         self._grave.set()
 
-    def _elsewhere(
+    def _other_replicas(
         self, name: str, method: Callable[..., Awaitable[Any]]
     ) -> Callable[..., Awaitable[Any]]:
         async def call(*args: Any, **kwargs: Any) -> Any:
@@ -262,13 +262,13 @@ class SharedStore:
             self.backplane.publish((session_id, stream), appended.event, appended.attachment)
         return appended
 
-    async def _tell(
+    async def _append_change(
         self, session_ids: Sequence[SessionId], change: ServerChange, *, now: float, again: bool
-    ) -> list[Told]:
+    ) -> list[AppendedChange]:
         """Its answer may have been lost: who has a change is known, as Redis knows it."""
-        known = self.backplane.told.setdefault(change.id, {})
+        known = self.backplane.notified.setdefault(change.id, {})
         new = [each for each in session_ids if not (again and each in known)]
-        for each in await self.backplane.memory.tell(new, change, now=now):
+        for each in await self.backplane.memory.append_change(new, change, now=now):
             known[each.session_id] = each
             self.backplane.publish((each.session_id, each.stream), each.event, each.attachment)
         return [known[each] for each in session_ids if each in known]
@@ -320,7 +320,7 @@ class Cluster:
         self.dead.add(number)
         self.stores[number].die()
 
-    def told(self, kind: str) -> int:
+    def notified(self, kind: str) -> int:
         """How many messages of that kind went from one replica to others."""
         return sum(f'"kind":"{kind}"'.encode() in message for message in self.backplane.sent)
 

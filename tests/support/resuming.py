@@ -5,7 +5,7 @@
         it.proxy.cut_all()
 
 `app` is one of `tests.support.apps`; its server runs under a `SessionLayer`, in a thread of
-its own. What the application of the client hears is on `it.heard`, and can be waited for.
+its own. What the application of the client receives is on `it.received`, and can be waited for.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MODES = ("legacy", "auto")
 
 
 @dataclass
-class Heard:
+class Received:
     """What a client's application was told."""
 
     outcomes: list[ResumeOutcome] = field(default_factory=list[ResumeOutcome])
@@ -98,12 +98,12 @@ class Connected:
     layer: SessionLayer
     server: RunningServer
     proxy: TcpProxy
-    heard: Heard
+    received: Received
 
     async def call(self, tool: str, **arguments: Any) -> str:
         return text_of(await self.client.call_tool(tool, arguments))
 
-    async def change_elsewhere(self, *uris: str) -> None:
+    async def change_from_another(self, *uris: str) -> None:
         """Resources change, and this client had no part in it."""
         for uri in uris:
             await self.server.call(self.layer.notify_resource_updated, uri)
@@ -116,7 +116,7 @@ def text_of(result: Any) -> str:
 
 
 async def subscribe(client: Client, uri: str) -> None:
-    """Handshake era: hear of a resource's changes."""
+    """Handshake era: learn of a resource's changes."""
     await client.subscribe_resource(uri)  # pyright: ignore[reportDeprecated]
 
 
@@ -148,15 +148,15 @@ async def connected(
 ) -> AsyncGenerator[Connected]:
     with serving(made) as (app, layer, server):
         async with TcpProxy(server.host, server.port) as proxy:
-            heard = Heard()
+            received = Received()
             transport = resumable(
-                proxy.url(scheme=scheme), on_resume=heard.on_resume, policy=policy, jar=jar
+                proxy.url(scheme=scheme), on_resume=received.on_resume, policy=policy, jar=jar
             )
             with anyio.fail_after(within):
                 async with Client(
                     transport,
                     mode=mode,
-                    message_handler=heard.on_message,
-                    elicitation_callback=heard.on_question,
+                    message_handler=received.on_message,
+                    elicitation_callback=received.on_question,
                 ) as client:
-                    yield Connected(client, transport, app, layer, server, proxy, heard)
+                    yield Connected(client, transport, app, layer, server, proxy, received)

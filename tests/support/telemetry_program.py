@@ -119,11 +119,11 @@ async def command() -> dict[str, Any]:
 
 def main() -> None:
     bare = sys.argv[1:] == ["bare"]
-    tells = {"failing": failing, "conversation": conversation, "command": command}
-    tell = tells.get(" ".join(sys.argv[1:]), story)
+    stories = {"failing": failing, "conversation": conversation, "command": command}
+    notify = stories.get(" ".join(sys.argv[1:]), story)
     audit = logging.getLogger("mcp_sessions.audit")
     audit.addHandler(Kept())
-    if tell is conversation:
+    if notify is conversation:
         audit.setLevel(logging.INFO)
     spans, reader = InMemorySpanExporter(), InMemoryMetricReader()
     if not bare:
@@ -132,9 +132,9 @@ def main() -> None:
         trace.set_tracer_provider(tracing)
         metrics.set_meter_provider(MeterProvider(metric_readers=[reader]))
     # Other processes know no time but the real one.
-    loop = None if tell is command else VirtualTimeLoop
+    loop = None if notify is command else VirtualTimeLoop
     with asyncio.Runner(loop_factory=loop) as runner:
-        names = runner.run(tell())
+        names = runner.run(notify())
     read = reader.get_metrics_data()
     points = [
         [metric.name, dict(point.attributes or {}), getattr(point, "value", None)]

@@ -74,7 +74,7 @@ def test_the_sdk_is_there_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert done.stdout == b"True\n"
 
 
-def test_signals_reach_it_and_its_end_is_told(tmp_path: Path) -> None:
+def test_signals_reach_it_and_its_end_is_reported(tmp_path: Path) -> None:
     # A shell's background jobs, and what they start, ignore Ctrl+C.
     listens = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     waits = "import sys\nprint(flush=True)\nsys.stdin.read()\n"

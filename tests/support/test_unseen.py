@@ -122,7 +122,7 @@ def test_it_did_not():
     }
 
 
-def test_a_test_that_leaves_a_task_of_ours_at_work_fails(tmp_path: Path) -> None:
+def test_a_test_that_leaves_a_task_of_ours_running_fails(tmp_path: Path) -> None:
     source = """
 async def forever():
     await asyncio.Event().wait()
@@ -178,6 +178,6 @@ async def test_with_a_fixture_that_leaks(anyio_backend, leaks):
     }
 
 
-def test_the_plugin_is_at_work_here(pytestconfig: pytest.Config) -> None:
+def test_the_plugin_is_active_here(pytestconfig: pytest.Config) -> None:
     names = [type(plugin).__name__ for plugin in pytestconfig.pluginmanager.get_plugins()]
     assert names.count("Unseen") == 1

@@ -6,8 +6,8 @@ For every test, a pytest plugin that `tests.conftest` registers:
 2. Background work of the library that failed (`mcp_sessions.background` logs it as an error),
    unless the test says that it makes it fail:
    ``@pytest.mark.fails_in_background("the name of the work")``. Then it must.
-3. A task of the library that was at work when its event loop was closed, a few turns after
-   everything else was over, and that nobody had cancelled.
+3. A task of the library that was running when its event loop was closed, a few turns after
+   everything else had ended, and that nobody had cancelled.
 
 A store that is away is none of these: background work warns of it and goes on.
 """
@@ -35,7 +35,7 @@ MARKER = "fails_in_background"
 
 class Unseen:
     def __init__(self) -> None:
-        self._told: list[str] = []
+        self._noted: list[str] = []
         self._closing = False
         self._failed: list[tuple[str, str]] = []
         """The names of background work that failed, and what was logged."""
@@ -49,35 +49,35 @@ class Unseen:
         closing = cast(Any, runners)
         cancel_all = closing._cancel_all_tasks
 
-        def told(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        def notified(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
             # What cancelling the rest makes of the standard library's own is not ours.
             if not self._closing:
-                self._told.append(_described(context))
+                self._noted.append(_described(context))
             call_handler(loop, context)
 
         def left(loop: asyncio.AbstractEventLoop) -> None:
             turns = iter(range(_TURNS))
             while _left_in(loop) and next(turns, None) is not None:
                 loop.run_until_complete(asyncio.sleep(0))
-            self._told += [f"left at work: {task.get_name()}: {task!r}" for task in _left_in(loop)]
+            self._noted += [f"left at work: {task.get_name()}: {task!r}" for task in _left_in(loop)]
             self._closing = True
             try:
                 cancel_all(loop)
             finally:
                 self._closing = False
 
-        loops.call_exception_handler = told
+        loops.call_exception_handler = notified
         closing._cancel_all_tasks = left
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        """Begin anew: what the fixtures of a whole module leave is told with its last test."""
-        self._told.clear()
+        """Begin anew: what the fixtures of a whole module leave is sent with its last test."""
+        self._noted.clear()
         self._failed.clear()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Look when the test is over; the loop of most is closed then."""
+        """Look when the test has ended; the loop of most is closed then."""
         yield
         self._check_failed(item)
         self._check(closed=True)
@@ -99,8 +99,8 @@ class Unseen:
             _fail(lines)
 
     def _check(self, *, closed: bool) -> None:
-        lines = list(self._told)
-        self._told.clear()
+        lines = list(self._noted)
+        self._noted.clear()
         if not closed:
             lines += [text for _, text in self._failed]
             self._failed.clear()
@@ -108,7 +108,7 @@ class Unseen:
             if closed and not task.get_loop().is_closed():
                 continue
             if task.done() and cast(Any, task)._log_traceback:
-                # Asked for, so that it is not told once more when it is collected.
+                # Asked for, so that it is not notified once more when it is collected.
                 lines.append(f"nobody took its exception: {task!r}: {task.exception()!r}")
         if lines:
             _fail(lines)

@@ -34,9 +34,9 @@ class ListEventStore(EventStore):
         """Replay the rest of the stream ``last_event_id`` belongs to."""
         at = int(last_event_id)
         stream_id = self._events[at - 1][0]
-        for place, (stream, message) in enumerate(self._events[at:], start=at + 1):
+        for position, (stream, message) in enumerate(self._events[at:], start=at + 1):
             if stream == stream_id and message is not None:
-                await send_callback(EventMessage(message, str(place)))
+                await send_callback(EventMessage(message, str(position)))
         return stream_id
 
 

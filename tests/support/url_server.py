@@ -1,7 +1,7 @@
-"""A server at a URL, in plain ASGI and without an SDK, that can be told how to misbehave.
+"""A server at a URL, in plain ASGI and without an SDK, that can be notified how to misbehave.
 
 Each of its tools (`UrlServer.tool`) answers in another way. It keeps its sessions in memory, and
-forgets them when it is told to.
+forgets them when it is asked to.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class UrlServer:
         self.calls: list[str] = []
         """The tools that were called, in order."""
 
-        self.heard: list[Json] = []
+        self.received: list[Json] = []
         """Every message, in order."""
 
         self.headers: list[Json] = []
@@ -53,7 +53,7 @@ class UrlServer:
         """When; seconds of the event loop's clock."""
 
         self.takes = asyncio.Event()
-        """It takes what it is told of roots, and of cancelled requests."""
+        """It takes what it is notified of roots, and of cancelled requests."""
 
         self.takes.set()
         self.open = 0
@@ -94,7 +94,7 @@ class UrlServer:
             await self._get(request, session, answer)
         else:
             message = json.loads(await request.body())
-            self.heard.append(message)
+            self.received.append(message)
             if message.get("method") in _TAKEN:
                 await self.takes.wait()
             if self.misdeed == "sessions" and not session and message["method"] != "initialize":
@@ -193,8 +193,8 @@ class UrlServer:
             case "log":
                 await answer.begin(200, "text/event-stream")
                 said = {"level": "info", "data": message["params"]["arguments"]["text"]}
-                told = {"jsonrpc": "2.0", "method": "notifications/message", "params": said}
-                await answer.piece(event(told))
+                notified = {"jsonrpc": "2.0", "method": "notifications/message", "params": said}
+                await answer.piece(event(notified))
                 await answer.piece(event(result(message, text("logged"))), more=False)
             case "html":
                 await answer.begin(200, "text/html")

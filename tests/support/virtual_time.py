@@ -13,7 +13,7 @@ Rules:
 
 1. Nothing in such a test may wait for the network or for a thread: the clock would not
    wait for them. Tools and resources are async functions; clients are `tests.support.raw`.
-   (A store with a thread says what it waits for, in `elsewhere`: then time stands still; one
+   (A store with a thread says what it waits for, in `outside_work`: then time stands still; one
    in Redis does by `tests.support.redis_wire`.)
 2. The clock of the loop is not the clock of the layer, which each test passes in.
 """
@@ -32,12 +32,12 @@ class _JumpingSelector(selectors.DefaultSelector):  # pyright: ignore[reportGene
     def __init__(self) -> None:
         super().__init__()
         self.now = 1_000.0
-        self.elsewhere: set[object] = set()
+        self.outside_work: set[object] = set()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """What is ready now; if nothing is, the time of the next timer has come."""
         ready = super().select(0)
-        if not ready and self.elsewhere and timeout != 0:
+        if not ready and self.outside_work and timeout != 0:
             # Bounded, so that a thread that died is not waited for in silence.
             return super().select(10.0)
         if not ready and timeout is not None and timeout > 0:
@@ -54,9 +54,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumping)
 
     @property
-    def elsewhere(self) -> set[object]:
-        """What threads, or servers, are at work on, for tasks that wait for it."""
-        return self._jumping.elsewhere
+    def outside_work(self) -> set[object]:
+        """What threads, or servers, are running on, for tasks that wait for it."""
+        return self._jumping.outside_work
 
     def time(self) -> float:
         """Seconds that have passed, or were skipped."""
@@ -67,11 +67,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         for them; from 3.12 on the runner gives them a time that it would jump over.
         """
         waiting = object()
-        self.elsewhere.add(waiting)
+        self.outside_work.add(waiting)
         try:
             await super().shutdown_default_executor()
         finally:
-            self.elsewhere.discard(waiting)
+            self.outside_work.discard(waiting)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -88,11 +88,11 @@ async def cycles(count: int = 20) -> None:
     """Let every task run that can, ``count`` times over, without time passing.
 
     For "nothing happens": what would happen, would happen within these cycles. A cycle waits
-    for what threads are at work on.
+    for what threads are running on.
     """
     loop = asyncio.get_running_loop()
-    elsewhere = loop.elsewhere if isinstance(loop, VirtualTimeLoop) else ()
+    outside_work = loop.outside_work if isinstance(loop, VirtualTimeLoop) else ()
     for _ in range(count):
         await asyncio.sleep(0)
-        while elsewhere:  # noqa: ASYNC110
+        while outside_work:  # noqa: ASYNC110
             await asyncio.sleep(0)

@@ -106,7 +106,7 @@ class Toolbox:
             "log": self._log,
             "progress": self._progress,
             "session_id": self._session_id,
-            "tell": self._tell,
+            "tell": self._notify,
             "update": self._update,
             "wait": self._wait,
         }
@@ -161,7 +161,7 @@ class Toolbox:
         await ctx.session.send_resource_updated(arguments["uri"])
         return "updated"
 
-    async def _tell(self, ctx: Ctx, arguments: Json) -> str:
+    async def _notify(self, ctx: Ctx, arguments: Json) -> str:
         """By the session's handle."""
         await current_session().notify(arguments["method"], arguments.get("params"))
         return "told"
@@ -248,22 +248,22 @@ async def _running(layer: SessionLayer) -> AsyncGenerator[None]:
         async with layer.lifespan():
             yield
         return
-    elsewhere, call = loop.elsewhere, writer.call
+    outside_work, call = loop.outside_work, writer.call
 
     def counted(work: Any, *, short: bool = False) -> asyncio.Future[Any]:
         future = call(work, short=short)
         if not future.done():
-            elsewhere.add(future)
-            future.add_done_callback(elsewhere.discard)
+            outside_work.add(future)
+            future.add_done_callback(outside_work.discard)
         return future
 
     writer.call = counted
-    elsewhere.add(writer)
+    outside_work.add(writer)
     async with layer.lifespan():
-        elsewhere.discard(writer)
+        outside_work.discard(writer)
         yield
-        elsewhere.add(writer)
-    elsewhere.discard(writer)
+        outside_work.add(writer)
+    outside_work.discard(writer)
 
 
 def _store_by_name(name: str) -> SessionStore:

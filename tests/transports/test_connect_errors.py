@@ -39,7 +39,7 @@ def test_a_url_for_people_has_no_credentials(url: str) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_a_cause_is_named_and_its_own_text_is_not_told(error: Exception, reason: str) -> None:
+def test_a_cause_is_named_and_its_own_text_is_not_reported(error: Exception, reason: str) -> None:
     """SEC2: the text may hold the URL with its query."""
     said = reason_of(error)
 
@@ -47,7 +47,7 @@ def test_a_cause_is_named_and_its_own_text_is_not_told(error: Exception, reason:
     assert "secret" not in said
 
 
-def test_the_first_cause_that_says_something_is_told() -> None:
+def test_the_first_cause_that_says_something_is_reported() -> None:
     outer = httpx2.ConnectError("all attempts failed")
     outer.__cause__ = ExceptionGroup("of each address", [OSError("?"), ConnectionRefusedError()])
 
@@ -61,5 +61,5 @@ def test_causes_in_a_circle_come_to_an_end() -> None:
     assert reason_of(one) == "ValueError"
 
 
-def test_how_long_was_waited_is_told_where_it_is_known() -> None:
+def test_how_long_was_waited_is_reported_where_it_is_known() -> None:
     assert reason_of(httpx2.ConnectTimeout("x"), seconds=2.5) == "no answer within 2.5 s"

@@ -118,17 +118,17 @@ async def test_a_tool_asks_the_client(session: bool) -> None:
 
 
 async def test_a_change_reaches_who_subscribed() -> None:
-    heard: asyncio.Queue[Any] = asyncio.Queue()
+    received: asyncio.Queue[Any] = asyncio.Queue()
 
     async def handler(message: Any) -> None:
-        heard.put_nowait(message)
+        received.put_nowait(message)
 
     layer = SessionLayer(server())
     async with connect(layer, mode="legacy", message_handler=handler) as client:
         await client.session.subscribe_resource("note://tea")  # pyright: ignore[reportDeprecated]
         await layer.notify_resource_updated("note://tea")
         async with asyncio.timeout(10):
-            message = await heard.get()
+            message = await received.get()
         assert str(message.params.uri) == "note://tea"
 
 

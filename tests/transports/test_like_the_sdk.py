@@ -310,7 +310,7 @@ async def answer(client: RawClient, case: Case) -> Json:
 
 def without_texts(reply: Reply) -> object:
     """The messages of a body: what another parser says of a mistake is its own; what our
-    layer can do beside is not in the comparison.
+    layer can do next to is not in the comparison.
     """
     if reply.is_sse:
         messages = reply.messages

@@ -249,7 +249,7 @@ async def test_a_large_body_is_refused_before_it_is_read(site: Site) -> None:
 
 
 async def test_many_streams_at_once(site: Site) -> None:
-    """A hundred clients with a stream each hear one change each."""
+    """A hundred clients with a stream each receive one change each."""
     async with direct(site) as carrier:
         clients = [RawClient(carrier) for _ in range(100)]
         streams: list[Reply] = []

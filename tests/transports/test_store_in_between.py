@@ -172,7 +172,7 @@ async def test_a_get_whose_session_ends_meanwhile_is_not_found_or_ends(
         assert (await client.get().done()).status == 404
 
 
-async def heard_after(w: World, client: RawClient, stream: Reply, uri: str) -> list[str]:
+async def received_after(w: World, client: RawClient, stream: Reply, uri: str) -> list[str]:
     """What a stream brought of ``note://`` by the time that ``uri`` came."""
     await w.layer.notify_resource_updated(uri)
     await stream.until(lambda: uri in uris(stream.messages), uri)
@@ -207,7 +207,7 @@ async def test_a_resume_that_failed_leaves_the_stream_as_it_was(method: str, whe
         assert reply.status == 503 and int(reply.header("retry-after") or 0) > 0
         interposed.mend()
 
-        await heard_after(w, client, stream, "note://2")
+        await received_after(w, client, stream, "note://2")
         assert (await client.resume(session, position))["replayed"] == 1
         await stream.until(lambda: "note://1" in uris(stream.messages))
 
@@ -231,7 +231,7 @@ async def test_an_answer_that_cannot_be_made_leaves_the_stream_as_it_was() -> No
         reply.error = None
         store.change = real  # pyright: ignore[reportAttributeAccessIssue]
 
-        assert await heard_after(w, client, stream, "note://1") == ["note://1"]
+        assert await received_after(w, client, stream, "note://1") == ["note://1"]
 
 
 # --- what comes from outside -----------------------------------------------------------------
@@ -347,7 +347,7 @@ async def test_a_request_whose_connection_ends_is_answered_on_its_stream(how: st
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("method", ["admit", "open_stream", "change", "read"])
 async def test_a_first_get_that_failed_is_not_the_first(method: str, when: str) -> None:
-    """HTL6: who was answered 503 has heard nothing. What waited since ``initialize`` is on the
+    """HTL6: who was answered 503 has received nothing. What waited since ``initialize`` is on the
     stream that is opened then, and no session is detached for it.
     """
     interposed = Interposed()

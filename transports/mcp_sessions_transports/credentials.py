@@ -37,7 +37,7 @@ class CredentialWatch:
     _clock: Callable[[], float]
 
     @asynccontextmanager
-    async def over(
+    async def watch(
         self, scope: Scope, principal: Principal, end: Callable[[], None]
     ) -> AsyncGenerator[None]:
         """Watch while the block runs.
@@ -48,7 +48,7 @@ class CredentialWatch:
         if self._still_valid is None and principal.expires_at is None:
             yield
             return
-        if self._is_over(principal):
+        if self._has_expired(principal):
             # While what it asked for was being made ready.
             end()
         background = Background()
@@ -72,12 +72,12 @@ class CredentialWatch:
             if principal.expires_at is not None:
                 wait = min(wait, max(0.0, principal.expires_at - self._clock()))
             await asyncio.sleep(wait)
-            if self._is_over(principal) or not await self._accepted(scope, principal):
+            if self._has_expired(principal) or not await self._accepted(scope, principal):
                 logger.info("a stream ended with its credential")
                 end()
                 return
 
-    def _is_over(self, principal: Principal) -> bool:
+    def _has_expired(self, principal: Principal) -> bool:
         return principal.expires_at is not None and self._clock() >= principal.expires_at
 
     async def _accepted(self, scope: Scope, principal: Principal) -> bool:

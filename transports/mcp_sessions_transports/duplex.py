@@ -96,13 +96,13 @@ class DuplexChannel(WatchedChannel):
         self._transport.outbox.push(message)
         self._on_closed = self._on_reopened = self._unwatched
         if self._next is not None:
-            self.over()
+            self.run_after_answer()
         # With the answer: a client that reads both knows that what it asks next was not asked.
         if self._transport.is_leaving:
             self._transport.close_if_quiet()
 
     def closed(self) -> None:
-        self.over()
+        self.run_after_answer()
         self._on_closed()
 
 
@@ -122,7 +122,7 @@ class DuplexTransport:
         self.is_leaving = False
         """Closed by this side as soon as every request is answered; until then served as ever."""
 
-        self.over = asyncio.Event()
+        self.closed = asyncio.Event()
         """Set when nothing more goes out."""
 
         self._is_shared = served.bus.is_shared
@@ -153,13 +153,13 @@ class DuplexTransport:
             is_behind=False,
             is_checked=self._is_shared,
             push=self.push_event,
-            # The window moved on while the peer took nothing: it has to resume, and hears why.
+            # The window moved on while the peer took nothing: it has to resume, and learns why.
             cut=self.outbox.cut_slow,
         )
         self._feeds[session_id] = feed
         feed.take(attached.replay, attached.head)
         if self._is_shared:
-            # What another process stored after the head, and was heard too early.
+            # What another process stored after the head, and was received too early.
             feed.check_position(None)
 
     def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
@@ -175,7 +175,7 @@ class DuplexTransport:
     def send(self, draft: Draft) -> None:
         self.push_event(draft.before, draft.origin)
 
-    def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
+    def withdraw(self, session_id: SessionId, *, has_ended: bool = False) -> None:
         feed = self._feeds.pop(session_id, None)
         if feed is not None:
             # It may be reading its log just now.
@@ -184,7 +184,7 @@ class DuplexTransport:
             self._held = [entry for entry in self._held if entry[1] != session_id]
         self.outbox.purge(session_id)
         if session_id in self._listens:
-            error = wire_error(SessionNotFound(session_id)) if is_over else None
+            error = wire_error(SessionNotFound(session_id)) if has_ended else None
             self.end_listen(session_id, error)
 
     async def drain(self) -> None:
@@ -330,7 +330,7 @@ class DuplexConnection:
         channel = DuplexChannel(self.transport, self.client.kind, lasts=lasts)
         size = len(body)
         if request is not None:
-            # Only what is owed an answer has a way back that can break.
+            # Only what gets an answer has a way back that can break.
             self.transport.channels[channel] = None
         try:
             await self._take(message, channel, size)
@@ -349,14 +349,14 @@ class DuplexConnection:
 
     async def gone(self) -> None:
         """The peer is not there any more: its sessions wait, its requests run on."""
-        # Before the store hears of it, which may be away: from now on they are unheard.
+        # Before the store learns of it, which may be away: from now on they are without a listener.
         self.transport.cut()
         self._handled.end()
         self._reported.end()
         try:
             await self._served.attachments.remove(self.client)
         finally:
-            self.transport.over.set()
+            self.transport.closed.set()
 
     async def _take(self, message: Message | Answer, channel: DuplexChannel, size: int) -> None:
         router = self._served.router
@@ -399,7 +399,7 @@ class DuplexConnection:
 
     def _lacks_envelope(self, request: Message) -> bool:
         """A client of the modern era sends it with every request; the methods of ours and
-        what names its session do without, in either era.
+        what names its session do without, in each era.
         """
         ours = request.method in method_names.OF_SESSIONS or request.names_session
         return self.client.peer.modern and not ours

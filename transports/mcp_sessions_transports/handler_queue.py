@@ -26,7 +26,7 @@ Handling = Coroutine[Any, Any, None]
 Spawn = Callable[[Handling], asyncio.Task[None]]
 
 _OVERHEAD = 1_024
-"""Bytes that a notification counts for beside its own."""
+"""Bytes that a notification counts for in addition to its own."""
 
 _TURNS = 10
 """Turns of the event loop that a handler has before the next message is read."""

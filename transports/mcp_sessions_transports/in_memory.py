@@ -84,4 +84,4 @@ class InMemoryLink:
         self._closing = True
         self._connection.transport.outbox.cut()
         if self._runs:
-            await self._connection.transport.over.wait()
+            await self._connection.transport.closed.wait()

@@ -235,12 +235,12 @@ class Silence:
     all at once shall not be followed by a comment to all at once.
     """
 
-    __slots__ = ("_interval", "_loop", "_since", "_tell", "_timer", "is_due")
+    __slots__ = ("_interval", "_loop", "_since", "_notify", "_timer", "is_due")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, interval: float, tell: Callable[[], None]
+        self, loop: asyncio.AbstractEventLoop, interval: float, notify: Callable[[], None]
     ) -> None:
-        self._loop, self._tell = loop, tell
+        self._loop, self._notify = loop, notify
         self._interval = interval - random.random() * _SPREAD
         self.is_due = False
         """It has lasted ``interval`` seconds."""
@@ -262,7 +262,7 @@ class Silence:
         now = self._loop.time()
         if now >= self._since + self._interval - _MOMENT:
             self.is_due = True
-            self._tell()
+            self._notify()
             self._since = now
         self._timer = self._timer_at(self._since + self._interval)
 
@@ -280,7 +280,7 @@ class LogFeed:
             that is away for a while is no reason to cut the peer.
         push: Hands over what is sent of an event; None: :meth:`Outbox.push`.
         cut: Called when the log cannot be followed any more: its client has to come back, and
-            hears why; None: :meth:`Outbox.cut`.
+            learns why; None: :meth:`Outbox.cut`.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class LogFeed:
         self._reading = False
         self._log_epoch, self._number = after.log_epoch, after.number
         self._final: SessionEventId | None = None
-        self._is_over = False
+        self._has_ended = False
         outbox.feeds[self] = None
 
     @property
@@ -315,7 +315,7 @@ class LogFeed:
         return Position(self._log_epoch, self._number).event_id()
 
     def end(self) -> None:
-        self._is_over = True
+        self._has_ended = True
         self._outbox.feeds.pop(self, None)
 
     def offer(self, event: LoggedEvent, *, final: bool = False) -> None:
@@ -331,7 +331,7 @@ class LogFeed:
             self._outbox.wake()
         elif not event.event_id.startswith(self._log_epoch):
             # The log was made anew, and what was lost with the old one the client can only be
-            # told when it comes back.
+            # sent when it comes back.
             self._cut()
         elif event.number <= self._number:
             # It was read from the log before its append returned here.
@@ -400,10 +400,10 @@ class LogFeed:
             events, refusal = await self._read(self.last)
         except StoreUnavailable:
             # The client comes back with its position and gets everything then.
-            if not (self._is_checked or self._is_over):
+            if not (self._is_checked or self._has_ended):
                 self._cut()
             return False
-        if self._is_over:
+        if self._has_ended:
             return False
         if refusal is not None:
             # The window moved on while the peer took nothing. Going on would leave a hole

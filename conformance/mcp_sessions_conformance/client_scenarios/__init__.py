@@ -16,7 +16,7 @@ SCENARIOS: dict[str, Scenario] = {
     "a-lost-session-is-dropped": Scenario(state.drops_a_lost_session),
     "resume-names-the-last-event": Scenario(resuming.resumes_from_the_last_event),
     "resume-names-the-head-before-any-event": Scenario(resuming.resumes_from_the_head),
-    "seen-events-go-nowhere": Scenario(resuming.hears_events_once),
+    "seen-events-go-nowhere": Scenario(resuming.gets_events_once),
     "the-head-of-a-refusal-is-the-position": Scenario(resuming.takes_the_head_after_a_refusal),
     "events-may-overtake-the-result": Scenario(resuming.accepts_early_events),
     "no-call-is-sent-twice": Scenario(calls.sends_no_call_twice, has_keys=False),
@@ -26,12 +26,12 @@ SCENARIOS: dict[str, Scenario] = {
     "a-repeated-question-is-asked-once": Scenario(calls.asks_once),
     "two-calls-have-two-keys": Scenario(calls.keeps_keys_apart),
     "what-began-is-not-moved": Scenario(calls.moves_nothing_that_began),
-    "no-session-is-offered-elsewhere": Scenario(calls.offers_nothing_elsewhere, DATA_LAYER),
+    "no-session-is-offered-to-others": Scenario(calls.offers_nothing_to_others, DATA_LAYER),
     "the-displaced-stays-away": Scenario(calls.stays_away, may_fail=True),
     "an-unneeded-session-is-ended": Scenario(calls.takes_leave),
     "no-stream-keeps-the-position": Scenario(resuming.keeps_its_position_without_a_stream),
     "event-ids-are-opaque": Scenario(resuming.looks_into_no_event_id),
-    "places-are-not-mixed-up": Scenario(resuming.mixes_no_places),
+    "places-are-not-mixed-up": Scenario(resuming.mixes_no_positions),
     "an-unknown-outcome-is-not-repeated": Scenario(calls.repeats_nothing_of_unknown_outcome),
     "resume-comes-before-the-next-listen": Scenario(
         modern.resumes_before_it_listens, is_modern=True

@@ -8,7 +8,7 @@ from mcp_sessions_conformance.client_scenarios.shared_steps import (
     expect,
     finish,
     has_session,
-    hear,
+    receive,
     resumes,
     sits_out,
 )
@@ -26,7 +26,7 @@ async def sends_no_call_twice(server: ScriptedServer, _: ScriptedServer) -> None
     expect(len(calls) == 1, f"the call was sent {len(calls)} times")
     expect(
         str(said.get("outcome", "")).startswith("error"),
-        f"the program was told {said.get('outcome')!r}, expected an error",
+        f"the program got {said.get('outcome')!r}, expected an error",
     )
 
 
@@ -45,7 +45,7 @@ async def repeats_with_the_same_key(server: ScriptedServer, _: ScriptedServer) -
     expect(same, "the call was sent again with other arguments")
     again.answer.set_result({"content": [{"type": "text", "text": "worked"}]})
     said = await finish(server)
-    expect(said.get("outcome") == "worked", f"the program was told {said.get('outcome')!r}")
+    expect(said.get("outcome") == "worked", f"the program got {said.get('outcome')!r}")
 
 
 async def uses_no_forgotten_key(server: ScriptedServer, _: ScriptedServer) -> None:
@@ -62,7 +62,7 @@ async def uses_no_forgotten_key(server: ScriptedServer, _: ScriptedServer) -> No
     expect(len(calls) == 1, f"the call was sent {len(calls)} times")
     expect(
         str(said.get("outcome", "")).startswith("error"),
-        f"the program was told {said.get('outcome')!r}, expected an error",
+        f"the program got {said.get('outcome')!r}, expected an error",
     )
 
 
@@ -73,7 +73,7 @@ MOST_KNOCKS = 60
 async def backs_off(server: ScriptedServer, _: ScriptedServer) -> None:
     await has_session(server)
     await server.streaming()
-    await server.instruct(hear(1))
+    await server.instruct(receive(1))
     server.is_away = True
     server.lose_connections()
     await server.never(
@@ -102,9 +102,9 @@ async def asks_once(server: ScriptedServer, _: ScriptedServer) -> None:
             if not sent.method and sent.message.get("id") == "question-1"
         ]
 
-    server.tell(question)
+    server.notify(question)
     await server.until(answers, "the answer to the question")
-    server.tell(question)
+    server.notify(question)
     await server.has_read()
     held.answer.set_result(as_result(NOTHING))
     said = await finish(server)
@@ -123,7 +123,7 @@ async def repeats_nothing_of_unknown_outcome(server: ScriptedServer, _: Scripted
     expect(len(calls) == 1, f"the call was sent {len(calls)} times")
     expect(
         said.get("outcome") == "error -31012",
-        f"the program was told {said.get('outcome')!r}, expected 'error -31012'",
+        f"the program got {said.get('outcome')!r}, expected 'error -31012'",
     )
 
 
@@ -152,11 +152,11 @@ async def moves_nothing_that_began(server: ScriptedServer, _: ScriptedServer) ->
     expect(len(calls) == 1, f"the call was sent {len(calls)} times")
     expect(
         str(said.get("outcome", "")).startswith("error"),
-        f"the program was told {said.get('outcome')!r}, expected an error",
+        f"the program got {said.get('outcome')!r}, expected an error",
     )
 
 
-async def offers_nothing_elsewhere(server: ScriptedServer, other: ScriptedServer) -> None:
+async def offers_nothing_to_others(server: ScriptedServer, other: ScriptedServer) -> None:
     server.state, other.state = "secret-of-the-first", "of-the-other"
     held = await server.held("next")
     if sits_out(server, held):
@@ -176,7 +176,7 @@ async def stays_away(server: ScriptedServer, _: ScriptedServer) -> None:
     await server.streaming()
     held = await server.held("next")
     params = {"sessionId": name, "reason": "taken_over"}
-    server.tell({"method": "notifications/sessions/detached", "params": params})
+    server.notify({"method": "notifications/sessions/detached", "params": params})
     await server.has_read()
     detached = {"error": {"code": -31010, "message": "Session detached"}}
     server.override = lambda request: detached if request.tool else None

@@ -6,9 +6,9 @@ from mcp_sessions_conformance.client_scenarios.shared_steps import (
     DONE,
     NOTHING,
     expect,
-    finish_once_heard,
+    finish_once_received,
     has_session,
-    hear,
+    receive,
 )
 from mcp_sessions_conformance.peer import MODERN_VERSION, Failure
 from mcp_sessions_conformance.received import Received, as_result
@@ -20,7 +20,7 @@ ENVELOPE = "io.modelcontextprotocol/"
 
 
 async def _is_modern(server: ScriptedServer) -> bool:
-    """Whether the client speaks the modern era; else it is told that it is done."""
+    """Whether the client speaks the modern era; else it is notified that it is done."""
     held = await server.held("next")
     is_modern = held.request.is_modern
     held.answer.set_result(as_result(NOTHING if is_modern else DONE))
@@ -37,20 +37,20 @@ class _Visit:
 
 
 async def _visit(server: ScriptedServer) -> _Visit | None:
-    """The client listens, hears a change, loses its connections, and hears what it missed; None:
-    it does not speak the modern era.
+    """The client listens, receives a change, loses its connections, and receives what it missed;
+    None: it does not speak the modern era.
     """
     if not await _is_modern(server):
         return None
     await has_session(server)
     await server.streaming()
-    await server.instruct(hear(1))
+    await server.instruct(receive(1))
     server.push("conformance://e1")
-    await server.instruct(hear(2))
+    await server.instruct(receive(2))
     server.cut()
     before = len(server.received)
     server.push("conformance://e2")
-    return _Visit(await finish_once_heard(server, 2), before)
+    return _Visit(await finish_once_received(server, 2), before)
 
 
 def _of_session(server: ScriptedServer) -> list[Received]:
@@ -76,8 +76,8 @@ async def resumes_before_it_listens(server: ScriptedServer, _: ScriptedServer) -
     expect(resumed, "the client listened again without session/resume")
     position = resumed[0].params.get("lastSessionEventId")
     expect(position == "ev~000001/x", f"session/resume names the position {position!r}")
-    heard, uris = visit.said.get("heard"), ["conformance://e1", "conformance://e2"]
-    expect(heard == uris, f"the client heard {heard!r}, expected {uris!r}")
+    received, uris = visit.said.get("heard"), ["conformance://e1", "conformance://e2"]
+    expect(received == uris, f"the client received {received!r}, expected {uris!r}")
 
 
 async def sends_state_with_everything(server: ScriptedServer, _: ScriptedServer) -> None:

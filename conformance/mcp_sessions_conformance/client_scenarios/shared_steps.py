@@ -31,7 +31,7 @@ class Scenario:
     """The program need not end well: the script takes its server away."""
 
 
-def hear(count: int) -> Json:
+def receive(count: int) -> Json:
     return {"do": "hear", "count": count}
 
 
@@ -44,14 +44,14 @@ async def finish(server: ScriptedServer) -> Json:
     return await server.instruct(DONE)
 
 
-async def finish_once_heard(server: ScriptedServer, count: int) -> Json:
+async def finish_once_received(server: ScriptedServer, count: int) -> Json:
     """Tell the client to wait for so many updates, and then that it is done; what it said last.
 
-    What it was told before its connections were lost may have been lost with them: then it asks
-    again, before it has heard everything.
+    What it got before its connections were lost may have been lost with them: then it asks
+    again, before it has received everything.
     """
     for _ in range(3):
-        said = await server.instruct(hear(count))
+        said = await server.instruct(receive(count))
         if len(said.get("heard") or []) >= count:
             break
     return await finish(server)
@@ -59,7 +59,7 @@ async def finish_once_heard(server: ScriptedServer, count: int) -> Json:
 
 def sits_out(server: ScriptedServer, held: Held) -> bool:
     """Whether the client made no session with ``sessions/create``, which it need not; then it
-    is told that it is done, since nothing of this is about it.
+    is notified that it is done, since nothing of this is about it.
     """
     if server.sessions:
         return False

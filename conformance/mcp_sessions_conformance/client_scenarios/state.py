@@ -95,8 +95,8 @@ async def drops_a_lost_session(server: ScriptedServer, _: ScriptedServer) -> Non
     held.answer.set_result(
         {"error": {"code": -32043, "message": "Session not found", "data": {"sessionId": name}}}
     )
-    told = len(server.received)
+    before = len(server.received)
     await finish(server)
-    for request in server.received[told:]:
+    for request in server.received[before:]:
         sent = request.named.get("sessionId") == name or request.params.get("sessionId") == name
         expect(not sent, f"{request.method} still names the session that is gone")

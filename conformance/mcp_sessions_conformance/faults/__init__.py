@@ -8,15 +8,15 @@ from collections.abc import Mapping
 
 from mcp_sessions_conformance.fault import Fault
 from mcp_sessions_conformance.faults import (
-    beside,
     bindings,
     calling,
     codes,
+    delivering,
     events,
-    hearing,
     narrow,
     requests,
     sessions,
+    shutdown,
     state_faults,
 )
 
@@ -29,10 +29,10 @@ FAULTS: Mapping[str, Fault] = {
         requests,
         bindings,
         codes,
-        hearing,
+        delivering,
         calling,
         narrow,
-        beside,
+        shutdown,
     )
     for fault in file.FAULTS
 }

@@ -1,4 +1,4 @@
-"""Faults of the bindings, and of telling two principals apart."""
+"""Faults of the bindings, and of distinguishing two principals."""
 
 import json
 from collections.abc import Callable
@@ -130,7 +130,7 @@ def _always_resumes(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _old_listen_goes_on(case: Case) -> list[Json | Late] | None:
+def _old_listen_continues(case: Case) -> list[Json | Late] | None:
     is_end = (case.asked or {}).get("method") == "subscriptions/listen"
     return [] if is_end and ("result" in case.message or "error" in case.message) else None
 
@@ -247,7 +247,7 @@ FAULTS = (
     ),
     Fault("only-live", "lets nothing wait for a listen", to_client=_only_live),
     Fault("always-resumes", "replays on every listen", to_client=_always_resumes),
-    Fault("old-listen-goes-on", "does not end a listen", to_client=_old_listen_goes_on),
+    Fault("old-listen-continues", "does not end a listen", to_client=_old_listen_continues),
     Fault(
         "mismatch-is-served",
         "serves requests whose header names another session",

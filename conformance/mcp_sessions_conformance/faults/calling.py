@@ -254,8 +254,8 @@ def _learns_asked(case: Case) -> Rewritten:
 
 def _answers_stay(case: Case) -> Rewritten:
     asked = case.memory.get(("asked", str(case.message.get("id"))))
-    is_elsewhere = asked is not None and asked != case.talk.name
-    return [] if "method" not in case.message and is_elsewhere else None
+    is_remote = asked is not None and asked != case.talk.name
+    return [] if "method" not in case.message and is_remote else None
 
 
 FAULTS = (

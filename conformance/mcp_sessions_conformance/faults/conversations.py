@@ -102,7 +102,7 @@ def _takes_odd_keys(case: Case) -> Rewritten:
     return [case.message]
 
 
-def _told(result: Json, case: Case) -> None:
+def _names_session(result: Json, case: Case) -> None:
     if case.asked is not None and KEY_MEMBER in meta_of(case.asked):
         members: Any = result.setdefault("_meta", {})
         members[SESSION] = {"sessionId": "of-the-conversation"}
@@ -160,12 +160,12 @@ def _wants_a_header(case: Case) -> Rewritten:
     return []
 
 
-def _serves_what_is_over(http: Http) -> None:
-    over = http.memory.setdefault("over", set[str]())
+def _serves_what_ended(http: Http) -> None:
+    ended = http.memory.setdefault("over", set[str]())
     named = http.asked.get("mcp-session-id", "")
     if http.verb == "DELETE":
-        over.add(named)
-    elif named in over:
+        ended.add(named)
+    elif named in ended:
         del http.asked["mcp-session-id"]
 
 
@@ -227,7 +227,7 @@ CAUGHT_BY: tuple[tuple[Fault, str], ...] = (
         "what-is-no-key-is-ignored",
     ),
     (
-        Fault("tells", "names the session in results", to_client=in_results((), _told)),
+        Fault("tells", "names the session in results", to_client=in_results((), _names_session)),
         "nothing-of-a-conversation-is-sent",
     ),
     (
@@ -256,7 +256,7 @@ CAUGHT_BY: tuple[tuple[Fault, str], ...] = (
         "no-door-is-shut-for-want-of-a-header",
     ),
     (
-        Fault("serves-the-dead", "takes an id that is over for none", http=_serves_what_is_over),
+        Fault("serves-the-dead", "takes an id that has ended for none", http=_serves_what_ended),
         "no-door-is-shut-for-want-of-a-header",
     ),
     (

@@ -47,7 +47,7 @@ def _one_id(event: Json, case: Case) -> None:
     event["sessionEventId"] = case.memory.setdefault("id", event["sessionEventId"])
 
 
-def _tells_state(event: Json, case: Case) -> None:
+def _sends_state(event: Json, case: Case) -> None:
     event["_meta"][SESSION]["state"] = "c2VjcmV0"
 
 
@@ -226,8 +226,8 @@ FAULTS = (
     Fault("no-list-changes", "does not tell of changed lists", to_client=_no_list_changes),
     Fault("numbers-progress", "makes progress an event", to_client=_numbers_progress),
     Fault("one-event-id", "gives all events one id", to_client=in_events(_one_id)),
-    Fault("tells-state", "puts state into events", to_client=in_events(_tells_state)),
-    Fault("bare-copies", "sends a plain copy beside each event", to_client=_bare_copy),
+    Fault("tells-state", "puts state into events", to_client=in_events(_sends_state)),
+    Fault("bare-copies", "sends a plain copy in addition to each event", to_client=_bare_copy),
     Fault(
         "forgets-own-changes",
         "stores a change after it answered its request",

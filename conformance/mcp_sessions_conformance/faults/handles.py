@@ -14,7 +14,7 @@ def _knows_no_handles(case: Case) -> Rewritten:
     return [case.message] if given.pop(HANDLE, None) is not None else None
 
 
-def _tells_again(result: Json, case: Case) -> None:
+def _notifies_again(result: Json, case: Case) -> None:
     given = case.asked is not None and as_object(params_of(case.asked).get("arguments"))
     if given and given.get(HANDLE):
         result["structuredContent"] = {HANDLE: given[HANDLE]}
@@ -44,7 +44,7 @@ CAUGHT_BY: tuple[tuple[Fault, str], ...] = (
         Fault(
             "says-handles-again",
             "says a handle to who passed it",
-            to_client=in_results(("tools/call",), _tells_again),
+            to_client=in_results(("tools/call",), _notifies_again),
         ),
         "a-handle-finds-the-session-that-it-was-said-for",
     ),

@@ -35,7 +35,7 @@ def _numbered(result: Json, case: Case) -> None:
     result["sessionEventId"] = 0
 
 
-def _deaf_beside_a_session(case: Case) -> Rewritten:
+def _deaf_with_a_session(case: Case) -> Rewritten:
     is_plain = case.message.get("method") == UPDATED and not is_event(case.message)
     return [] if is_plain and case.talk.sessions else None
 
@@ -69,7 +69,7 @@ def _ids_have_no_type(case: Case) -> Rewritten:
     return []
 
 
-def _cancels_by_id_beside_a_key(case: Case) -> Rewritten:
+def _cancels_by_id_despite_a_key(case: Case) -> Rewritten:
     if case.message.get("method") != "notifications/cancelled" or KEY not in meta_of(case.message):
         return None
     del case.message["params"]["_meta"]
@@ -81,7 +81,7 @@ def _no_plain_messages(case: Case) -> Rewritten:
     return [] if is_plain and case.memory.get("cut") else None
 
 
-def _hears_who_names(case: Case) -> Rewritten:
+def _receives_who_names(case: Case) -> Rewritten:
     if is_event(case.message):
         for name in case.memory.get(("names", named(case.message)), ()):
             talk = case.talks[name]
@@ -97,7 +97,7 @@ def _learns_names(case: Case) -> Rewritten:
     return None
 
 
-def _progress_elsewhere(case: Case) -> Rewritten:
+def _progress_at_another(case: Case) -> Rewritten:
     if case.message.get("method") != "notifications/progress" or case.talk.push is None:
         return None
     spawn(case.talk.push(case.message))
@@ -112,12 +112,12 @@ def _progress_to_all(case: Case) -> Rewritten:
     return None
 
 
-def _tells_once(case: Case) -> Rewritten:
+def _notifies_once(case: Case) -> Rewritten:
     if case.message.get("method") != DETACHED:
         return None
-    told = case.memory.setdefault("told", set[str]())
-    is_first = case.talk.name not in told
-    told.add(case.talk.name)
+    seen = case.memory.setdefault("told", set[str]())
+    is_first = case.talk.name not in seen
+    seen.add(case.talk.name)
     return None if is_first else []
 
 
@@ -145,7 +145,7 @@ def _initialize_ends(http: Http) -> None:
         http.memory.setdefault("over", set()).add(own)
 
 
-def _is_over(http: Http) -> None:
+def _has_ended(http: Http) -> None:
     if http.asked.get("mcp-session-id") in http.memory.get("over", ()):
         http.answer = 404, {"error": "unknown connection"}
 
@@ -162,9 +162,9 @@ FAULTS = (
     ),
     Fault("ids-are-numbers", "numbers its events", to_client=in_results([START], _numbered)),
     Fault(
-        "deaf-beside-a-session",
+        "deaf-with-a-session",
         "tells a connection with a session nothing else",
-        to_client=_deaf_beside_a_session,
+        to_client=_deaf_with_a_session,
     ),
     Fault(
         "subscribes-the-connection",
@@ -175,30 +175,30 @@ FAULTS = (
     Fault("events-come-late", "sends events after the answer", to_client=_events_come_late),
     Fault("ids-have-no-type", "takes 1 and its digit for one id", to_server=_ids_have_no_type),
     Fault(
-        "cancels-by-id-beside-a-key",
+        "cancels-by-id-despite-a-key",
         "looks at the id where a key is given",
-        to_server=_cancels_by_id_beside_a_key,
+        to_server=_cancels_by_id_despite_a_key,
     ),
     Fault("wants-a-version", "refuses requests without a version", http=_wants_a_version),
     Fault(
         "initialize-ends-the-connection",
         "ends a connection on which another one is made",
-        http=_is_over,
+        http=_has_ended,
         status=_initialize_ends,
     ),
     Fault(
-        "everyone-hears-who-names",
+        "everyone-receives-who-names",
         "sends events to whoever names their session",
         to_server=_learns_names,
-        to_client=_hears_who_names,
+        to_client=_receives_who_names,
     ),
     Fault(
-        "progress-elsewhere",
-        "sends progress beside the response",
-        to_client=_progress_elsewhere,
+        "progress-at-another",
+        "sends progress outside of the response",
+        to_client=_progress_at_another,
     ),
     Fault("progress-to-all", "sends progress to every connection", to_client=_progress_to_all),
-    Fault("tells-once", "tells a client of its first displacement", to_client=_tells_once),
+    Fault("notifies-once", "tells a client of its first displacement", to_client=_notifies_once),
     Fault("newest-goes-first", "keeps the oldest answers", to_client=_newest_goes_first),
     Fault("keys-on-listens", "looks at the key of a listen", to_server=_keys_on_listens),
     Fault("no-plain-messages", "keeps nothing for a client", to_client=_no_plain_messages),

@@ -58,7 +58,7 @@ def _knows_everything(case: Case) -> Json | None:
     return answer(case.message, said("served"))
 
 
-def _tells_who_resumes(case: Case) -> list[Json | Late] | None:
+def _names_who_resumes(case: Case) -> list[Json | Late] | None:
     if (case.asked or {}).get("method") != "session/resume" or "result" not in case.message:
         return None
     notice = {"sessionId": case.talk.sessions[-1], "reason": "taken_over"}
@@ -90,7 +90,7 @@ def _forgets_subscriptions(case: Case) -> list[Json | Late] | None:
     return [] if is_event(case.message) and case.memory.get("resumed") else None
 
 
-def _everyone_hears(case: Case) -> list[Json | Late] | None:
+def _everyone_receives(case: Case) -> list[Json | Late] | None:
     if not is_event(case.message):
         return None
     session = named(case.message)
@@ -287,9 +287,9 @@ FAULTS = (
         ),
     ),
     Fault(
-        "tells-who-resumes",
+        "names-who-resumes",
         "tells every client that it was displaced",
-        to_client=_tells_who_resumes,
+        to_client=_names_who_resumes,
     ),
     Fault(
         "hides-who-has-it",
@@ -305,9 +305,9 @@ FAULTS = (
         to_client=_forgets_subscriptions,
     ),
     Fault(
-        "everyone-hears",
+        "everyone-receives",
         "goes on sending events to displaced connections",
-        to_client=_everyone_hears,
+        to_client=_everyone_receives,
     ),
     Fault("loses-replay", "says that it replays, and does not", to_client=_loses_replay),
     Fault(

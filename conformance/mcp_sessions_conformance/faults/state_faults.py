@@ -98,8 +98,8 @@ def _learns_tokens(case: Case) -> list[Json | Late] | None:
 def _state_here_only(case: Case) -> list[Json | Late] | None:
     if tool(case.message) == "remember":
         case.memory[named(case.message)] = case.talk.name
-    elsewhere = case.memory.get(named(case.message), case.talk.name) != case.talk.name
-    if tool(case.message) == "recall" and elsewhere:
+    is_another = case.memory.get(named(case.message), case.talk.name) != case.talk.name
+    if tool(case.message) == "recall" and is_another:
         case.answers.append(answer(case.message, said("nothing")))
         return []
     return None

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 
 from mcp_sessions.background import Background
 from mcp_sessions.core.messages import wire_error
-from mcp_sessions.core.unheard import Unheard
+from mcp_sessions.core.without_listener import WithoutListener
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.calls.table import Run
 
 logger = logging.getLogger(__name__)
 
-BESIDE = "a background task of a request"
+IN_BACKGROUND = "a background task of a request"
 """Names such work in the log."""
 
 
@@ -24,7 +24,7 @@ class Detached:
         self._policy = policy
         self._timeout = policy.detached_timeout
         self._background = background
-        self._unheard = Unheard[Run](
+        self._without_listener = WithoutListener[Run](
             most=policy.max_detached_requests,
             most_of_one=policy.max_detached_requests_per_session,
         )
@@ -33,14 +33,14 @@ class Detached:
         """Those that nobody listens for."""
 
     def __len__(self) -> int:
-        return len(self._unheard)
+        return len(self._without_listener)
 
     def add(self, run: Run) -> None:
         """Its last listener left, and its time begins. To add it again changes nothing."""
-        if run in self._unheard:
+        if run in self._without_listener:
             return
         principal = run.waiters[0].inbound.principal
-        given_up = self._unheard.add(run, principal, next(iter(run.sessions), None))
+        given_up = self._without_listener.add(run, principal, next(iter(run.sessions), None))
         loop = asyncio.get_running_loop()
         self._timers[run] = loop.call_later(self._timeout, self._give_up, run)
         if given_up is not None:
@@ -48,7 +48,7 @@ class Detached:
             self._make_room(given_up)
 
     def remove(self, run: Run) -> None:
-        self._unheard.remove(run)
+        self._without_listener.remove(run)
         timer = self._timers.pop(run, None)
         if timer is not None:
             timer.cancel()
@@ -72,4 +72,4 @@ class Detached:
         self._cancel(run)
 
     def _cancel(self, run: Run) -> None:
-        self._background.run(BESIDE, run.abort(wire_error(OutcomeUnknown())))
+        self._background.run(IN_BACKGROUND, run.abort(wire_error(OutcomeUnknown())))

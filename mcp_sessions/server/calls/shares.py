@@ -37,36 +37,36 @@ class Shares:
         """Count a request that has arrived.
 
         Returns:
-            Whose it is; None: it has no limit.
+            Its owner; None: it has no limit.
 
         Raises:
             LimitReached: Its principal sends too many, or has too many open.
         """
-        whose = share_of(principal, scope)
-        if whose is None:
+        owner = share_of(principal, scope)
+        if owner is None:
             return None
-        if self._most is not None and self._open.get(whose, 0) >= self._most:
+        if self._most is not None and self._open.get(owner, 0) >= self._most:
             raise LimitReached("max_calls_per_principal", self._most, _OPEN)
         if self._buckets is not None:
-            wait = self._buckets.take(whose, self._clock())
+            wait = self._buckets.take(owner, self._clock())
             if wait:
                 raise LimitReached("max_requests_per_principal", self._buckets.rate, wait)
-        return whose
+        return owner
 
     def opened(self, principal: Principal, scope: Mapping[str, Any] | None) -> Hashable:
-        whose = self.take(principal, scope)
-        if whose is not None and self._most is not None:
-            self._open[whose] = self._open.get(whose, 0) + 1
-        return whose
+        owner = self.take(principal, scope)
+        if owner is not None and self._most is not None:
+            self._open[owner] = self._open.get(owner, 0) + 1
+        return owner
 
-    def closed(self, whose: Hashable) -> None:
+    def closed(self, owner: Hashable) -> None:
         if self._most is None:
             return
-        left = self._open[whose] - 1
+        left = self._open[owner] - 1
         if left:
-            self._open[whose] = left
+            self._open[owner] = left
         else:
-            del self._open[whose]
+            del self._open[owner]
 
 
 def shares_of(policy: SessionPolicy, clock: Callable[[], float]) -> Shares | None:

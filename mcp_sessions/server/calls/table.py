@@ -92,7 +92,7 @@ class Stage:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Call:
-    """One sending of a request: where its answer is heard, and what the stages of its path found.
+    """One sending of a request: where its answer goes, and what the stages of its path found.
 
     Until it runs it can be cancelled. With it ends the newest call of the same id that still runs
     and that nobody listens to: as a rule that is the same request, which was sent again.
@@ -109,7 +109,7 @@ class Call:
     error: dict[str, Any] | None = field(init=False, default=None)
     """It was cancelled or refused before it ran: as soon as it runs it ends."""
 
-    whose: Hashable = field(init=False, default=None)
+    owner: Hashable = field(init=False, default=None)
     """The principal whose share it is; see :class:`Shares`. None: no limit counts it."""
 
     is_open: bool = field(init=False, default=False)
@@ -182,7 +182,7 @@ class Call:
         self._before = before
 
     def ends(self) -> None:
-        """It is over. It forgets its work, which knows its calls: both would wait for the
+        """It has ended. It forgets its work, which knows its calls: both would wait for the
         collector.
         """
         self.is_open = False
@@ -253,7 +253,7 @@ class Calls(Generic[R]):
         """No request is begun any more, but on a connection that is served until it is quiet, and
         what came before."""
 
-        self.is_over = False
+        self.has_ended = False
         """It has drained: no request is begun any more, wherever it came from."""
 
         self._load: dict[Hashable, int] = {}
@@ -269,17 +269,17 @@ class Calls(Generic[R]):
         """The running requests, oldest first."""
 
         self.held: Mapping[SessionId, Mapping[R, None]] = self._by_session
-        """The sessions, of both modes, that a request is at work in."""
+        """The sessions, of both modes, that a request is running in."""
 
-    def drain(self, *, is_over: bool = False) -> None:
-        self.draining, self.is_over = True, is_over
+    def drain(self, *, has_ended: bool = False) -> None:
+        self.draining, self.has_ended = True, has_ended
 
     def is_served_still(self, inbound: Inbound) -> bool:
         """Whether a request may begin while the process stops. Over HTTP others came no further
         than its door. A connection that is open both ways is asked here.
         """
         is_leaving = inbound.connection is not None and inbound.connection.transport.is_leaving
-        return is_leaving or (inbound.channel.is_let_in and not self.is_over)
+        return is_leaving or (inbound.channel.is_admitted and not self.has_ended)
 
     # --- from its arrival to its answer ------------------------------------------------------
 
@@ -309,15 +309,15 @@ class Calls(Generic[R]):
             if request.is_misnamed:
                 request.named()
             if connection is not None:
-                whose: Hashable = connection.id
+                owner: Hashable = connection.id
             else:
                 named = request.session
-                whose = load_of(None if isinstance(named, NotNamed) else named, inbound.principal)
-            if whose is not None and self._load.get(whose, 0) >= self._most:
+                owner = load_of(None if isinstance(named, NotNamed) else named, inbound.principal)
+            if owner is not None and self._load.get(owner, 0) >= self._most:
                 raise LimitReached("max_running_requests", self._most)
-            call.load = whose
+            call.load = owner
         if self._shares is not None:
-            call.whose = self._shares.opened(inbound.principal, inbound.scope)
+            call.owner = self._shares.opened(inbound.principal, inbound.scope)
         if call.load is not None:
             self._load[call.load] = self._load.get(call.load, 0) + 1
         call.is_open = True
@@ -352,8 +352,8 @@ class Calls(Generic[R]):
                 self._load[call.load] = left
             else:
                 del self._load[call.load]
-        if call.whose is not None and self._shares is not None:
-            self._shares.closed(call.whose)
+        if call.owner is not None and self._shares is not None:
+            self._shares.closed(call.owner)
         connection = call.inbound.connection
         by_id = self._by_id.get(connection.id) if connection is not None else None
         if by_id is None or connection is None:
@@ -366,8 +366,8 @@ class Calls(Generic[R]):
         if not by_id:
             del self._by_id[connection.id]
 
-    def is_full(self, whose: Hashable) -> bool:
-        return whose is not None and self._load.get(whose, 0) >= self._most
+    def is_full(self, owner: Hashable) -> bool:
+        return owner is not None and self._load.get(owner, 0) >= self._most
 
     def count(self, call: Call) -> None:
         """It is its sender's load. A call of another process, which is joined here, is no more."""
@@ -389,14 +389,14 @@ class Calls(Generic[R]):
     def handled(self, run: R) -> None:
         self._running.pop(run, None)
         for session_id in run.sessions:
-            at_work = self._by_session.get(session_id)
-            if at_work is not None:
-                at_work.pop(run, None)
-                if not at_work:
+            running = self._by_session.get(session_id)
+            if running is not None:
+                running.pop(run, None)
+                if not running:
                     del self._by_session[session_id]
 
     def kept(self, run: R) -> None:
-        """The outcome is in the store: no later call joins the run, and its calls are over."""
+        """The outcome is in the store: no later call joins the run, and its calls have ended."""
         if run.session_id is not None and run.key is not None:
             self._by_key.pop((run.session_id, run.key), None)
         for call in run.waiters:
@@ -446,6 +446,8 @@ class Acceptance(Stage):
 
 
 def stopping() -> Outcome:
-    """Refuse a request that is not begun any more; ERR15: its client may send it elsewhere."""
+    """Refuse a request that is not begun any more; ERR15: its client may send it at another
+    replica.
+    """
     data: dict[str, Any] = {"reason": "draining", "started": False}
     return Outcome(None, error_body(INTERNAL_ERROR, "the server is shutting down", data))

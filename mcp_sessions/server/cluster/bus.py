@@ -34,7 +34,7 @@ class Handlers(Protocol):
         """Do what a message says; what takes waiting is returned, and run as a task."""
         ...
 
-    async def session_over(self, session_id: SessionId) -> None: ...
+    async def session_ended(self, session_id: SessionId) -> None: ...
 
     def round(
         self, carrying: Collection[SessionId]
@@ -49,7 +49,7 @@ class Handlers(Protocol):
 
 class ClusterBus:
     """This process among those that serve the same sessions: here, one that has its store alone.
-    Nobody is told anything, and what is stored is heard where it is stored.
+    Nobody is notified, and what is stored is delivered where it is stored.
     """
 
     is_shared = False
@@ -59,17 +59,17 @@ class ClusterBus:
         self.process = process
         self._background = Background()
 
-    def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
+    def is_remote(self, process: str | None) -> TypeGuard[str]:
         """Whether that names another process, which may live or not. None is no process."""
         return False
 
-    async def tell(self, message: Message, *, to: str | None = None) -> None:
+    async def try_send(self, message: Message, *, to: str | None = None) -> None:
         """Send a message to one process, or to all others; that it could not be sent is a line
         in the log.
         """
 
     async def send(self, message: Message, *, to: str | None = None) -> bool:
-        """As :meth:`tell`, for who has to know that it was sent.
+        """As :meth:`try_send`, for who has to know that it was sent.
 
         Returns:
             See :meth:`~mcp_sessions.stores.exchange.Exchange.send`.

@@ -22,13 +22,13 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.relay import Asker, Outcome, RequestRelay, Serve, Unserved
-from mcp_sessions.server.cluster.remote_children import ChildrenElsewhere
+from mcp_sessions.server.cluster.remote_children import RemoteChildren
 from mcp_sessions.server.cluster.replica_messages import (
     ChildNotification,
     ChildRequest,
     ClientRequest,
 )
-from mcp_sessions.server.upstream.external.elsewhere import Asked, Moved
+from mcp_sessions.server.upstream.external.other_replicas import Asked, Moved
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream
 from mcp_sessions.server.upstream.port import (
     NOTHING_WANTED,
@@ -74,11 +74,11 @@ class RemoteCall:
 
     @property
     def store_failure(self) -> StoreUnavailable | None:
-        """None: the call's handler runs elsewhere."""
+        """None: the call's handler runs at another replica."""
         return None
 
     def store_failed(self, failed: StoreUnavailable) -> None:
-        """Do nothing: the call's handler runs elsewhere."""
+        """Do nothing: the call's handler runs at another replica."""
 
     def is_traced(self, span: Span) -> None:
         """Do nothing: the call is traced in its client's process."""
@@ -90,19 +90,19 @@ class RemoteCall:
         await self.notify(method_names.PROGRESS, params)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        told = {"progress": progress, "total": total, "message": message}
-        await self.report({name: value for name, value in told.items() if value is not None})
+        members = {"progress": progress, "total": total, "message": message}
+        await self.report({name: value for name, value in members.items() if value is not None})
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         if not self.can_send_request:
-            raise PeerError(INVALID_REQUEST, "the request that asks is over")
+            raise PeerError(INVALID_REQUEST, "the request that asks has ended")
         request = ClientRequest(method=asked.method, params=asked.params)
 
         async def reported(message: Mapping[str, Any]) -> None:
-            told = message["params"]
+            members = message["params"]
             if asked.on_progress is not None:
                 await asked.on_progress(
-                    told.get("progress", 0), told.get("total"), told.get("message")
+                    members.get("progress", 0), members.get("total"), members.get("message")
                 )
 
         try:
@@ -117,7 +117,7 @@ class RemoteCall:
             error.get("code", INTERNAL_ERROR), error.get("message", ""), error.get("data")
         )
 
-    def over(self) -> None:
+    def ended(self) -> None:
         self.can_send_request = False
 
 
@@ -134,7 +134,7 @@ class ChildHost:
         self,
         relay: RequestRelay,
         store: SessionStore,
-        children: ChildrenElsewhere,
+        children: RemoteChildren,
         *,
         upstream: ExternalUpstream | None,
         rounds: Rounds | None,
@@ -163,7 +163,9 @@ class ChildHost:
                 return
 
     async def hand_over(self) -> None:
-        """Nothing runs here any more: who asks next has it, and what is on its way is told so."""
+        """Nothing runs here any more: who asks next has it, and what is on its way gets that
+        answer.
+        """
         held = list(self._children.held.items())
         try:
             async with asyncio.timeout(_HANDING_OVER):
@@ -189,7 +191,7 @@ class ChildHost:
         upstream = self._upstream
         for session_id in await self._children.lost():
             if upstream is not None:
-                upstream.children.over(session_id)
+                upstream.children.remove(session_id)
         taken, lost = self._children.moved()
         if taken:
             logger.warning(
@@ -203,7 +205,7 @@ class ChildHost:
             )
         for session_id in list(self._children.held):
             if upstream is not None and await self._store.load(session_id, now=0) is None:
-                await upstream.session_over(session_id)
+                await upstream.session_ended(session_id)
 
     async def _notified(self, _: Asker, notified: ChildNotification) -> Outcome:
         if self._upstream is not None:
@@ -219,7 +221,7 @@ class ChildHost:
         except UpstreamError as failed:
             return None, failed.error
         finally:
-            call.over()
+            call.ended()
         return {"result": result, "handshake": handshake}, None
 
     async def _served(
@@ -232,7 +234,7 @@ class ChildHost:
         session_id = message.session_id
         if self._is_leaving and session_id is not None and not _is_busy(upstream, session_id):
             # What runs here is finished here; what comes next is the next one's at once.
-            upstream.children.over(session_id)
+            upstream.children.remove(session_id)
             await self._children.give_up(session_id, message.holder)
             raise Moved
         sent = params if message.params is not None else None
@@ -261,13 +263,13 @@ class ChildHost:
         method, params = message.method, dict(message.params or {})
         if self._rounds is None or name is None or method is None:
             raise UpstreamError(wire_error(OutcomeUnknown()))
-        whose = message.session_id or call.principal
-        return await self._rounds.go_on(name, call, whose, method, params)
+        owner = message.session_id or call.principal
+        return await self._rounds.go_on(name, call, owner, method, params)
 
 
 def _is_busy(upstream: ExternalUpstream, session_id: SessionId) -> bool:
-    place = upstream.children.known(session_id)
-    if place is None:
+    slot = upstream.children.known(session_id)
+    if slot is None:
         return False
     # Without a process, and one that is started, what is here was asked of nobody.
-    return place.starting is not None or (place.living is not None and bool(place.calls))
+    return slot.starting is not None or (slot.living is not None and bool(slot.calls))

@@ -25,7 +25,7 @@ async def forward_answer(bus: ClusterBus, answer: Answer, principal: Principal) 
     if not isinstance(answer.id, str):
         return False
     process = process_of(answer.id)
-    if not bus.is_elsewhere(process) or not understands(process):
+    if not bus.is_remote(process) or not understands(process):
         return False
     if not await bus.is_alive(process):
         return False
@@ -41,5 +41,5 @@ async def forward_progress(
 ) -> None:
     token = (params or {}).get("progressToken")
     process = process_of(token) if isinstance(token, str) else None
-    if bus.is_elsewhere(process):
-        await bus.tell(QuestionProgress(params=params, principal=principal), to=process)
+    if bus.is_remote(process):
+        await bus.try_send(QuestionProgress(params=params, principal=principal), to=process)

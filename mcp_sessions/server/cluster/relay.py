@@ -59,7 +59,7 @@ _KEPT = 1_000
 _KEPT_BYTES = 8_388_608
 """Bytes of them."""
 
-_OVER = {"code": INTERNAL_ERROR, "message": "the request that asked is complete"}
+_ASKER_ENDED = {"code": INTERNAL_ERROR, "message": "the request that asked is complete"}
 
 Serve = Callable[["Asker", Any], Coroutine[Any, Any, Outcome]]
 Work = Coroutine[Any, Any, None]
@@ -90,22 +90,22 @@ class Asker:
     asked_at: float = field(default_factory=lambda: asyncio.get_running_loop().time(), init=False)
     """When it last asked for its request, by the event loop's clock."""
 
-    _on_heard: Callable[[bool], None] | None = None
+    _on_listening: Callable[[bool], None] | None = None
 
     async def update(self, message: Mapping[str, Any]) -> None:
-        await self.relay.bus.tell(Update(ask=self.name, message=message), to=self.process)
+        await self.relay.bus.try_send(Update(ask=self.name, message=message), to=self.process)
 
     def leaves(self) -> None:
         self.is_gone = True
 
-    def watch(self, on_heard: Callable[[bool], None]) -> None:
+    def watch(self, on_listening: Callable[[bool], None]) -> None:
         """Call this with whether its client listens, each time that it says so."""
-        self._on_heard = on_heard
+        self._on_listening = on_listening
 
     def says(self, *, is_open: bool) -> None:
         self.asked_at = asyncio.get_running_loop().time()
-        if self._on_heard is not None:
-            self._on_heard(is_open)
+        if self._on_listening is not None:
+            self._on_listening(is_open)
 
     async def ask(self, request: Request, on_update: OnUpdate) -> Result:
         """Ask it something within its request. This may be sent twice, and is served once.
@@ -164,7 +164,7 @@ class RequestRelay:
             await self._send(message, pending)
             result = await self._result(message, pending)
         except BaseException:
-            self.bus.spawn(self.bus.tell(Gone(ask=name), to=process))
+            self.bus.spawn(self.bus.try_send(Gone(ask=name), to=process))
             raise
         finally:
             del self._pending[name]
@@ -214,7 +214,7 @@ class RequestRelay:
                 if not pending.is_repeatable:
                     raise OutcomeUnknown
                 pending.is_sent()
-                await self.bus.tell(message, to=pending.process)
+                await self.bus.try_send(message, to=pending.process)
 
     async def _look(self, name: str, pending: Pending) -> bool:
         try:
@@ -224,7 +224,7 @@ class RequestRelay:
             return True
         if is_alive:
             alive = Alive(ask=name, is_open=pending.is_open)
-            await self.bus.tell(alive, to=pending.process)
+            await self.bus.try_send(alive, to=pending.process)
         return is_alive
 
     def listens(self, name: str, *, is_open: bool) -> None:
@@ -233,7 +233,7 @@ class RequestRelay:
         if pending is not None:
             pending.listens(is_open)
             alive = Alive(ask=name, is_open=is_open)
-            self.bus.spawn(self.bus.tell(alive, to=pending.process))
+            self.bus.spawn(self.bus.try_send(alive, to=pending.process))
 
     def updated(self, sender: str, message: Update) -> None:
         pending = self._asked_of(sender, message.ask)
@@ -263,26 +263,26 @@ class RequestRelay:
         if message.ask in self._served:
             return None
         if message.ask in self._kept:
-            return self.bus.tell(self._kept[message.ask][0], to=sender)
+            return self.bus.try_send(self._kept[message.ask][0], to=sender)
         pending = None
         if message.within is not None:
             pending = self._asked_of(sender, message.within)
             serve = pending.serve if pending is not None else None
             if serve is None:
-                over = Result(ask=message.ask, result=None, error=_OVER)
-                return self.bus.tell(over, to=sender)
+                ended = Result(ask=message.ask, result=None, error=_ASKER_ENDED)
+                return self.bus.try_send(ended, to=sender)
         if serve is None:
-            return self.bus.tell(Gone(ask=message.ask), to=sender)
+            return self.bus.try_send(Gone(ask=message.ask), to=sender)
         asker = Asker(self, sender, message.ask)
         task = self.bus.spawn(self._serve(asker, serve, message.request, pending))
         # Known from now on: it may be asked for before it has its first turn.
         self._served[asker.name] = asker, type(message.request), task
         if pending is not None:
             pending.served[asker.name] = asker.leaves, task
-        task.add_done_callback(lambda _: self._over(asker, pending))
+        task.add_done_callback(lambda _: self._finished(asker, pending))
         return None
 
-    def _over(self, asker: Asker, pending: Pending | None) -> None:
+    def _finished(self, asker: Asker, pending: Pending | None) -> None:
         self._served.pop(asker.name, None)
         if pending is not None:
             pending.served.pop(asker.name, None)
@@ -304,12 +304,12 @@ class RequestRelay:
             if not asker.is_gone:
                 answered = Result(ask=asker.name, result=result, error=error)
                 self._keep(answered)
-                await self.bus.tell(answered, to=asker.process)
+                await self.bus.try_send(answered, to=asker.process)
 
     def _end_within(self, asker: Asker) -> None:
         for name, pending in self._pending.items():
             if pending.within == asker.name:
-                pending.end(Result(ask=name, result=None, error=_OVER))
+                pending.end(Result(ask=name, result=None, error=_ASKER_ENDED))
 
     def asked_for(self, sender: str, message: Alive) -> Work | None:
         """The other side of a request asks whether it is still known here."""
@@ -323,7 +323,7 @@ class RequestRelay:
             return None
         # It was answered, and that was lost; or it never came.
         kept = self._kept.get(message.ask)
-        return self.bus.tell(kept[0] if kept is not None else Gone(ask=message.ask), to=sender)
+        return self.bus.try_send(kept[0] if kept is not None else Gone(ask=message.ask), to=sender)
 
     def gone(self, sender: str, message: Gone) -> None:
         pending = self._asked_of(sender, message.ask)
@@ -347,7 +347,7 @@ class RequestRelay:
                 asker.leaves()
                 task.cancel()
             elif asker.asked_at < silent_since:
-                await self.bus.tell(Alive(ask=asker.name, is_open=True), to=asker.process)
+                await self.bus.try_send(Alive(ask=asker.name, is_open=True), to=asker.process)
 
     def _keep(self, answered: Result) -> None:
         said = answered.result if answered.result is not None else answered.error

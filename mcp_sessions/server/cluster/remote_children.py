@@ -34,7 +34,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     ClientRequest,
 )
 from mcp_sessions.server.upstream.external.child_requests import NOT_STARTED
-from mcp_sessions.server.upstream.external.elsewhere import Asked, Lease, Moved, Served
+from mcp_sessions.server.upstream.external.other_replicas import Asked, Lease, Moved, Served
 from mcp_sessions.server.upstream.port import (
     NOTHING_WANTED,
     Call,
@@ -49,12 +49,12 @@ from mcp_sessions.stores.exchange import LIVENESS, Exchange
 
 LEASE = LIVENESS / 2
 """Seconds that a look at who has a child is good for: who lived then is not taken for dead before
-that is over, even if its last sign of life was not the newest.
+that has ended, even if its last sign of life was not the newest.
 """
 
 
-class ChildrenElsewhere:
-    """Implements :class:`Elsewhere` over the store: the children of sessions in all replicas."""
+class RemoteChildren:
+    """Implements :class:`OtherReplicas` over the store, for the children in all replicas."""
 
     def __init__(self, relay: RequestRelay, store: SessionStore, exchange: Exchange) -> None:
         self._relay = relay
@@ -106,11 +106,11 @@ class ChildrenElsewhere:
                 return Lease(session_id, name, True, until, self._inherited.get(session_id))
             if self._held.get(session_id) == name:
                 self._lost += was_here and holder is not None and instead_of is None
-                self.over(session_id)
+                self.release(session_id)
             if holder is None:
                 raise UpstreamError(wire_error(SessionNotFound(session_id)))
             process = process_of(holder)
-            if self._bus.is_elsewhere(process) and await self._bus.is_alive(process):
+            if self._bus.is_remote(process) and await self._bus.is_alive(process):
                 if understands(process):
                     return Lease(session_id, holder, False, until, None)
                 self._used_until[session_id] = loop.time() + LEASE
@@ -130,7 +130,7 @@ class ChildrenElsewhere:
         if self._held.get(lease.session_id) != lease.holder:
             raise Moved
 
-    def over(self, session_id: SessionId) -> None:
+    def release(self, session_id: SessionId) -> None:
         self._held.pop(session_id, None)
         self._inherited.pop(session_id, None)
         self._used_until.pop(session_id, None)
@@ -141,7 +141,7 @@ class ChildrenElsewhere:
         Raises:
             StoreUnavailable: Unknown whether the release is stored. This process serves it no more.
         """
-        self.over(session_id)
+        self.release(session_id)
         # By the name of nobody, who is not alive anywhere.
         await self._exchange.claim(session_id, mint_request_id(), instead_of=holder)
 
@@ -155,7 +155,7 @@ class ChildrenElsewhere:
         for session_id, name in list(self._held.items()):
             holder = await self._exchange.claim(session_id, None)
             if holder not in (name, None) and self._held.get(session_id) == name:
-                self.over(session_id)
+                self.release(session_id)
                 self._lost += 1
                 lost.append(session_id)
         return lost
@@ -165,14 +165,14 @@ class ChildrenElsewhere:
     ) -> bool:
         holder = await self._exchange.claim(session_id, None)
         process = process_of(holder) if holder is not None else None
-        if not self._bus.is_elsewhere(process):
+        if not self._bus.is_remote(process):
             return False
         notification = ChildNotification(session_id=session_id, method=method, params=params)
         ask = Ask(ask=mint_request_id(self._bus.process), within=None, request=notification)
         await self._bus.send(ask, to=process)
         return True
 
-    # --- what is asked elsewhere ---------------------------------------------------------------
+    # --- what is asked at another replica ---------------------------------------------------------
 
     async def ask(self, lease: Lease, call: Call, asked: Asked) -> Served:
         process = process_of(lease.holder)
@@ -189,7 +189,7 @@ class ChildrenElsewhere:
         params: dict[str, Any] | None,
     ) -> dict[str, Any] | None:
         process = process_of(waiting)
-        if process is None or not self._bus.is_elsewhere(process):
+        if process is None or not self._bus.is_remote(process):
             return None
         asked = Asked({}, method, params, None, {})
         try:

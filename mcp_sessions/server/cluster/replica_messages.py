@@ -97,7 +97,7 @@ class GetStreamOpened:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRead:
     """To the process that runs a request, from where its client came back for the response
-    stream: its answer has somebody who hears it, or (not ``is_read``) has nobody there any more.
+    stream: its answer has somebody who receives it, or (not ``is_read``) has nobody there any more.
     """
 
     kind: ClassVar[str] = "stream_read"

@@ -63,12 +63,12 @@ class SharedBus(ClusterBus):
         self._other_versions: set[tuple[str, int]] = set()
         """Processes of another version that the log has."""
 
-    def is_elsewhere(self, process: str | None) -> TypeGuard[str]:
+    def is_remote(self, process: str | None) -> TypeGuard[str]:
         return process is not None and process != self.process
 
     # --- messages --------------------------------------------------------------------------
 
-    async def tell(self, message: Message, *, to: str | None = None) -> None:
+    async def try_send(self, message: Message, *, to: str | None = None) -> None:
         try:
             await self._exchange.send(encode(message, self.process), to=to)
         except StoreUnavailable as failed:
@@ -79,7 +79,7 @@ class SharedBus(ClusterBus):
 
     def on_message(self, message: bytes) -> None:
         try:
-            told = decode(message)
+            decoded = decode(message)
         except OtherVersion as other:
             self._log_version(other)
             return
@@ -87,10 +87,10 @@ class SharedBus(ClusterBus):
             # Of a replica with another idea of the messages, or of nobody.
             logger.warning("a message between replicas is malformed: %s", malformed)
             return
-        if told is None or self._handlers is None:
+        if decoded is None or self._handlers is None:
             logger.debug("a message between replicas was left out")
             return
-        work = self._handlers.handle(*told)
+        work = self._handlers.handle(*decoded)
         if work is not None:
             self._background.run("a message of another replica", work)
 
@@ -124,7 +124,7 @@ class SharedBus(ClusterBus):
         try:
             await self._settle(key)
         except StoreUnavailable:
-            # What is heard of it from now on is nobody's here.
+            # What comes of it from now on has no receiver here.
             logger.warning("a stream could not be unsubscribed; its messages are dropped")
 
     def _drop(self, key: _Key, watcher: Watcher) -> None:
@@ -135,7 +135,7 @@ class SharedBus(ClusterBus):
                 del self._watchers[key]
 
     async def _settle(self, key: _Key) -> None:
-        """Watch what somebody wants to hear, and nothing else. One step after the other for
+        """Watch what somebody wants to receive, and nothing else. One step after the other for
         one stream: it may be opened again while it is still being left.
         """
         async with self._settling.of(key):
@@ -227,7 +227,7 @@ class SharedBus(ClusterBus):
         session_id, _ = key
         watchers = list(self._watchers.get(key, ()))
         if not head.lives and watchers and self._handlers is not None:
-            await self._handlers.session_over(session_id)
+            await self._handlers.session_ended(session_id)
             return
         if head.position is None:
             # Nothing was ever on it, or all is lost: then what comes next has another epoch.

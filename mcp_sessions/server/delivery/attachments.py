@@ -28,7 +28,7 @@ from mcp_sessions.locks import Locks
 from mcp_sessions.server.cluster.replica_messages import Displaced, SessionAttached, Withdrawn
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.records import Attached, Attachment
@@ -41,7 +41,7 @@ class Attachments:
 
     Args:
         questions: Asked again where their session is attached.
-        owed: Takes what the store must know of an end, also when it is away.
+        pending_writes: Takes what the store must know of an end, also when it is away.
     """
 
     def __init__(
@@ -50,10 +50,14 @@ class Attachments:
         connections: ConnectionRegistry,
         *,
         questions: PendingQuestions,
-        owed: Owed,
+        pending_writes: PendingWrites,
     ) -> None:
         self._store, self._bus, self._clock = environment.store, environment.bus, environment.clock
-        self._connections, self._questions, self._owed = connections, questions, owed
+        self._connections, self._questions, self._pending_writes = (
+            connections,
+            questions,
+            pending_writes,
+        )
         self._session_locks = Locks[SessionId]()
         self.session_lock = self._session_locks.of
         """Held for one step of a session's story: an event that was stored must be handed
@@ -94,7 +98,7 @@ class Attachments:
         async with self._attaching(session_id, connection):
             newer = connection.kind if connection is not None else None
             if connection is not None:
-                # Before it is attached: what is stored from then on is heard here.
+                # Before it is attached: what is stored from then on is received here.
                 if self._bus.is_shared:
                     await self._watch(session_id, connection)
             attached = None
@@ -108,7 +112,7 @@ class Attachments:
                 )
             except StoreUnavailable:
                 if had is not None:
-                    self._tell_later(_lost(session_id, had, Detached.TAKEN_OVER, newer, instance))
+                    self._notify_later(_lost(session_id, had, Detached.TAKEN_OVER, newer, instance))
                 raise
             finally:
                 if attached is None and connection and session_id not in connection.attached:
@@ -132,7 +136,7 @@ class Attachments:
                 await self._ask_again(session_id, connection)
             if self._bus.is_shared:
                 # Whoever has a question open for this session's client asks it again.
-                await self._bus.tell(SessionAttached(session_id=session_id))
+                await self._bus.try_send(SessionAttached(session_id=session_id))
             return attached
 
     @asynccontextmanager
@@ -169,7 +173,7 @@ class Attachments:
                     await self._store.detach(session_id, epoch)
                     await self.unwatch(session_id, connection)
 
-        self._owed.owe(("part", session_id, connection.id), part)
+        self._pending_writes.add(("part", session_id, connection.id), part)
 
     async def _epoch_at(
         self, connection: ClientConnection, session_id: SessionId
@@ -181,8 +185,8 @@ class Attachments:
         gone = self._connections.local(connection.id) is None
         return None if gone else connection.attached.get(session_id)
 
-    def _tell_later(self, lost: Displaced) -> None:
-        async def tell() -> None:
+    def _notify_later(self, lost: Displaced) -> None:
+        async def write() -> None:
             async with self.session_lock(lost.session_id):
                 record = await self._store.load(lost.session_id, now=0)
                 has = record.attachment if record is not None else None
@@ -191,8 +195,8 @@ class Attachments:
                 if record is not None and not stays:
                     await self._displace(lost)
 
-        name = ("tell", lost.session_id, lost.connection_id, lost.fencing_epoch)
-        self._owed.owe(name, tell)
+        name = ("displaced", lost.session_id, lost.connection_id, lost.fencing_epoch)
+        self._pending_writes.add(name, write)
 
     async def _ask_again(self, session_id: SessionId, connection: ClientConnection) -> None:
         """A session has a new connection: what is open goes there too (ASK2), if its
@@ -235,14 +239,14 @@ class Attachments:
             logger.warning(
                 "the connection that lost a session in a takeover is notified later: %s", failed
             )
-            self._tell_later(lost)
+            self._notify_later(lost)
 
     async def detach(
         self, session_id: SessionId, connection: ClientConnection, fencing_epoch: FencingEpoch
     ) -> None:
         async with self.session_lock(session_id):
             connection.attached.pop(session_id, None)
-            await self._owed.settle(
+            await self._pending_writes.settle(
                 {
                     ("detach", session_id, fencing_epoch): partial(
                         self._store.detach, session_id, fencing_epoch
@@ -259,11 +263,11 @@ class Attachments:
         attached = dict(connection.attached)
         connection.attached.clear()
         try:
-            await self._connections.let_go(connection)
+            await self._connections.release(connection)
             for session_id in attached:
                 await self.unwatch(session_id, connection)
         finally:
-            await self._owed.settle(
+            await self._pending_writes.settle(
                 {
                     ("detach", session_id, epoch): partial(self._store.detach, session_id, epoch)
                     for session_id, epoch in attached.items()
@@ -284,7 +288,7 @@ class Attachments:
             attached = await self._store.attach(session_id, None, now=self._clock())
         except StoreUnavailable:
             if had is not None:
-                self._tell_later(_lost(session_id, had, reason))
+                self._notify_later(_lost(session_id, had, reason))
             raise
         if attached is not None and attached.previous is not None:
             await self._displace_surely(_lost(session_id, attached.previous, reason))
@@ -295,8 +299,8 @@ class Attachments:
         if connection is None:
             home = process_of(connection_id)
             if home is not None:
-                if self._bus.is_elsewhere(home):
-                    await self._bus.tell(lost, to=home)
+                if self._bus.is_remote(home):
+                    await self._bus.try_send(lost, to=home)
                 return
             connection = await self._connections.find(connection_id)
             if connection is None:
@@ -304,7 +308,7 @@ class Attachments:
         await self._displaced_here(lost, connection)
         if self._bus.is_shared and not connection.is_one_wire:
             # Its stream may be open anywhere; what waits there unsent is taken back.
-            await self._bus.tell(Withdrawn(session_id=session_id, connection_id=connection_id))
+            await self._bus.try_send(Withdrawn(session_id=session_id, connection_id=connection_id))
 
     async def _displaced_here(self, lost: Displaced, connection: ClientConnection) -> None:
         session_id, epoch, reason = lost.session_id, lost.fencing_epoch, lost.reason
@@ -314,7 +318,7 @@ class Attachments:
         connection.attached.pop(session_id, None)
         # A listen stream after a listen stream is the same client going on.
         if not lost.newer == connection.kind == "listen":
-            await connection.tell_detached(session_id, reason, instance=lost.instance)
+            await connection.notify_detached(session_id, reason, instance=lost.instance)
         await connection.withdraw(session_id, epoch)
         if self._bus.is_shared:
             await self.unwatch(session_id, connection)
@@ -328,7 +332,7 @@ class Attachments:
         connection: ClientConnection,
         *,
         waits: bool = True,
-        told: Displaced | None = None,
+        notice: Displaced | None = None,
     ) -> bool:
         """Whether a session is attached to a connection of this process still; if another
         process displaced it, that is made good here.
@@ -338,7 +342,7 @@ class Attachments:
             connection: The connection.
             waits: Until it is made good; False: the caller has the session's lock, or reads
                 its log.
-            told: What the other process said, if it did: why, and who has it now.
+            notice: What the other process said, if it did: why, and who has it now.
         """
         fencing_epoch = connection.attached.get(session_id)
         if fencing_epoch is None:
@@ -346,11 +350,11 @@ class Attachments:
         attachment = Attachment(connection.id, fencing_epoch)
         record = await self._store.load(session_id, now=0)
         if record is None:
-            # Its end is told by another way.
+            # Its end is reported by another way.
             return False
         if record.attachment == attachment:
             return True
-        lost = told or _lost(session_id, attachment, Detached.TAKEN_OVER)
+        lost = notice or _lost(session_id, attachment, Detached.TAKEN_OVER)
         lost = replace(lost, fencing_epoch=fencing_epoch)
         displacing = self._displaced_locked(lost, connection)
         if waits:
@@ -366,7 +370,7 @@ class Attachments:
 
     async def _watch(self, session_id: SessionId, connection: ClientConnection) -> None:
         """Hear what other processes store for a session that is attached to a connection of
-        this one. One that is in the store hears by its own stream.
+        this one. One that is in the store receives by its own stream.
         """
         if connection.is_one_wire:
             await self._bus.watch(session_id, EVENTS, connection)

@@ -34,32 +34,32 @@ from mcp_sessions.server.cluster.replica_messages import ServerChanged
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.hearing import Hearing
+from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.waiting_changes import WaitingChange, WaitingChanges, note
 from mcp_sessions.server.environment import Environment
-from mcp_sessions.stores.contract import TOLD_AT_ONCE
+from mcp_sessions.stores.contract import CHANGES_AT_ONCE
 from mcp_sessions.stores.record_changes import RenewEvents
-from mcp_sessions.stores.records import Told
+from mcp_sessions.stores.records import AppendedChange
 
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS = 5.0
-"""Seconds that what is announced has to be told when the server stops."""
+"""Seconds that what is announced has to be sent when the server stops."""
 
 _ALONE = 3
-"""Failures after which the sessions of a change are told one by one: it may be one of them
+"""Failures after which the sessions of a change are notified one by one: it may be one of them
 that the store fails for."""
 
-_HEARD = 1_000
-"""Changes of other processes that are known if they are told again."""
+_SEEN = 1_000
+"""Changes of other processes that are known if they come again."""
 
 
 class ChangeBroadcaster:
     """Sends each change of the server to every session that is entitled to it.
 
     Args:
-        hearing: None: nothing is hidden where no session's rule says so.
+        hidden_updates: None: nothing is hidden where no session's rule says so.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class ChangeBroadcaster:
         *,
         connections: ConnectionRegistry,
         attachments: Attachments,
-        hearing: Hearing | None,
+        hidden_updates: HiddenUpdates | None,
     ) -> None:
         self._store, self._bus = environment.store, environment.bus
         self._policy, self._clock = environment.policy, environment.clock
         self._connections, self._attachments = connections, attachments
-        self._publisher, self._hearing = publisher, hearing
+        self._publisher, self._hidden_updates = publisher, hidden_updates
         self._waiting = WaitingChanges(self._policy, self._clock)
         self._renewed: set[SessionId] = set()
         """The sessions that know of the changes that were lost."""
 
         self._fan_out: asyncio.Task[None] | None = None
-        self._heard: OrderedDict[str, None] = OrderedDict()
+        self._seen: OrderedDict[str, None] = OrderedDict()
 
     def announce(self, method: str, params: Mapping[str, Any] | None) -> None:
         """A resource or a list of the server changed: tell everyone who is entitled.
@@ -93,13 +93,13 @@ class ChangeBroadcaster:
         try:
             waiting = self._waiting.keep(method, params)
         except (TypeError, ValueError, RecursionError):
-            # Whoever announced it does not wait, and others are told theirs.
+            # Whoever announced it does not wait, and others get theirs.
             logger.exception("%s could not be sent to the sessions", method)
             return
-        note(waiting.number, waiting.told)
+        note(waiting.number, waiting.outcome)
         if self._fan_out is None or self._fan_out.done():
             # In a context of its own: it is no part of the request that came first.
-            self._fan_out = asyncio.create_task(self._tell_everyone(), context=Context())
+            self._fan_out = asyncio.create_task(self._notify_everyone(), context=Context())
             watched("sending changes to sessions", self._fan_out)
 
     def is_new(self, change_id: str | None) -> bool:
@@ -110,11 +110,11 @@ class ChangeBroadcaster:
         """
         if change_id is None:
             return True
-        if change_id in self._heard:
+        if change_id in self._seen:
             return False
-        self._heard[change_id] = None
-        if len(self._heard) > _HEARD:
-            self._heard.popitem(last=False)
+        self._seen[change_id] = None
+        if len(self._seen) > _SEEN:
+            self._seen.popitem(last=False)
         return True
 
     async def close(self) -> None:
@@ -128,9 +128,9 @@ class ChangeBroadcaster:
             await stopped(fan_out)
         self._waiting.close()
 
-    # --- telling -----------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------
 
-    async def _tell_everyone(self) -> None:
+    async def _notify_everyone(self) -> None:
         backoff = Backoff(base=0.2, cap=5.0)
         while self._waiting or self._waiting.need_renewal:
             if not self._waiting:
@@ -142,7 +142,7 @@ class ChangeBroadcaster:
                 continue
             waiting = self._waiting.first()
             try:
-                await self._tell(waiting)
+                await self._notify_sessions(waiting)
             except StoreUnavailable as failed:
                 self._waiting.postpone(waiting, failed)
                 await asyncio.sleep(backoff.failed(random.random()))
@@ -153,11 +153,11 @@ class ChangeBroadcaster:
                 logger.exception("%s could not be sent to the sessions", waiting.method)
             backoff.progressed()
             self._waiting.answered()
-            self._waiting.over(waiting)
+            self._waiting.remove(waiting)
             # However many were announced at once, others run in between.
             await give_way()
 
-    async def _tell(self, waiting: WaitingChange) -> None:
+    async def _notify_sessions(self, waiting: WaitingChange) -> None:
         """Notify the sessions that are left.
 
         Raises:
@@ -166,33 +166,33 @@ class ChangeBroadcaster:
         change = waiting.change
         waiting.busy.clear()
         waiting.is_served = False
-        if not waiting.is_told_elsewhere:
-            # Once for all sessions, here; their bare connections are told by each of them.
+        if not waiting.is_sent_to_replicas:
+            # Once for all sessions, here; their bare connections are notified by each of them.
             await self._bus.send(
                 ServerChanged(id=change.id, method=waiting.method, params=waiting.params)
             )
-            waiting.is_told_elsewhere = True
-        if not waiting.is_told_sessionless:
-            waiting.is_told_sessionless = True
-            await self.tell_sessionless(waiting.method, waiting.params)
+            waiting.is_sent_to_replicas = True
+        if not waiting.is_sent_sessionless:
+            waiting.is_sent_sessionless = True
+            await self.notify_sessionless(waiting.method, waiting.params)
         if waiting.undelivered:
             left, waiting.undelivered = waiting.undelivered, []
             await self._hand_over(waiting, left)
         failed: StoreUnavailable | None = None
-        place = None
+        cursor = None
         while True:
-            page = await self._store.audience(change, place)
+            page = await self._store.audience(change, cursor)
             waiting.is_served = True
             session_ids = [each for each in page.session_ids if each not in waiting.done]
-            failed = await self._tell_page(waiting, session_ids) or failed
-            place = page.following
-            if place is None:
+            failed = await self._notify_page(waiting, session_ids) or failed
+            cursor = page.following
+            if cursor is None:
                 break
-        failed = await self._tell_busy(waiting) or failed
+        failed = await self._notify_busy(waiting) or failed
         if failed is not None:
             raise failed
 
-    async def _tell_page(
+    async def _notify_page(
         self, waiting: WaitingChange, session_ids: Sequence[SessionId]
     ) -> StoreUnavailable | None:
         """Tell some hundred sessions; why some of them could not be, if the store served
@@ -203,7 +203,7 @@ class ChangeBroadcaster:
         """
         loop = asyncio.get_running_loop()
         one_by_one = waiting.failures >= _ALONE
-        step = 1 if one_by_one else TOLD_AT_ONCE
+        step = 1 if one_by_one else CHANGES_AT_ONCE
         failed: StoreUnavailable | None = None
         for start in range(0, len(session_ids), step):
             begun = loop.time()
@@ -213,7 +213,7 @@ class ChangeBroadcaster:
                 is_busy = self._attachments.is_busy(session_id)
                 (waiting.busy if is_busy else free).append(session_id)
             try:
-                await self._tell_some(waiting, free)
+                await self._notify_some(waiting, free)
             except StoreUnavailable as away:
                 if not one_by_one:
                     raise
@@ -224,14 +224,14 @@ class ChangeBroadcaster:
                 await give_way()
         return failed
 
-    async def _tell_busy(self, waiting: WaitingChange) -> StoreUnavailable | None:
+    async def _notify_busy(self, waiting: WaitingChange) -> StoreUnavailable | None:
         """Tell those that were busy, each when it is not; why some of them could not be."""
         failed: StoreUnavailable | None = None
-        for start in range(0, len(waiting.busy), TOLD_AT_ONCE):
+        for start in range(0, len(waiting.busy), CHANGES_AT_ONCE):
             outcomes = await asyncio.gather(
                 *(
-                    self._tell_some(waiting, [session_id])
-                    for session_id in waiting.busy[start : start + TOLD_AT_ONCE]
+                    self._notify_some(waiting, [session_id])
+                    for session_id in waiting.busy[start : start + CHANGES_AT_ONCE]
                 ),
                 return_exceptions=True,
             )
@@ -242,37 +242,43 @@ class ChangeBroadcaster:
                     raise outcome
         return failed
 
-    async def _tell_some(self, waiting: WaitingChange, session_ids: Sequence[SessionId]) -> None:
+    async def _notify_some(self, waiting: WaitingChange, session_ids: Sequence[SessionId]) -> None:
         """Notify a few sessions. A failure for one hinders no other.
 
         Raises:
             StoreUnavailable: Not all of them are notified.
         """
         try:
-            await self._tell_locked(waiting, session_ids)
+            await self._notify_locked(waiting, session_ids)
         except StoreUnavailable:
             raise
         except Exception:
             if len(session_ids) > 1:
                 for session_id in session_ids:
-                    await self._tell_some(waiting, [session_id])
+                    await self._notify_some(waiting, [session_id])
                 return
             # The boundary between sessions: what is wrong with the log of one.
             logger.exception("%s could not be sent to a session", waiting.method)
             waiting.done.update(session_ids)
 
-    async def _tell_locked(self, waiting: WaitingChange, session_ids: Sequence[SessionId]) -> None:
+    async def _notify_locked(
+        self, waiting: WaitingChange, session_ids: Sequence[SessionId]
+    ) -> None:
         """Tell a few sessions: what is stored is handed over before anything else is.
 
         Raises:
-            StoreUnavailable: They are not told, or their connections may not have it.
+            StoreUnavailable: They are not notified, or their connections may not have it.
         """
         session_ids = [each for each in session_ids if each not in waiting.done]
-        hearing = self._hearing
-        if hearing is not None and hearing.is_hidden_from_some(waiting.method, waiting.params):
+        hidden_updates = self._hidden_updates
+        if hidden_updates is not None and hidden_updates.is_hidden_from_some(
+            waiting.method, waiting.params
+        ):
             change = (waiting.method, waiting.params)
             session_ids = [
-                each for each in session_ids if not await hearing.is_hidden_from(each, *change)
+                each
+                for each in session_ids
+                if not await hidden_updates.is_hidden_from(each, *change)
             ]
         if not session_ids:
             return
@@ -284,13 +290,13 @@ class ChangeBroadcaster:
                 held.append(lock)
             again = not waiting.unsure.isdisjoint(session_ids)
             waiting.unsure.update(session_ids)
-            told = await self._store.tell(
+            changes = await self._store.append_change(
                 session_ids, waiting.change, now=self._clock(), again=again
             )
             waiting.unsure.difference_update(session_ids)
             waiting.done.update(session_ids)
             self._waiting.answered()
-            undelivered = await self._publisher.hand_over(told)
+            undelivered = await self._publisher.hand_over(changes)
         finally:
             for lock in held:
                 lock.release()
@@ -298,13 +304,13 @@ class ChangeBroadcaster:
             waiting.undelivered += undelivered
             raise StoreUnavailable("the store did not answer while an event was delivered")
 
-    async def _hand_over(self, waiting: WaitingChange, told: Sequence[Told]) -> None:
+    async def _hand_over(self, waiting: WaitingChange, changes: Sequence[AppendedChange]) -> None:
         """Hand over again what connections may not have.
 
         Raises:
             StoreUnavailable: They still may not.
         """
-        for each in told:
+        for each in changes:
             async with self._attachments.session_lock(each.session_id):
                 # Whoever is attached anew got it with what was missed.
                 waiting.undelivered += await self._publisher.hand_over([each])
@@ -320,18 +326,18 @@ class ChangeBroadcaster:
         self._waiting.begin_renewal()
         loop = asyncio.get_running_loop()
         everyone = self._waiting.change(0, method_names.TOOLS_CHANGED, None, None)
-        place = None
+        cursor = None
         try:
             while True:
-                page = await self._store.audience(everyone, place)
+                page = await self._store.audience(everyone, cursor)
                 for session_id in page.session_ids:
                     begun = loop.time()
                     if session_id not in self._renewed:
                         await self._renew(session_id)
                         self._renewed.add(session_id)
                         await asyncio.sleep(loop.time() - begun)
-                place = page.following
-                if place is None:
+                cursor = page.following
+                if cursor is None:
                     break
         except StoreUnavailable:
             self._waiting.renewal_failed()
@@ -347,7 +353,7 @@ class ChangeBroadcaster:
             if record.attachment is not None:
                 await self._attachments.displace_locked(session_id, Detached.EVICTED)
 
-    async def tell_sessionless(self, method: str, params: Mapping[str, Any] | None) -> None:
+    async def notify_sessionless(self, method: str, params: Mapping[str, Any] | None) -> None:
         audience = self._sessionless_audience(method, params)
         if not audience:
             return

@@ -83,9 +83,9 @@ class ConnectionRegistry:
             # It is in the store, until its session ends.
             return await self._store.load(SessionId(connection_id), now=0) is not None
         # One of this process is gone.
-        return self._bus.is_elsewhere(home) and await self._bus.is_alive(home)
+        return self._bus.is_remote(home) and await self._bus.is_alive(home)
 
-    async def let_go(self, connection: ClientConnection) -> None:
+    async def release(self, connection: ClientConnection) -> None:
         """A connection is not served in this process any more; what the store knows of it
         stays.
         """

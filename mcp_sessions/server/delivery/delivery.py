@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.hearing import Hearing
-from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
+from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
 
@@ -19,6 +19,6 @@ class Delivery:
     attachments: Attachments
     publisher: Publisher
     broadcaster: ChangeBroadcaster
-    hearing: Hearing
+    hidden_updates: HiddenUpdates
     questions: PendingQuestions
-    owed: Owed
+    pending_writes: PendingWrites

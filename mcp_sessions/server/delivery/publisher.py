@@ -25,7 +25,7 @@ from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
 from mcp_sessions.server.delivery.stored_connection import Relay
 from mcp_sessions.server.environment import Environment
-from mcp_sessions.stores.records import Attachment, Told
+from mcp_sessions.stores.records import AppendedChange, Attachment
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Publisher:
                 they cannot outrun their client.
 
         Returns:
-            False if the session is over; then nothing was stored.
+            False if the session has ended; then nothing was stored.
         """
         key = coalescing_key(method, params, self._policy.coalescing)
         return await self.publish_template(
@@ -88,15 +88,15 @@ class Publisher:
             await asyncio.sleep(0)
         return True
 
-    async def hand_over(self, told: Sequence[Told]) -> list[Told]:
+    async def hand_over(self, changes: Sequence[AppendedChange]) -> list[AppendedChange]:
         """Hand a change over wherever its sessions are attached; the caller has their locks.
 
         Returns:
             Those for which the store did not answer: it is unknown whether their connections
             have it. To hand it over again gives it to nobody twice.
         """
-        attached: dict[ConnectionId, list[Told]] = {}
-        for each in told:
+        attached: dict[ConnectionId, list[AppendedChange]] = {}
+        for each in changes:
             if each.replaced:
                 metrics.coalesced()
             if each.stream == GET_STREAM:
@@ -111,14 +111,14 @@ class Publisher:
         left = await asyncio.gather(*(self._hand_over_all(some) for some in attached.values()))
         return [each for some in left for each in some]
 
-    async def _hand_over_all(self, told: Sequence[Told]) -> Sequence[Told]:
-        for at, (session_id, _, event, attachment, _) in enumerate(told):
+    async def _hand_over_all(self, changes: Sequence[AppendedChange]) -> Sequence[AppendedChange]:
+        for at, (session_id, _, event, attachment, _) in enumerate(changes):
             if attachment is None:
                 continue
             try:
                 await self._hand_over(session_id, event, attachment)
             except StoreUnavailable:
-                return told[at:]
+                return changes[at:]
             except Exception:
                 # The boundary between connections: what is wrong with one is nothing to others.
                 logger.exception("an event could not be delivered")
@@ -168,7 +168,7 @@ class Publisher:
             message: Encoded.
             question: The request of ours that it is of.
         """
-        # Its handler is at work, so it lives, whatever its idle deadline says.
+        # Its handler is running, so it lives, whatever its idle deadline says.
         record = await self._store.load(session_id, now=0)
         attachment = record.attachment if record is not None else None
         if attachment is None:
@@ -189,4 +189,4 @@ class Publisher:
                 method=question.asked.method,
                 key=question.log_key,
             )
-            await self._bus.tell(push, to=home)
+            await self._bus.try_send(push, to=home)

@@ -100,14 +100,14 @@ class PendingQuestions:
         self,
         question: PendingQuestion,
         send: Callable[[bytes], Awaitable[None]],
-        tell: Callable[[bytes], object],
+        notify: Callable[[bytes], object],
     ) -> dict[str, Any]:
         """Send a request and wait for its answer.
 
         Args:
             question: The request.
             send: Sends it.
-            tell: Begins to send what its client is told if it is given up. It may not wait:
+            notify: Begins to send what its client gets if it is given up. It may not wait:
                 whoever gives a request up may be cancelled.
 
         Raises:
@@ -121,10 +121,10 @@ class PendingQuestions:
             async with asyncio.timeout(question.asked.timeout):
                 answer = await question.future
         except TimeoutError:
-            _withdraw(question, tell, "timed out")
+            _withdraw(question, notify, "timed out")
             raise PeerError(REQUEST_TIMEOUT, "Request timed out") from None
         except asyncio.CancelledError:
-            _withdraw(question, tell, "cancelled")
+            _withdraw(question, notify, "cancelled")
             raise
         finally:
             self._open.pop(question.id, None)
@@ -165,13 +165,13 @@ class PendingQuestions:
             question.future.set_result(Answer(question.id, None, error_body(code, message)))
 
 
-def _withdraw(question: PendingQuestion, tell: Callable[[bytes], object], reason: str) -> None:
+def _withdraw(question: PendingQuestion, notify: Callable[[bytes], object], reason: str) -> None:
     if question.future.done() and not question.future.cancelled():
         # It was answered in that moment.
         return
     message = question.withdraw(reason)
     if message is not None:
-        tell(message)
+        notify(message)
 
 
 def may_ask(peer: Peer | None, method: str) -> bool:

@@ -127,12 +127,12 @@ class StoredConnection(ClientConnection):
         "_clock",
         "_heads",
         "_opened",
-        "_opened_elsewhere",
-        "_owes_first",
+        "_opened_at_replica",
+        "_is_first_due",
         "_sent",
         "_store",
         "_stream",
-        "over",
+        "ended",
         "session_id",
     )
 
@@ -158,13 +158,13 @@ class StoredConnection(ClientConnection):
         self._opened = (0.0, 0.0)
         """When its stream was opened here: by the event loop, and since 1970."""
 
-        self.over: set[SessionId] = set()
+        self.ended: set[SessionId] = set()
         """Attached sessions that were found to have ended: nothing of them is handed over."""
 
         self._heads: dict[SessionId, Position] = {}
         self._sent: str | None = None
-        self._opened_elsewhere = False
-        self._owes_first = False
+        self._opened_at_replica = False
+        self._is_first_due = False
 
     @property
     def is_streaming(self) -> bool:
@@ -189,10 +189,10 @@ class StoredConnection(ClientConnection):
 
     @property
     def last_current(self) -> SessionId | None:
-        """The current session that the newest record told of: it may be another one by now."""
+        """The current session that the newest record named: it may be another one by now."""
         return self._current.session_id if self._current is not None else None
 
-    # --- what its log is told ----------------------------------------------------------------
+    # --- what its log gets ----------------------------------------------------------------
 
     async def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
@@ -244,12 +244,12 @@ class StoredConnection(ClientConnection):
         session_id: SessionId,
         fencing_epoch: FencingEpoch | None = None,
         *,
-        is_over: bool = False,
+        has_ended: bool = False,
     ) -> None:
         await self._store.drop_origin(self.session_id, session_id, fencing_epoch=fencing_epoch)
         self.transport.withdraw(session_id)
 
-    async def withdrawn_elsewhere(self, session_id: SessionId) -> None:
+    async def withdrawn_at_replica(self, session_id: SessionId) -> None:
         """Another process took a session off this connection: take back what is not handed
         to the network yet.
         """
@@ -311,7 +311,7 @@ class StoredConnection(ClientConnection):
     @property
     def handed(self) -> str | None:
         """The last event that a GET stream of it was handed; None: not known here. One that
-        looks open may be dead: what it was handed is not told twice.
+        looks open may be dead: what it was handed is not sent twice.
         """
         return self._stream.last if self._stream is not None else self._sent
 
@@ -322,13 +322,13 @@ class StoredConnection(ClientConnection):
         if not was_opened:
             try:
                 if await self._store.change(self.session_id, SetStreamOpened()):
-                    self._owes_first = True
+                    self._is_first_due = True
             except BaseException:
-                self._owes_first = True
+                self._is_first_due = True
                 raise
-        return self._owes_first
+        return self._is_first_due
 
-    async def heard(
+    async def events_after(
         self, position: str, scopes: frozenset[str], cleared: set[SessionId]
     ) -> tuple[Sequence[LoggedEvent], Refusal | None] | None:
         """Return the events after a position of its log that a credential may get.
@@ -346,7 +346,7 @@ class StoredConnection(ClientConnection):
         for origin in {event.origin for event in events if event.origin is not None} - cleared:
             record = await self._store.load(origin, now=0)
             if record is None:
-                self.over.add(origin)
+                self.ended.add(origin)
             elif not scopes >= record.principal.scopes:
                 return None
             cleared.add(origin)
@@ -360,16 +360,16 @@ class StoredConnection(ClientConnection):
         Raises:
             StoreUnavailable: Nothing was sent.
         """
-        older = (self._sent, self._opened_elsewhere)
+        older = (self._sent, self._opened_at_replica)
         is_served = False
         self._stream = stream
         self._opened = (asyncio.get_running_loop().time(), self._clock())
-        self._opened_elsewhere = False
+        self._opened_at_replica = False
         self._heads.clear()
         try:
             await self._bus.watch(self.session_id, GET_STREAM, self)
-            await self.tell_opened()
-            is_served, self._owes_first = True, False
+            await self.announce_opened()
+            is_served, self._is_first_due = True, False
             yield
         finally:
             stream.cut()
@@ -377,12 +377,12 @@ class StoredConnection(ClientConnection):
                 self._stream = None
                 if not is_served:
                     # Nothing was sent: what the one before it was handed still counts.
-                    self._sent, self._opened_elsewhere = older
+                    self._sent, self._opened_at_replica = older
                 else:
-                    self._sent = None if self._opened_elsewhere else stream.last
+                    self._sent = None if self._opened_at_replica else stream.last
                 await self._bus.unwatch(self.session_id, GET_STREAM, self)
 
-    def opened_elsewhere(self, opened: tuple[float, str]) -> bool:
+    def opened_at_replica(self, opened: tuple[float, str]) -> bool:
         """Another process serves a GET stream of this connection: the older one ends.
 
         Args:
@@ -390,7 +390,7 @@ class StoredConnection(ClientConnection):
 
         Returns:
             False if this one is the newer of two that were opened at the same moment: the
-            other process has to be told.
+            other process has to be notified.
         """
         if self._stream is not None:
             age = asyncio.get_running_loop().time() - self._opened[0]
@@ -398,12 +398,12 @@ class StoredConnection(ClientConnection):
             # the newer one, whatever the clocks say.
             if age <= _SAME_MOMENT and opened < (self._opened[1], self._bus.process):
                 return False
-        # What was handed out there is not told twice; where that ended is not known here.
-        self._opened_elsewhere, self._sent, self._owes_first = True, None, False
+        # What was handed out there is not sent twice; where that ended is not known here.
+        self._opened_at_replica, self._sent, self._is_first_due = True, None, False
         if self._stream is not None:
             self._stream.cut()
         return True
 
-    async def tell_opened(self, *, to: str | None = None) -> None:
+    async def announce_opened(self, *, to: str | None = None) -> None:
         at = self._opened[1]
-        await self._bus.tell(GetStreamOpened(session_id=self.session_id, at=at), to=to)
+        await self._bus.try_send(GetStreamOpened(session_id=self.session_id, at=at), to=to)

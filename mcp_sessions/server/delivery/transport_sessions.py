@@ -40,7 +40,7 @@ class TransportSessions:
     """Makes transport-mode sessions, and admits requests to them.
 
     Args:
-        held: The sessions that are at work in this process, as they are now.
+        held: The sessions that are busy in this process, as they are now.
         listed: The server's lists, out of ``tools``, ``prompts`` and ``resources``.
     """
 
@@ -102,7 +102,7 @@ class TransportSessions:
             connection.saw(record)
         return record, connection
 
-    async def may_hear(self, record: SessionRecord, principal: Principal) -> bool:
+    async def may_receive(self, record: SessionRecord, principal: Principal) -> bool:
         """Whether a credential has the scopes of the transport session and of what is attached
         there, which one with more scopes may have started since (SEC3).
         """
@@ -116,7 +116,7 @@ class TransportSessions:
 
     async def catch_up(self, connection: StoredConnection) -> None:
         """Relay what a process stored for a connection's sessions before it died; a session
-        that cannot go on there is told to resume.
+        that cannot continue there is asked to resume.
 
         Raises:
             StoreUnavailable: Not all of it was relayed.
@@ -144,7 +144,7 @@ class TransportSessions:
         try:
             after, lost, continues = await self._position(connection, record, last_event_id)
         except SessionNotFound:
-            await self._connections.let_go(connection)
+            await self._connections.release(connection)
             raise
         if lost is not None and lost is not Refusal.NO_POSITION:
             # What the client missed is gone from the window (HTL9), or more waited for its first

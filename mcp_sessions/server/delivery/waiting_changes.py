@@ -28,13 +28,13 @@ from mcp_sessions.core.messages import EventTemplate, notification_message, plai
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.stores.records import ServerChange, Told
+from mcp_sessions.stores.records import AppendedChange, ServerChange
 
 logger = logging.getLogger(__name__)
 
 
 EACH = 64
-"""Changes that may wait before those with the same coalescing key are told as one."""
+"""Changes that may wait before those with the same coalescing key are sent as one."""
 
 KEPT = 10_000
 """Changes that may wait, in this process."""
@@ -43,7 +43,7 @@ KEPT_BYTES = 4_194_304
 """Bytes that their notifications may have together."""
 
 _BEHIND = 8
-"""Failures after which other changes are told first."""
+"""Failures after which other changes are sent first."""
 
 
 Outcome = StoreUnavailable | None
@@ -60,16 +60,16 @@ class Announced:
 
     is_open: bool = True
 
-    def add(self, number: int, told: asyncio.Future[Outcome]) -> None:
-        """A change was announced, or is told together with one that was.
+    def add(self, number: int, outcome: asyncio.Future[Outcome]) -> None:
+        """A change was announced, or is sent together with one that was.
 
         Args:
-            number: Its place among all. They are told in order: the last one is waited for.
+            number: Its place among all. They are sent in order: the last one is waited for.
         """
         if self.is_open and (self.waiting is None or self.waiting[0] < number):
-            self.waiting = number, told
+            self.waiting = number, outcome
         if self.outer is not None:
-            self.outer.add(number, told)
+            self.outer.add(number, outcome)
 
     async def settled(self) -> Outcome:
         """Wait until all that was announced so far is stored, or the store failed. What a
@@ -96,10 +96,10 @@ def noting() -> Generator[Announced]:
         ANNOUNCED.reset(token)
 
 
-def note(number: int, told: asyncio.Future[Outcome]) -> None:
+def note(number: int, outcome: asyncio.Future[Outcome]) -> None:
     announced = ANNOUNCED.get()
     if announced is not None:
-        announced.add(number, told)
+        announced.add(number, outcome)
 
 
 @dataclass(slots=True, eq=False)
@@ -108,9 +108,9 @@ class WaitingChange:
     method: str
     params: Mapping[str, Any] | None
     change: ServerChange
-    told: asyncio.Future[Outcome]
-    is_told_sessionless: bool = field(init=False, default=False)
-    is_told_elsewhere: bool = field(init=False, default=False)
+    outcome: asyncio.Future[Outcome]
+    is_sent_sessionless: bool = field(init=False, default=False)
+    is_sent_to_replicas: bool = field(init=False, default=False)
     failures: int = field(init=False, default=0)
     """How often the store failed to tell, though it served something else just before."""
 
@@ -124,12 +124,12 @@ class WaitingChange:
     busy: list[SessionId] = field(init=False, default_factory=list[SessionId])
     """Those that were in the middle of something when it was their turn."""
 
-    undelivered: list[Told] = field(init=False, default_factory=list[Told])
+    undelivered: list[AppendedChange] = field(init=False, default_factory=list[AppendedChange])
     """Those that have it, and whose connections may not."""
 
     def settle(self, outcome: Outcome) -> None:
-        if not self.told.done():
-            self.told.set_result(outcome)
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
 
 
 class WaitingChanges:
@@ -185,7 +185,7 @@ class WaitingChanges:
         return waiting
 
     def keep(self, method: str, params: Mapping[str, Any] | None) -> WaitingChange:
-        """A change that waits from now on, or the one that it is told with; if there are too
+        """A change that waits from now on, or the one that it is sent with; if there are too
         many, one that is settled and does not wait.
         """
         key = coalescing_key(method, params, self._policy.coalescing)
@@ -197,8 +197,8 @@ class WaitingChanges:
                 return same
         number = next(self._numbers)
         change = self.change(number, method, params, key)
-        told = asyncio.get_running_loop().create_future()
-        waiting = WaitingChange(number, method, params, change, told)
+        outcome = asyncio.get_running_loop().create_future()
+        waiting = WaitingChange(number, method, params, change, outcome)
         if len(self._waiting) >= KEPT or self._bytes + change.size > KEPT_BYTES:
             self._lost[method] += 1
             self._renews = True
@@ -225,7 +225,7 @@ class WaitingChanges:
             plain_draft(notification_message(method, params), key),
         )
 
-    def over(self, waiting: WaitingChange) -> None:
+    def remove(self, waiting: WaitingChange) -> None:
         self._waiting.remove(waiting)
         self._bytes -= waiting.change.size
         waiting.settle(None)

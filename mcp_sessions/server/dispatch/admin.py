@@ -11,7 +11,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.port import told_handler
+from mcp_sessions.server.upstream.port import note_store_failure
 from mcp_sessions.stores.contract import SessionStore
 
 
@@ -34,7 +34,7 @@ class SessionInfo:
     """Seconds since 1970; if nothing more happens."""
 
     is_attached: bool
-    """Whether a connection hears its events."""
+    """Whether a connection receives its events."""
 
     subscriptions: frozenset[str]
     """Resource URIs."""
@@ -51,7 +51,7 @@ class Sessions:
     """Lists and ends the sessions of a store.
 
     Args:
-        finish: Ends a session, and what is at work for it.
+        finish: Ends a session, and what runs for it.
     """
 
     _store: SessionStore
@@ -71,7 +71,7 @@ class Sessions:
         try:
             records = await self._store.all_sessions(principal)
         except StoreUnavailable as failed:
-            told_handler(failed)
+            note_store_failure(failed)
             raise
         return [
             SessionInfo(
@@ -92,7 +92,7 @@ class Sessions:
         try:
             return await self._finish(SessionId(session_id), EndReason.OPERATOR)
         except StoreUnavailable as failed:
-            told_handler(failed)
+            note_store_failure(failed)
             raise
 
     async def ended(self) -> Sequence[SessionEnd]:
@@ -100,5 +100,5 @@ class Sessions:
         try:
             return await self._store.ends(now=self._clock())
         except StoreUnavailable as failed:
-            told_handler(failed)
+            note_store_failure(failed)
             raise

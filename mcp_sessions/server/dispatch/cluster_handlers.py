@@ -79,7 +79,7 @@ class RelayedRequests:
 
     relay: RequestRelay
     joining: Joining
-    """Serves a keyed request that was sent again elsewhere."""
+    """Serves a keyed request that was sent again at another replica."""
 
     children: ChildHost | None
     """Serves requests to children of this process. None: sessions have none."""
@@ -112,7 +112,7 @@ class ClusterHandlers:
     """The :class:`~mcp_sessions.server.cluster.bus.Handlers` of a layer.
 
     Args:
-        forget: Ends what is at work here for a session that is over in the store.
+        forget: Ends what runs here for a session that has ended in the store.
         publish: Puts a change on the server's own bus, and tells nobody else.
     """
 
@@ -167,7 +167,7 @@ class ClusterHandlers:
             case _:
                 assert_never(message)
 
-    async def session_over(self, session_id: SessionId) -> None:
+    async def session_ended(self, session_id: SessionId) -> None:
         await self._forget(session_id, None)
 
     def round(self, carrying: Collection[SessionId]) -> Sequence[Callable[[], Work]]:
@@ -176,8 +176,8 @@ class ClusterHandlers:
         return (*steps, children.round) if children is not None else steps
 
     async def _check_sessions(self) -> None:
-        """Sessions at work here may have ended elsewhere, or left a connection of this
-        process for one elsewhere, and nobody was heard to say so.
+        """Sessions that run here may have ended at another replica, or left a connection of this
+        process for one at another replica, and no message said so.
         """
         self._rounds += 1
         if self._rounds % _ATTACHED_EVERY == 0:
@@ -194,19 +194,19 @@ class ClusterHandlers:
     async def _displaced(self, message: Displaced) -> None:
         connection = self._connections.local(message.connection_id)
         if connection is not None:
-            await self._attachments.check_attached(message.session_id, connection, told=message)
+            await self._attachments.check_attached(message.session_id, connection, notice=message)
 
     def _withdrawn(self, message: Withdrawn) -> Work | None:
         connection = self._stored(message.connection_id)
         if connection is None:
             return None
-        return connection.withdrawn_elsewhere(message.session_id)
+        return connection.withdrawn_at_replica(message.session_id)
 
     def _get_opened(self, sender: str, message: GetStreamOpened) -> Work | None:
         connection = self._stored(ConnectionId(message.session_id))
-        if connection is None or connection.opened_elsewhere((message.at, sender)):
+        if connection is None or connection.opened_at_replica((message.at, sender)):
             return None
-        return connection.tell_opened(to=sender)
+        return connection.announce_opened(to=sender)
 
     def _stored(self, connection_id: ConnectionId) -> StoredConnection | None:
         connection = self._connections.local(connection_id)
@@ -229,7 +229,7 @@ class ClusterHandlers:
             await abort(call, _CANCELLED)
 
     async def _cancel_keyed(self, message: CancelKeyed) -> None:
-        running = await self._relayed.joining.at_work(message.session_id, message.key)
+        running = await self._relayed.joining.find_running(message.session_id, message.key)
         if running is not None:
             await running.abort(_CANCELLED)
 
@@ -240,7 +240,7 @@ class ClusterHandlers:
             # It left meanwhile; what is open is asked again where it attaches next.
             return
         if message.method is not None and not may_ask(connection.peer, message.method):
-            await self._bus.tell(CannotAsk(call=message.call), to=sender)
+            await self._bus.try_send(CannotAsk(call=message.call), to=sender)
             return
         await connection.send(Draft(message.text.encode(), None, message.key, session_id))
 
@@ -258,5 +258,5 @@ class ClusterHandlers:
 
     async def _changed(self, message: ServerChanged) -> None:
         if self._broadcaster.is_new(message.id):
-            await self._broadcaster.tell_sessionless(message.method, message.params)
+            await self._broadcaster.notify_sessionless(message.method, message.params)
             await self._publish(message.method, message.params)

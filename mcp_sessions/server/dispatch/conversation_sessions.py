@@ -56,7 +56,7 @@ class BoundSessions:
 
     Args:
         argument: Of the tools that take a handle; None: none does.
-        held: The sessions that are at work in this process, as they are now.
+        held: The sessions that are busy in this process, as they are now.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class BoundSessions:
         self, session_header: str, principal: Principal, scope: Mapping[str, Any]
     ) -> bool:
         """Whether an ``Mcp-Session-Id`` that names no session is a platform's. One that was made
-        here is over: its client has to hear that.
+        here has ended: its client has to receive that.
 
         Args:
             scope: The ASGI scope of the request that it came with.

@@ -4,7 +4,7 @@ A record is a line in the log, an entry of the audit, a count, and the data of `
 sessions show`` in the store.
 
 The store hands each session that ends to one process (``SessionStore.end``, ``expire``, ``evict``,
-``ended_beside``). That process writes.
+``ended_outside``). That process writes.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class History:
             self._waiting.extendleft(reversed(ends))
             raise
 
-    async def ended_beside(self) -> list[SessionRecord]:
+    async def ended_outside(self) -> list[SessionRecord]:
         """Write down which sessions ended, though no server ended them; the records of those that
         this process may have something of.
         """
-        found = await self._store.ended_beside(now=self._clock())
+        found = await self._store.ended_outside(now=self._clock())
         new: list[SessionEnd] = []
         for end, record in found:
             self._write(end, record)
@@ -113,6 +113,6 @@ class History:
 
     def _write(self, end: SessionEnd, record: SessionRecord | None) -> None:
         mode = end.mode.value if end.mode is not None else "unknown"
-        metrics.session_over(mode, end.reason.kind)
+        metrics.session_ended(mode, end.reason.kind)
         logger.info("session %s ended: %s", end.session, end)
         self._audit.session_ended(end, record.principal if record is not None else None)

@@ -49,7 +49,7 @@ _PAUSE = 1.0
 """Seconds after which it is looked again what could make room, if nothing could."""
 
 
-class SessionOver(Protocol):
+class OnSessionEnd(Protocol):
     """Releases what the wrapped server has of a session that ended, or sleeps."""
 
     def __call__(self, session_id: SessionId, *, sleeps: bool = False) -> Awaitable[None]: ...
@@ -64,29 +64,29 @@ class Lifecycle:
         *,
         sealed: SealedState,
         history: History,
-        session_over: SessionOver,
+        session_ended: OnSessionEnd,
         binds: bool,
     ) -> None:
         """Make the lifecycle of one server's sessions.
 
         Args:
-            session_over: Tells the wrapped server.
+            session_ended: Tells the wrapped server.
             binds: Whether there are sessions of conversations.
         """
         self._store, self._bus = environment.store, environment.bus
         self._policy, self._clock = environment.policy, environment.clock
         self._connections, self._attachments = delivery.connections, delivery.attachments
-        self._owed, self._runner, self._sealed = delivery.owed, runner, sealed
-        self._history, self._session_over, self._binds = history, session_over, binds
+        self._pending_writes, self._runner, self._sealed = delivery.pending_writes, runner, sealed
+        self._history, self._session_ended, self._binds = history, session_ended, binds
         # The store hands each record out once.
-        self._over: deque[SessionRecord] = deque()
+        self._ended: deque[SessionRecord] = deque()
         self._made_at = self._clock()
         self._emptied: StoreMade | None = None
         self._room = asyncio.Lock()
         self._looked: Counter[bool] = Counter()
         self._in_vain_at = -math.inf
         self._own_in_vain: dict[Principal, float] = {}
-        # A session at work is touched at least three times per idle timeout, so that no
+        # A busy session is touched at least three times per idle timeout, so that no
         # replica sees it past its deadline.
         shortest = min(idle_time(mode, self._policy) for mode in Mode)
         self.interval = max(0.05, min(5.0, shortest / 3))
@@ -163,9 +163,9 @@ class Lifecycle:
         if record is None:
             return False
         self._history.ended([record], reason)
-        # It is over, and nobody can end it again: what is at work for it ends, if not now then
+        # It has ended, and nobody can end it again: what runs for it ends, if not now then
         # when the store is back.
-        await self._owed.settle({("forget", session_id): partial(self.forget, record)})
+        await self._pending_writes.settle({("forget", session_id): partial(self.forget, record)})
         await self._history.remember()
         return True
 
@@ -181,10 +181,10 @@ class Lifecycle:
         if connection_id is not None and self._connections.local(connection_id) is None:
             if process_of(connection_id) is None:
                 await self._store.drop_origin(SessionId(connection_id), session_id)
-        await self._bus.tell(SessionEnded(session_id=session_id, connection_id=connection_id))
+        await self._bus.try_send(SessionEnded(session_id=session_id, connection_id=connection_id))
 
     async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
-        """Another process ended a session: end what is at work for it here.
+        """Another process ended a session: end what runs for it here.
 
         Args:
             session_id: Of either mode.
@@ -201,14 +201,14 @@ class Lifecycle:
             gone.transport.close()
         async with self._attachments.session_lock(session_id):
             # An event that was stored before the end is not handed over after it.
-            for connection in self._hearing(session_id, connection_id):
+            for connection in self._connections_of(session_id, connection_id):
                 connection.attached.pop(session_id, None)
-                await connection.withdraw(session_id, is_over=True)
+                await connection.withdraw(session_id, has_ended=True)
                 await self._attachments.unwatch(session_id, connection)
         await self._connections.close_peers(session_id)
-        await self._session_over(session_id)
+        await self._session_ended(session_id)
 
-    def _hearing(
+    def _connections_of(
         self, session_id: SessionId, connection_id: ConnectionId | None
     ) -> list[ClientConnection]:
         connection = self._connections.local(connection_id) if connection_id is not None else None
@@ -244,7 +244,7 @@ class Lifecycle:
         """
         try:
             async with asyncio.timeout(_SETTLING):
-                await self._history.ended_beside()
+                await self._history.ended_outside()
                 await self._history.remember()
         except (StoreUnavailable, TimeoutError) as failed:
             logger.debug("the last ends of sessions are not remembered: %s", failed)
@@ -258,13 +258,13 @@ class Lifecycle:
             await self._forget_lost(self._emptied)
             self._emptied = None
         held = await self._presence.keep()
-        # What an operator ended beside this process is still at work here.
-        self._over.extend(await self._history.ended_beside())
+        # What an operator ended outside of this process is still running here.
+        self._ended.extend(await self._history.ended_outside())
         await self._forget_all()
         count = 0
         while True:
             expired = await self._store.expire(now=now, held=held, limit=_BATCH)
-            self._are_over(expired, None)
+            self._note_ended(expired, None)
             await self._forget_all()
             count += len(expired)
             if len(expired) < _BATCH:
@@ -301,8 +301,8 @@ class Lifecycle:
                 and connection.session_id not in self._runner.held
                 and self._connections.in_use_at(connection) <= now - self._policy.idle_timeout
             ):
-                await self._connections.let_go(connection)
-                await self._session_over(connection.session_id, sleeps=True)
+                await self._connections.release(connection)
+                await self._session_ended(connection.session_id, sleeps=True)
         await self._store.sleep(now=now)
         ended = _HEAVY
         while ended == _HEAVY:
@@ -321,7 +321,7 @@ class Lifecycle:
                 most,
                 len(heavy),
             )
-        self._are_over(heavy, EndReason.LIMIT, "max_sleeping_bytes")
+        self._note_ended(heavy, EndReason.LIMIT, "max_sleeping_bytes")
         await self._forget_all()
         return len(heavy)
 
@@ -370,7 +370,7 @@ class Lifecycle:
             if len(self._own_in_vain) >= _BATCH:
                 self._own_in_vain.clear()
             self._own_in_vain[principal] = now
-        self._are_over(evicted, EndReason.LIMIT, limit)
+        self._note_ended(evicted, EndReason.LIMIT, limit)
         await self._forget_all()
 
     async def _evict(self, limit: str) -> None:
@@ -400,29 +400,29 @@ class Lifecycle:
             )
         else:
             self._in_vain_at = now
-        self._are_over(evicted, EndReason.LIMIT, limit)
+        self._note_ended(evicted, EndReason.LIMIT, limit)
         await self._forget_all()
 
-    def _are_over(
+    def _note_ended(
         self, records: Sequence[SessionRecord], reason: EndReason | None, limit: str | None = None
     ) -> None:
-        self._over.extend(records)
+        self._ended.extend(records)
         self._history.ended(records, reason, limit)
 
     async def _forget_all(self) -> None:
-        """End what is at work here for sessions that are over. One for which that fails has its
+        """End what runs here for sessions that have ended. One for which that fails has its
         turn again in the next round, after all others.
         """
         await self._history.remember()
-        for _ in range(len(self._over)):
-            if not self._over:
+        for _ in range(len(self._ended)):
+            if not self._ended:
                 # Another task does the rest meanwhile.
                 return
-            record = self._over.popleft()
+            record = self._ended.popleft()
             try:
                 await self.forget(record)
             except StoreUnavailable as failed:
-                self._over.append(record)
+                self._ended.append(record)
                 logger.warning(
                     "the process and the requests of session %s end later: %s",
                     digest(record.session_id),
@@ -430,8 +430,8 @@ class Lifecycle:
                 )
             except Exception as failed:
                 # A defect, and the next sessions have to end all the same.
-                self._over.append(record)
+                self._ended.append(record)
                 report("the end of an expired session", failed)
             except BaseException:
-                self._over.append(record)
+                self._ended.append(record)
                 raise

@@ -24,8 +24,8 @@ from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.record_changes import SetFilter
 from mcp_sessions.stores.records import SessionRecord
 
-_TELLING = 1.0
-"""Seconds that a listen waits for a server outside to be told what it is about."""
+_NOTIFYING = 1.0
+"""Seconds that a listen waits for a server outside to learn what it is about."""
 
 
 class Listening:
@@ -64,26 +64,26 @@ class Listening:
         seen, _ = self._visibility.of(record.state.values).concealed(
             method_names.LISTEN, request.params
         )
-        heard, before = Filter(seen or {}), record.client.subscriptions
-        if not await self._store.change(record.session_id, SetFilter(heard.uris, heard.lists)):
+        wanted, before = Filter(seen or {}), record.client.subscriptions
+        if not await self._store.change(record.session_id, SetFilter(wanted.uris, wanted.lists)):
             raise SessionNotFound(record.session_id)
-        if self._upstream.is_outside and (heard.uris or before):
-            telling = self._runner.spawn(self._tell_server(request, inbound, record, heard))
+        if self._upstream.is_outside and (wanted.uris or before):
+            notifying = self._runner.spawn(self._notify_server(request, inbound, record, wanted))
             # What it tells meanwhile would be missed; but a server may take long to start, and
             # where one connection carries everything others wait for this.
-            done, _ = await asyncio.wait({telling}, timeout=_TELLING)
+            done, _ = await asyncio.wait({notifying}, timeout=_NOTIFYING)
             if done:
-                telling.result()
+                notifying.result()
         return record, Filter(request.params or {})
 
-    async def _tell_server(
-        self, request: Message, inbound: Inbound, record: SessionRecord, heard: Filter
+    async def _notify_server(
+        self, request: Message, inbound: Inbound, record: SessionRecord, wanted: Filter
     ) -> None:
         known = Call(request, inbound)
         known.record = record
-        peer, call = self._peers.beside(known)
+        peer, call = self._peers.peer_and_call(known)
         try:
-            await self._upstream.listen(peer, call, heard.uris)
+            await self._upstream.listen(peer, call, wanted.uris)
         finally:
             call.end()
             await peer.close()

@@ -27,7 +27,7 @@ from mcp_sessions.server.requests.runner import RequestRunner
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Stages:
-    """The stages of a server that were made beside others. None: the feature is off."""
+    """The stages of a server that were made in addition to others. None: the feature is off."""
 
     audited: Audited
     methods: SessionMethods

@@ -200,7 +200,7 @@ class Router:
     async def notification(
         self, notification: Message, inbound: Inbound
     ) -> Coroutine[Any, Any, None] | None:
-        """Take a notification. What is wrong with it is logged: it is owed no answer.
+        """Take a notification. What is wrong with it is logged: it gets no answer.
 
         Returns:
             What the wrapped server does with it, which may wait for the client; None:
@@ -216,7 +216,7 @@ class Router:
         except WireError as refused:
             logger.info("dropped %s: %s", loggable_method(method), refused)
             return None
-        peer, running = self._peers.beside(call)
+        peer, running = self._peers.peer_and_call(call)
 
         async def notify() -> None:
             await peer.notify(running, method, notification.forwarded)
@@ -273,9 +273,9 @@ class Router:
             logger.info("dropped a cancellation: %s", malformed)
             return
         if key is not None and not isinstance(named, NotNamed):
-            running = await self._joining.at_work(named, key)
+            running = await self._joining.find_running(named, key)
             if running is None:
-                await self._cancel_elsewhere(named, key, inbound)
+                await self._cancel_at_replicas(named, key, inbound)
             elif running.record is not None and running.record.principal == inbound.principal:
                 await running.abort(cancelled)
         else:
@@ -286,13 +286,13 @@ class Router:
             meant = self._runner.calls.meant(connection.id, request_id)
             if inbound.http.record is not None:
                 # Over HTTP such a request may have come to any replica.
-                await self._environment.bus.tell(
+                await self._environment.bus.try_send(
                     CancelRequest(connection_id=connection.id, id=request_id)
                 )
             for call in meant:
                 await abort(call, cancelled)
 
-    async def _cancel_elsewhere(
+    async def _cancel_at_replicas(
         self, session_id: SessionId, key: RequestKey, inbound: Inbound
     ) -> None:
         if not self._environment.bus.is_shared:
@@ -300,7 +300,7 @@ class Router:
         store, now = self._environment.store, self._environment.clock()
         record = await store.load(session_id, now=now)
         if record is not None and record.principal == inbound.principal:
-            await self._environment.bus.tell(CancelKeyed(session_id=session_id, key=key))
+            await self._environment.bus.try_send(CancelKeyed(session_id=session_id, key=key))
 
 
 async def _answer(call: Call, outcome: Outcome, retry_after: float | None = None) -> None:

@@ -122,9 +122,9 @@ class SealedState:
 
     def _seal(self, record: SessionRecord, state: Mapping[str, Any], version: int) -> str:
         # What the layer keeps for itself is no business of the client's.
-        told = {key: value for key, value in state.items() if key != STATE_KEY}
+        shown = {key: value for key, value in state.items() if key != STATE_KEY}
         return self._security.seal_state(
-            told,
+            shown,
             session_id=record.session_id,
             principal=record.principal,
             version=version,

@@ -47,7 +47,7 @@ class SessionMethods(Stage):
     """Answers the methods that make, resume and end sessions.
 
     Args:
-        held: The sessions that are at work in this process, as they are now.
+        held: The sessions that are busy in this process, as they are now.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SessionMethods(Stage):
             raise InvalidParams("sessions/create takes no session in _meta")
         record = await self._lifecycle.create(Mode.PROTOCOL, inbound.principal, inbound.peer)
         if inbound.connection is not None:
-            # It hears its events here, but does not become the current session.
+            # It receives its events here, but does not become the current session.
             await self._attachments.attach(record.session_id, inbound.connection)
         result: dict[str, Any] = {"session": self._sealed.metadata(record)}
         if self._store.remembers:
@@ -130,7 +130,7 @@ class SessionMethods(Stage):
             position = parse_position(last) or IN_NO_LOG
         record = await self._owned(session_id, inbound)
         if not inbound.principal.scopes >= record.principal.scopes:
-            # A weaker credential does not read what a stronger one may hear (SEC3).
+            # A weaker credential does not read what a stronger one may receive (SEC3).
             logger.warning("session %s: resume with fewer scopes refused", digest(session_id))
             raise SessionNotFound(session_id)
         if inbound.http.resumes_stream or inbound.http.session_header == session_id:

@@ -25,7 +25,7 @@ from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.requests.memory import SessionData, SessionState
 from mcp_sessions.server.requests.session_visibility import Notify, SessionVisibility
-from mcp_sessions.server.upstream.port import told_handler
+from mcp_sessions.server.upstream.port import note_store_failure
 from mcp_sessions.stores.contract import SessionStore, StateConflict
 from mcp_sessions.stores.records import SessionRecord, State
 
@@ -206,7 +206,7 @@ class SessionHandle:
         try:
             await sight.change(wanted, hides=hides)
         except StoreUnavailable as failed:
-            told_handler(failed)
+            note_store_failure(failed)
             raise
 
     async def _unsubscribe(self, record: SessionRecord, is_hidden: Callable[[str], bool]) -> None:
@@ -286,7 +286,7 @@ class SessionHandle:
         try:
             await self._notify(method, params)
         except StoreUnavailable as failed:
-            told_handler(failed)
+            note_store_failure(failed)
             raise
 
 

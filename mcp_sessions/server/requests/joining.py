@@ -66,7 +66,7 @@ class RemoteChannel(WatchedChannel):
     ) -> None:
         self.answered.set()
 
-    def hear(self, is_open: bool) -> None:
+    def set_open(self, is_open: bool) -> None:
         if self.is_open == is_open:
             return
         self.is_open = is_open
@@ -107,9 +107,11 @@ class _Join:
         return call.inbound.channel.is_open
 
     async def abort(self, error: dict[str, Any]) -> None:
-        """End it where it runs; its waiters hear it from there."""
+        """End it where it runs; its waiters receive it from there."""
         self.error = error
-        await self.bus.tell(CancelKeyed(session_id=self.session_id, key=self.key), to=self.runner)
+        await self.bus.try_send(
+            CancelKeyed(session_id=self.session_id, key=self.key), to=self.runner
+        )
 
     def waits(self, task: asyncio.Task[None] | None) -> None:
         self.task = task
@@ -132,7 +134,7 @@ class _Join:
     def found(self, *, is_answered: bool) -> None:
         self.is_answered = is_answered
 
-    def over(self, *, never_began: bool) -> None:
+    def ended(self, *, never_began: bool) -> None:
         self.never_began = never_began
 
 
@@ -176,7 +178,7 @@ class Joining:
     async def _wait(self, join: _Join) -> None:
         waiter = join.waiter
         try:
-            await self._until_over(join)
+            await self._until_finished(join)
             if join.never_began and join.error is not None:
                 message = waiter.inbound.error(waiter.request.id, join.error)
                 await waiter.inbound.answer(message, code=join.error["code"])
@@ -185,9 +187,9 @@ class Joining:
         except asyncio.CancelledError:
             await self._fail(waiter, OutcomeUnknown())
             raise
-        except SessionNotFound as over:
+        except SessionNotFound as ended:
             # It was begun, so it is not one to send again in another session.
-            await self._fail(waiter, over, started=True)
+            await self._fail(waiter, ended, started=True)
         except WireError as refused:
             await self._fail(waiter, refused)
         finally:
@@ -204,12 +206,12 @@ class Joining:
             else:
                 return
 
-    async def _until_over(self, join: _Join) -> None:
+    async def _until_finished(self, join: _Join) -> None:
         waiter, channel = join.waiter, join.waiter.inbound.channel
         listens = partial(self._relay.listens, join.name)
         channel.watch(partial(listens, is_open=False), partial(listens, is_open=True))
         try:
-            while not await self._went_on(join):
+            while not await self._step(join):
                 continue
         finally:
             join.stops()
@@ -233,7 +235,7 @@ class Joining:
                 return True
             await asyncio.sleep(_ASK_EVERY)
 
-    async def _went_on(self, join: _Join) -> bool:
+    async def _step(self, join: _Join) -> bool:
         """One step; whether the request is answered, or has to be begun here.
 
         Raises:
@@ -242,19 +244,19 @@ class Joining:
         asking = join.asking or join.asks(asyncio.create_task(self._asked(join)))
         await asyncio.wait({asking}, timeout=_ASK_EVERY)
         # Seen before the store is asked: it may have answered just before it died.
-        is_over = asking.done()
-        if is_over:
-            join.over(never_began=asking.result())
+        has_ended = asking.done()
+        if has_ended:
+            join.ended(never_began=asking.result())
             if join.never_began:
                 return True
         try:
             admitted = await self._admit(join.waiter, join.session_id, join.key)
             is_answered = admitted.key is Begun.ANSWERED
-            if not is_over and (
+            if not has_ended and (
                 admitted.key is Begun.RUNNING
                 or (is_answered and (join.is_emitting or not join.is_answered))
             ):
-                # What was said before the answer may still come. That it is over, as well.
+                # What was said before the answer may still come. That it has ended, as well.
                 join.found(is_answered=is_answered)
                 return False
             if not is_answered:
@@ -264,7 +266,7 @@ class Joining:
             logger.warning(
                 "the store is away; the repeat of a request at another replica waits for it"
             )
-            if is_over:
+            if has_ended:
                 await asyncio.sleep(_ASK_EVERY)
             return False
         return True
@@ -278,7 +280,7 @@ class Joining:
 
     # --- where it runs -----------------------------------------------------------------------
 
-    async def at_work(self, session_id: SessionId, key: RequestKey) -> RunningRequest | None:
+    async def find_running(self, session_id: SessionId, key: RequestKey) -> RunningRequest | None:
         """The request with that key that runs here, or is about to be answered. One that is
         being begun is waited for.
         """
@@ -301,14 +303,14 @@ class Joining:
             await self._flush(session_id, key)
         except asyncio.CancelledError:
             # Nobody waits there any more.
-            channel.hear(is_open=False)
+            channel.set_open(is_open=False)
             raise
         return {}, None
 
     async def _join(
         self, running: RunningRequest, asker: Asker, message: JoinRun, channel: RemoteChannel
     ) -> None:
-        asker.watch(channel.hear)
+        asker.watch(channel.set_open)
         # Who sent it is who owns the session: there the store let it in.
         principal = running.waiters[0].inbound.principal
         inbound = Inbound(principal, message.peer, None, channel)
@@ -318,7 +320,7 @@ class Joining:
         try:
             await running.join(waiter)
         except BaseException:
-            channel.hear(is_open=False)
+            channel.set_open(is_open=False)
             raise
 
     async def _flush(self, session_id: SessionId, key: RequestKey) -> None:

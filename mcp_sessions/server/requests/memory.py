@@ -13,7 +13,7 @@ from mcp_sessions.core.messages import encode
 from mcp_sessions.core.visibility import STATE_KEY
 from mcp_sessions.errors import DataConflict, SessionNotFound, StoreUnavailable
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.upstream.port import told_handler
+from mcp_sessions.server.upstream.port import note_store_failure
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Data
 
@@ -41,7 +41,7 @@ class SessionData:
         try:
             return await self._store.load_data(self._session_id)
         except StoreUnavailable as failed:
-            told_handler(failed)
+            note_store_failure(failed)
             raise
 
     @asynccontextmanager
@@ -68,7 +68,7 @@ class SessionData:
                     self._session_id, value, expected_version=data.version
                 )
             except StoreUnavailable as failed:
-                told_handler(failed)
+                note_store_failure(failed)
                 raise
             if not stored:
                 if await self._load() is None:
@@ -105,7 +105,7 @@ class SessionState(MutableMapping[str, Any]):
             StateTooLarge: The token that the client keeps would be too large.
             LimitReached: Where the client keeps none: it would be more than
                 ``max_state_bytes``.
-            RuntimeError: The request is over; nothing would be stored.
+            RuntimeError: The request has ended; nothing would be stored.
         """
         if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"a key of session.state must be a string, not {type(key).__name__}")

@@ -39,15 +39,15 @@ class SessionOutbound:
         The client gets no update of a resource that is hidden from it.
         """
         session_id = self._record.session_id
-        if await self._ways.delivery.hearing.is_hidden_from(session_id, method, params):
+        if await self._ways.delivery.hidden_updates.is_hidden_from(session_id, method, params):
             return
         if not await self._ways.delivery.publisher.publish(session_id, method, params, wait=True):
-            logger.debug("dropped %s: session %s is over", method, digest(session_id))
+            logger.debug("dropped %s: session %s has ended", method, digest(session_id))
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """Send a request to the client. If no connection is attached, it waits until one is."""
         session_id = self._record.session_id
-        # Its handler is at work, so it lives, whatever its idle deadline says.
+        # Its handler is running, so it lives, whatever its idle deadline says.
         record = await self._ways.store.load(session_id, now=0)
         if record is None:
             raise PeerError(INVALID_REQUEST, "the session ended before its client could be asked")
@@ -75,7 +75,7 @@ class ConnectionOutbound:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Send a notification. The client gets no update of a resource that is hidden from it."""
-        if await self._ways.delivery.hearing.is_hidden_from_connection(
+        if await self._ways.delivery.hidden_updates.is_hidden_from_connection(
             self._connection, method, params
         ):
             return

@@ -11,7 +11,7 @@ from mcp_sessions.core.messages import error_body, error_outcome, result_outcome
 from mcp_sessions.errors import INTERNAL_ERROR, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.calls.table import Call, Outcome
-from mcp_sessions.server.delivery.owed import Owed
+from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.records import SessionRecord
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 NOT_JSON = (TypeError, ValueError, RecursionError)
 """Exceptions of JSON writers for a value that they cannot write."""
 
-MOST_OWED: Final = 16_777_216
+MOST_PENDING: Final = 16_777_216
 """Bytes of outcomes that wait for a store that is away; of later ones only the end is kept."""
 
 Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
@@ -28,13 +28,15 @@ Stamp = Callable[[dict[str, Any], SessionRecord], dict[str, Any]]
 
 
 class Outcomes:
-    def __init__(self, environment: Environment, owed: Owed, *, stamp: Stamp) -> None:
+    def __init__(
+        self, environment: Environment, pending_writes: PendingWrites, *, stamp: Stamp
+    ) -> None:
         self._store, self.policy, self.clock = (
             environment.store,
             environment.policy,
             environment.clock,
         )
-        self._owed, self._stamp = owed, stamp
+        self._pending_writes, self._stamp = pending_writes, stamp
 
     async def keep(
         self, session_id: SessionId, key: RequestKey, outcome: Outcome, method: str
@@ -42,10 +44,10 @@ class Outcomes:
         """Store what becomes of a request's key, now or when the store is back."""
         kept = _encoded(outcome, method)
         size = len(kept) if kept is not None else 0
-        if size and self._owed.size + size > MOST_OWED:
+        if size and self._pending_writes.size + size > MOST_PENDING:
             kept, size = None, 0
         finish = partial(self._store.finish_request, session_id, key, kept, now=self.clock())
-        await self._owed.settle({_finish(session_id, key): finish}, size=size)
+        await self._pending_writes.settle({_finish(session_id, key): finish}, size=size)
 
     async def flush(self, session_id: SessionId, key: RequestKey) -> bool:
         """Store an outcome that waits for the store; False: none waits.
@@ -53,7 +55,7 @@ class Outcomes:
         Raises:
             StoreUnavailable: It still waits.
         """
-        return await self._owed.flush(_finish(session_id, key))
+        return await self._pending_writes.flush(_finish(session_id, key))
 
     async def touch(self, sessions: Collection[SessionId]) -> None:
         """Move the deadlines of sessions in which a long request ended.
@@ -74,8 +76,8 @@ class Outcomes:
                 answer = inbound.answer if inbound.audit is not None else inbound.channel.answer
                 await answer(message, code=code, away=outcome.away)
             except StoreUnavailable as failed:
-                # It was told; what the store keeps of its stream is looked after there. The
-                # other senders are owed the answer all the same (KEY5).
+                # It was answered; what the store keeps of its stream is looked after there. The
+                # other senders get the answer all the same (KEY5).
                 logger.error("the end of a response stream was not stored: %s", failed)
 
     def _answer(
@@ -128,4 +130,4 @@ def _encoded(outcome: Outcome, method: str) -> bytes | None:
 
 def store_error(failed: StoreUnavailable) -> dict[str, Any]:
     """The error of an answer where a store that fails has no status of its own (HTP5)."""
-    return error_body(INTERNAL_ERROR, f"{failed.told}: ask again later")
+    return error_body(INTERNAL_ERROR, f"{failed.client_text}: ask again later")

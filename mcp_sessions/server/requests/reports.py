@@ -38,17 +38,17 @@ class Reports:
             self._bytes -= self._kept.popleft()[1]
         return self._repeating is None
 
-    async def repeat(self, tell: Callable[[_Params], Awaitable[None]]) -> None:
+    async def repeat(self, send: Callable[[_Params], Awaitable[None]]) -> None:
         me = self._repeating = object()
-        told = 0
+        sent = 0
         try:
             while self._repeating is me:
-                told = max(told, self._total - len(self._kept))
-                if told == self._total:
+                sent = max(sent, self._total - len(self._kept))
+                if sent == self._total:
                     return
-                params, _ = self._kept[told - self._total]
-                told += 1
-                await tell(params)
+                params, _ = self._kept[sent - self._total]
+                sent += 1
+                await send(params)
         finally:
             if self._repeating is me:
                 self._repeating = None

@@ -16,7 +16,7 @@ from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.calls.detached import BESIDE, Detached
+from mcp_sessions.server.calls.detached import IN_BACKGROUND, Detached
 from mcp_sessions.server.calls.shares import shares_of
 from mcp_sessions.server.calls.table import Calls
 from mcp_sessions.server.connection import ClientConnection
@@ -43,7 +43,7 @@ class RequestRunner:
         )
         """The requests that came in and are not answered, and those that run."""
 
-        self.held, self.at_work = self.calls.held, self.calls.running
+        self.held, self.active = self.calls.held, self.calls.running
         self._questions = questions
         self._background = Background()
         self._detached = Detached(policy, self._background)
@@ -55,12 +55,12 @@ class RequestRunner:
 
     @property
     def running(self) -> int:
-        return len(self.at_work)
+        return len(self.active)
 
     async def abort_session(self, session_id: SessionId) -> None:
         error = wire_error(SessionNotFound(session_id))
         if self._questions.rounds is not None:
-            self._questions.rounds.session_over(session_id)
+            self._questions.rounds.session_ended(session_id)
         for question in list(self._questions.by_session.get(session_id, ())):
             self._questions.fail(question, error["code"], error["message"])
         # Beside what every -32043 says: this request was begun, so it is not one to send
@@ -91,8 +91,8 @@ class RequestRunner:
             await asyncio.wait(waiting, timeout=max(0, until - loop.time()))
             if loop.time() >= until:
                 break
-        self.calls.drain(is_over=True)
-        left = list(self.at_work)
+        self.calls.drain(has_ended=True)
+        left = list(self.active)
         for running in left:
             await running.abort(wire_error(OutcomeUnknown()))
         for task in list(tasks):
@@ -104,9 +104,9 @@ class RequestRunner:
         return len(left)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something for a request beside what else is done; a drain waits for it."""
+        """Do something for a request in the background; a drain waits for it."""
         task = asyncio.create_task(work)
-        self._background.hold(BESIDE, task)
+        self._background.hold(IN_BACKGROUND, task)
         return task
 
     def log_state(self) -> dict[str, int]:

@@ -26,7 +26,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.calls.detached import BESIDE
+from mcp_sessions.server.calls.detached import IN_BACKGROUND
 from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.connection import Inbound
 from mcp_sessions.server.delivery.questions import PendingQuestion, check_may_ask, may_ask
@@ -39,14 +39,14 @@ from mcp_sessions.server.upstream import port
 from mcp_sessions.server.upstream.asks import asks_of
 from mcp_sessions.server.upstream.held_call import HeldCall
 from mcp_sessions.server.upstream.port import Outbound, PeerRequest, UpstreamError, UpstreamPeer
-from mcp_sessions.server.upstream.request_state import put_back, set_apart, waiting_call
+from mcp_sessions.server.upstream.request_state import restored_params, set_apart, waiting_call
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 
 
 class RunningRequest:
-    """One request, or notification, at work: the
+    """One running request or notification: the
     :class:`~mcp_sessions.server.upstream.port.Call` its handler has.
 
     Args:
@@ -94,7 +94,7 @@ class RunningRequest:
         """For a client of the 2026 era: the rounds in which its handler asks. None: it did not."""
 
         self._reports: Reports | None = None
-        self.told: Progress | None = None  # None: its client heard nothing of it.
+        self.reported: Progress | None = None  # None: its client got no report of it.
         self._withdrawals: set[asyncio.Task[None]] = set()
 
     # --- from its start to its answer --------------------------------------------------------
@@ -109,8 +109,8 @@ class RunningRequest:
         shared, (waiter,) = self._shared, self.waiters
         shared.calls.begins(self)
         channel = waiter.inbound.channel
-        heard = partial(shared.detached.remove, self)
-        channel.watch(lambda: self._closed(waiter), heard)
+        reattached = partial(shared.detached.remove, self)
+        channel.watch(lambda: self._closed(waiter), reattached)
         if shared.loop is None:
             shared.loop = asyncio.get_running_loop()
         work = self._run(peer, close_peer)
@@ -124,15 +124,15 @@ class RunningRequest:
             self.task = task
         shared.background.hold("a request", task)
         if not channel.is_open:
-            # It closed while the request was let in, when nobody listened for that yet.
+            # It closed while the request was admitted, when nobody listened for that yet.
             self._closed(waiter)
 
     def _closed(self, waiter: Call) -> None:
         if waiter.inbound.channel.cancels and self.key is None and not self.done:
             # The modern era over HTTP: closing the response stream cancels the request.
             cancelled = error_body(REQUEST_CANCELLED, "Request cancelled")
-            self._shared.background.run(BESIDE, self.abort(cancelled))
-        elif not (self.done or self.is_heard):
+            self._shared.background.run(IN_BACKGROUND, self.abort(cancelled))
+        elif not (self.done or self.is_awaited):
             self._shared.detached.add(self)
 
     def end(self) -> None:
@@ -168,14 +168,14 @@ class RunningRequest:
             if self.done:
                 # Cancelled before it began.
                 return
-            # A handler is not told the credential by which its client names the session.
+            # A handler does not get the credential by which its client names the session.
             method, params = request.method, request.forwarded
             rounds = self._shared.questions.rounds if self._call.inbound.peer.modern else None
             name = None
             if rounds is not None and params is not None and "requestState" in params:
-                name, params = waiting_call(params), put_back(params)
+                name, params = waiting_call(params), restored_params(params)
             if rounds is not None and name is not None:
-                answered = await rounds.go_on(name, self, self._whose, method, params)
+                answered = await rounds.go_on(name, self, self._owner, method, params)
             else:
                 answered = await peer.request(self, method, params)
                 if rounds is not None and method in NAMED and "requestState" in answered:
@@ -230,11 +230,11 @@ class RunningRequest:
         # The task's context knows this request: with its answer it would wait for the collector.
         self.task = None
 
-    async def _finish(self, outcome: Outcome, *, goes_on: bool = False) -> None:
+    async def _finish(self, outcome: Outcome, *, continues: bool = False) -> None:
         """Answer its waiters.
 
         Args:
-            goes_on: Its handler runs on, and asks by the answer.
+            continues: Its handler runs on, and asks by the answer.
         """
         held = self._held
         if self.done:
@@ -242,7 +242,7 @@ class RunningRequest:
                 held.ends(outcome.result, outcome.error)
             return
         self.done = True
-        if held is not None and not goes_on:
+        if held is not None and not continues:
             held.call.end()
         shared, outcomes = self._shared, self._shared.outcomes
         # Idle time counts from the end of the last request (SES14). Admission moved the deadline
@@ -284,7 +284,7 @@ class RunningRequest:
             asks = asks_of(inbound.route.client_capabilities)
             if rounds is None or self.done:
                 raise port.NotAskable(asked.method)
-            way = self._whose, asks, self.request, self._asks, self._stop
+            way = self._owner, asks, self.request, self._asks, self._stop
             self._held = rounds.begin(self, asked, *way)
         return await self._held.ask(asked)
 
@@ -294,7 +294,7 @@ class RunningRequest:
         if held is not None and task is not None:
             # It may be cancelled anywhere. The client of the next round waits for an outcome.
             task.add_done_callback(lambda _: held.ends(None, None))
-        await self._finish(outcome, goes_on=True)
+        await self._finish(outcome, continues=True)
 
     def _stop(self) -> object:
         return self.task and self.task.cancel()
@@ -303,7 +303,7 @@ class RunningRequest:
         self.record = record
 
     @property
-    def _whose(self) -> Hashable:
+    def _owner(self) -> Hashable:
         return self.bound_session or self.session_id or self.principal
 
     @property
@@ -329,7 +329,7 @@ class RunningRequest:
     @property
     def conversation(self) -> str | None:
         key = self.waiters[0].inbound.conversation
-        # No host calls it by a handle, which the server made and only its model is told.
+        # No host calls it by a handle, which the server made and only its model knows.
         return key.text if key is not None and key.source != HANDLE else None
 
     def is_traced(self, span: Span) -> None:
@@ -355,7 +355,7 @@ class RunningRequest:
         return not self.done and call.inbound.channel.is_open
 
     @property
-    def is_heard(self) -> bool:
+    def is_awaited(self) -> bool:
         return any(waiter.inbound.channel.is_open for waiter in self.waiters)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
@@ -365,8 +365,8 @@ class RunningRequest:
             await newest.notify(method, params)
         elif not self.done:
             if method == method_names.PROGRESS and params is not None:
-                self.told = self.told or Progress()
-                params = self.told.reported(params)
+                self.reported = self.reported or Progress()
+                params = self.reported.reported(params)
             inbound = self.waiters[-1].inbound
             await inbound.channel.emit(inbound.notification(method, params))
         elif method not in (method_names.PROGRESS, method_names.CANCELLED):
@@ -375,8 +375,8 @@ class RunningRequest:
             await self._standalone().notify(method, params)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        told = (("progress", progress), ("total", total), ("message", message))
-        await self.report({name: value for name, value in told if value is not None})
+        reported = (("progress", progress), ("total", total), ("message", message))
+        await self.report({name: value for name, value in reported if value is not None})
 
     async def report(self, params: Mapping[str, Any]) -> None:
         if self._held is not None and (newest := self._newest) is not None:
@@ -385,17 +385,17 @@ class RunningRequest:
             self._reports = self._reports or Reports()
             if not self._reports.add(params):
                 return
-        await self._tell(self.waiters[-1], params)
+        await self._report_to(self.waiters[-1], params)
 
-    async def _tell(self, waiter: Call, params: Mapping[str, Any]) -> None:
+    async def _report_to(self, waiter: Call, params: Mapping[str, Any]) -> None:
         token = waiter.request.token
         if token is not None and not self.done:
             await self.notify(method_names.PROGRESS, {"progressToken": token, **params})
 
     async def still_runs(self, token: RequestId) -> None:
         if not self.done:
-            self.told = self.told or Progress()
-            params = {"progressToken": token, **self.told.still()}
+            self.reported = self.reported or Progress()
+            params = {"progressToken": token, **self.reported.still()}
             # In a stream's log it replaces the one before it.
             await self._emit(
                 self.waiters[-1].inbound.notification(method_names.PROGRESS, params), "still"
@@ -422,16 +422,16 @@ class RunningRequest:
         answer goes to both.
         """
         waiter.begins(self)
-        heard = partial(self._shared.detached.remove, self)
-        waiter.inbound.channel.watch(lambda: self._closed(waiter), heard)
-        heard()
+        reattached = partial(self._shared.detached.remove, self)
+        waiter.inbound.channel.watch(lambda: self._closed(waiter), reattached)
+        reattached()
         self.waiters.append(waiter)
         connection = waiter.inbound.connection
         self.response = waiter.inbound.channel
         self.get_stream = connection.transport if connection is not None else None
         if self._reports is not None:
-            self.told = None  # Values rise from the first report again.
-            await self._reports.repeat(partial(self._tell, waiter))
+            self.reported = None  # Values rise from the first report again.
+            await self._reports.repeat(partial(self._report_to, waiter))
         for question in list(self._asked):
             # Each may be answered, or a new one be asked, while the one before it is sent.
             if not question.future.done() and may_ask(waiter.inbound.asked, question.asked.method):
@@ -453,7 +453,7 @@ class RunningRequest:
     def _heir_of(self, question: PendingQuestion) -> RunningRequest | None:
         """Another request of the same client that it may be about, and that runs on."""
         connection = self.waiters[-1].inbound.connection
-        if question.future.done() or connection is None or not self.is_heard:
+        if question.future.done() or connection is None or not self.is_awaited:
             return None
         for call in reversed(question.asked.about):
             if isinstance(call, RunningRequest) and not call.done:
@@ -467,12 +467,12 @@ class RunningRequest:
         return heir._holder(question) if heir is not None else self
 
     def _given_up(self, message: bytes, log_key: str) -> None:
-        # Over HTTP its own way is gone with its answer: who answers after that is not heard.
+        # Over HTTP its own way is gone with its answer: an answer after that is ignored.
         if not self.done or self.transport != "http":
             self._withdraw(message, log_key)
 
     def _withdraw(self, message: bytes, log_key: str) -> None:
-        task = self._shared.background.run(BESIDE, self._emit(message, log_key))
+        task = self._shared.background.run(IN_BACKGROUND, self._emit(message, log_key))
         self._withdrawals.add(task)
         task.add_done_callback(self._withdrawals.discard)
 

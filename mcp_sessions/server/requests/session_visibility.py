@@ -48,8 +48,8 @@ class SessionVisibility:
     async def change(self, wanted: Mapping[str, Collection[str]], *, hides: bool) -> None:
         """Add rules, and tell its client of the lists that are others now.
 
-        Which lists it still is to be told of is stored with the rules: who failed in between and
-        asks again tells it then.
+        The list changes that it still has to get is stored with the rules: who failed in between
+        and asks again tells it then.
 
         Args:
             wanted: Patterns by kind.
@@ -69,20 +69,23 @@ class SessionVisibility:
                 for kind, patterns in wanted.items()
             }
             new = {kind for kind in rules if rules[kind] != before.rules.get(kind, [])}
-            owed = sorted({*kept["owed"], *new})
-            return {"rules": {**before.rules, **{kind: rules[kind] for kind in new}}, "owed": owed}
+            unsent = sorted({*kept["unsent"], *new})
+            return {
+                "rules": {**before.rules, **{kind: rules[kind] for kind in new}},
+                "unsent": unsent,
+            }
 
         record, kept = await self._kept_as(more)
         now = self._visibility.of(record.state.values)
         await self._unsubscribe(record, lambda uri: now.is_hidden(RESOURCES, uri))
-        told = kept["owed"]
-        for kind in told:
+        sent = kept["unsent"]
+        for kind in sent:
             await self._notify(f"notifications/{kind}/list_changed", None)
-        if told:
+        if sent:
             await self._kept_as(
                 lambda newest: {
                     **newest,
-                    "owed": [kind for kind in newest["owed"] if kind not in told],
+                    "unsent": [kind for kind in newest["unsent"] if kind not in sent],
                 }
             )
 
@@ -94,7 +97,7 @@ class SessionVisibility:
             # Its request may have been admitted long ago.
             newest = await self._store.load(self._session_id, now=0)
             while newest is not None:
-                kept = newest.state.values.get(STATE_KEY, {"rules": {}, "owed": []})
+                kept = newest.state.values.get(STATE_KEY, {"rules": {}, "unsent": []})
                 version, after = newest.state.version, change(kept)
                 if after == kept:
                     return newest, after

@@ -35,24 +35,24 @@ class _Silent:
     _since: float
     """By the event loop."""
 
-    _told: int = 0
-    _telling: asyncio.Task[None] | None = None
+    _reported: int = 0
+    _reporting: asyncio.Task[None] | None = None
 
-    def lasts(self, now: float, told: int, period: float) -> float:
-        """For how many seconds it was told nothing.
+    def lasts(self, now: float, reported: int, period: float) -> float:
+        """For how many seconds it got no report.
 
         Args:
-            told: How many reports it was sent.
+            reported: How many reports it was sent.
             period: Seconds since the last look.
         """
-        if told != self._told:
-            self._told, self._since = told, now - period
+        if reported != self._reported:
+            self._reported, self._since = reported, now - period
         return now - self._since
 
-    def broken(self, now: float, tell: Callable[[], asyncio.Task[None]]) -> None:
+    def broken(self, now: float, report: Callable[[], asyncio.Task[None]]) -> None:
         self._since = now
-        if self._telling is None or self._telling.done():
-            self._telling = tell()
+        if self._reporting is None or self._reporting.done():
+            self._reporting = report()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -81,18 +81,18 @@ class LongSilences:
 
     def _look(self, now: float, period: float) -> None:
         before, self._silent = self._silent, {}
-        for running in self._runner.at_work:
+        for running in self._runner.active:
             silent = before.get(running)
             if silent is None:
                 age = min(max(0.0, self._clock() - running.started_at), period)
                 silent = _Silent(now - age)
             self._silent[running] = silent
-            told = running.told.count if running.told is not None else 0
+            reported = running.reported.count if running.reported is not None else 0
             # The next look may be too late.
-            if silent.lasts(now, told, period) > self._every - 2 * period:
+            if silent.lasts(now, reported, period) > self._every - 2 * period:
                 token = running.waiters[-1].request.token
-                if token is not None and running.is_heard:
-                    silent.broken(now, partial(self._tell, running, token))
+                if token is not None and running.is_awaited:
+                    silent.broken(now, partial(self._report, running, token))
 
-    def _tell(self, running: RunningRequest, token: RequestId) -> asyncio.Task[None]:
+    def _report(self, running: RunningRequest, token: RequestId) -> asyncio.Task[None]:
         return self._runner.spawn(running.still_runs(token))

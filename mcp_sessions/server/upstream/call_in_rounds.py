@@ -34,7 +34,7 @@ class CallInRounds:
         default_factory=dict[str, tuple[PeerRequest, "asyncio.Future[dict[str, Any]]"]],
     )
     _count: int = field(init=False, default=0)
-    _is_over: bool = field(init=False, default=False)
+    _has_ended: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -49,8 +49,8 @@ class CallInRounds:
         return accepts(self._asks, asked.method, asked.params)
 
     @property
-    def is_over(self) -> bool:
-        return self._is_over
+    def has_ended(self) -> bool:
+        return self._has_ended
 
     def carry_on(self, call: Call, answers: Mapping[str, Any]) -> None:
         """Take over another request of the same call, with its answers.
@@ -70,9 +70,9 @@ class CallInRounds:
 
     async def turn(self) -> dict[str, Any] | None:
         """Wait until the call completes or its server asks, and return the questions."""
-        if not self._is_over and not self._questions:
+        if not self._has_ended and not self._questions:
             await self._turn
-        if self._is_over:
+        if self._has_ended:
             return None
         return {name: _written(asked) for name, (asked, _) in self._questions.items()}
 
@@ -82,10 +82,10 @@ class CallInRounds:
         Args:
             timed_out: Whether its client had the questions, and did not come back.
         """
-        self._is_over = True
+        self._has_ended = True
         for _, future in self._questions.values():
             if not future.done():
-                future.set_exception(_timed_out() if timed_out else _over())
+                future.set_exception(_timed_out() if timed_out else _call_ended())
         self._questions.clear()
         self._news()
 
@@ -97,8 +97,8 @@ class CallInRounds:
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         """Ask the client in a result. A client reports no progress of a question in a result."""
-        if self._is_over:
-            raise _over()
+        if self._has_ended:
+            raise _call_ended()
         if not self.may_ask(asked):
             raise PeerError(METHOD_NOT_FOUND, "Method not found", asked.method)
         self._count += 1
@@ -118,7 +118,7 @@ class CallInRounds:
 
     @property
     def can_send_request(self) -> bool:
-        return not self._is_over
+        return not self._has_ended
 
 
 def _written(asked: PeerRequest) -> dict[str, Any]:
@@ -133,5 +133,5 @@ def _timed_out() -> PeerError:
     return PeerError(REQUEST_TIMEOUT, "Request timed out")
 
 
-def _over() -> PeerError:
-    return PeerError(INVALID_REQUEST, "the request that asks is over")
+def _call_ended() -> PeerError:
+    return PeerError(INVALID_REQUEST, "the request that asks has ended")

@@ -36,7 +36,7 @@ class HandleArgument:
     tools: Sequence[str]
     name: str
     _takes: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
-    _tells: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
+    _structures: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
 
     def tool_of(self, request: Message) -> str | None:
         tool = (
@@ -101,20 +101,20 @@ class HandleArgument:
                 logger.error("%s: the tool stays as it is", self._refusal(name))
             return tool
         more = {"inputSchema": extended(tool["inputSchema"], self.name, _INPUT)}
-        if tool.get("outputSchema") is not None and self._tells[name]:
+        if tool.get("outputSchema") is not None and self._structures[name]:
             more["outputSchema"] = extended(tool["outputSchema"], self.name, _OUTPUT)
         return {**tool, **more}
 
     def _learn(self, tool: Mapping[str, Any]) -> bool:
         name, output = tool["name"], tool.get("outputSchema")
         takes = self._takes[name] = is_extensible(tool.get("inputSchema"), self.name)
-        self._tells[name] = output is None or is_extensible(output, self.name)
+        self._structures[name] = output is None or is_extensible(output, self.name)
         return takes
 
     def _refusal(self, tool: str) -> str:
         return f"the tool {tool} has an argument {self.name} of its own, or can have none more"
 
-    def told(self, tool: str, result: dict[str, Any], handle: str) -> dict[str, Any]:
-        structured = self._tells.get(tool, False)
+    def with_handle(self, tool: str, result: dict[str, Any], handle: str) -> dict[str, Any]:
+        structured = self._structures.get(tool, False)
         said = with_handle(result, self.name, handle, self.tools, is_structured=structured)
         return carrying(said, handle)

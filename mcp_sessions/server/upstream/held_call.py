@@ -17,7 +17,7 @@ from mcp_sessions.server.upstream.port import Call, NotAskable, PeerRequest, Ups
 @dataclass(eq=False)
 class HeldCall:
     call: CallInRounds
-    whose: Hashable
+    owner: Hashable
     """Session or principal of the call."""
 
     what: Hashable
@@ -55,9 +55,9 @@ class HeldCall:
         self.call.end()
 
 
-def what_of(call: Call, whose: Hashable, method: str, params: Mapping[str, Any] | None) -> Hashable:
+def what_of(call: Call, owner: Hashable, method: str, params: Mapping[str, Any] | None) -> Hashable:
     named: object = (params or {}).get(NAMED.get(method, ""))
-    return call.principal, whose, method, named if isinstance(named, str) else None
+    return call.principal, owner, method, named if isinstance(named, str) else None
 
 
 def new_outcome() -> asyncio.Future[dict[str, Any]]:

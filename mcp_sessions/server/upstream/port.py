@@ -244,7 +244,7 @@ class Upstream(Protocol):
         *,
         ready: bool = True,
         is_alone: bool = False,
-        beside: UpstreamPeer | None = None,
+        connection_peer: UpstreamPeer | None = None,
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
@@ -253,7 +253,7 @@ class Upstream(Protocol):
         Args:
             ready: False: the client has not done its handshake yet, and has to.
             is_alone: It came on no connection.
-            beside: The same client outside of its session, on the connection that started it.
+            connection_peer: The same client outside of its session, on the connection of its start.
             wanted: The session's subscriptions and log level, as stored.
             was_served: Another process may have served the session.
         """
@@ -336,7 +336,7 @@ class Upstream(Protocol):
         """Drain: a start that begins now has so many seconds, and later none begins."""
         ...
 
-    async def session_over(self, session_id: SessionId, *, sleeps: bool = False) -> None:
+    async def session_ended(self, session_id: SessionId, *, sleeps: bool = False) -> None:
         """End what runs for a session of any mode that has ended.
 
         Args:
@@ -355,7 +355,7 @@ CALL: ContextVar[Call | None] = ContextVar("mcp_sessions_call", default=None)
 """The call that is being handled."""
 
 
-def told_handler(failed: StoreUnavailable) -> None:
+def note_store_failure(failed: StoreUnavailable) -> None:
     """Note that a call of the layer, which a handler may have made, raises ``failed``."""
     call = CALL.get()
     if call is not None:

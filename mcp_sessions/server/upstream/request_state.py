@@ -37,7 +37,7 @@ def set_apart(result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "requestState": _PASSED + state}
 
 
-def put_back(params: dict[str, Any] | None) -> dict[str, Any] | None:
+def restored_params(params: dict[str, Any] | None) -> dict[str, Any] | None:
     state: object = (params or {}).get("requestState")
     if not (isinstance(state, str) and state.startswith(_PASSED)):
         return params

@@ -31,7 +31,7 @@ from mcp_sessions.background import Background
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import encode, members_of, wire_error
 from mcp_sessions.core.named import NAMED
-from mcp_sessions.core.unheard import Unheard
+from mcp_sessions.core.without_listener import WithoutListener
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -60,7 +60,7 @@ _CANCELLING: Final = 5.0
 """Seconds that the cancellation of a call has."""
 
 
-class Elsewhere(Protocol):
+class OtherReplicas(Protocol):
     async def go_on_in(
         self,
         waiting: str,
@@ -88,7 +88,7 @@ class Rounds:
         policy: Says how long a client has to answer, and bounds the calls that wait.
         room: Children that one principal may have. None: no children serve these calls.
         process: Name of this process, if an answer may reach others.
-        elsewhere: Asks the process in which a call waits. None: there is no other.
+        other_replicas: Asks the process in which a call waits. None: there is no other.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Rounds:
         room: int | None,
         process: str | None,
         *,
-        elsewhere: Elsewhere | None = None,
+        other_replicas: OtherReplicas | None = None,
     ) -> None:
-        self._elsewhere = elsewhere
+        self._other_replicas = other_replicas
         self._process = process
         self._has_room = room is not None
         self._patience = policy.question_timeout
@@ -115,7 +115,7 @@ class Rounds:
             seconds=self._patience,
         )
         of_one = policy.max_detached_requests_per_session
-        self._bound = Unheard[str](
+        self._bound = WithoutListener[str](
             most=policy.max_detached_requests,
             most_of_one=of_one if room is None else min(of_one, max(1, room // 2 - 1)),
         )
@@ -126,7 +126,7 @@ class Rounds:
         self,
         call: Call,
         asked: PeerRequest,
-        whose: Hashable,
+        owner: Hashable,
         asks: Asks,
         request: Message,
         answer: Callable[[dict[str, Any]], Awaitable[None]],
@@ -136,7 +136,7 @@ class Rounds:
 
         Args:
             asked: The first question.
-            whose: Its session, or its principal.
+            owner: Its session, or its principal.
             asks: Requests that its client accepts.
             request: The call's request.
             answer: Answers the call's request. Its handler runs on.
@@ -151,8 +151,8 @@ class Rounds:
         method, params = request.method, request.params
         if method not in NAMED or not accepts(asks, asked.method, asked.params):
             raise NotAskable(asked.method)
-        what = what_of(call, whose, method, params)
-        held = HeldCall(CallInRounds(call, asks), whose, what, cancel, new_outcome())
+        what = what_of(call, owner, method, params)
+        held = HeldCall(CallInRounds(call, asks), owner, what, cancel, new_outcome())
         self._background.run("the first round of a call", self._first(held, params, answer))
         return held
 
@@ -160,7 +160,7 @@ class Rounds:
         self,
         name: str,
         call: Call,
-        whose: Hashable,
+        owner: Hashable,
         method: str,
         params: dict[str, Any] | None,
     ) -> dict[str, Any]:
@@ -168,16 +168,16 @@ class Rounds:
 
         Args:
             name: The name of the call; see :func:`waiting_call`.
-            whose: Its session, or its principal.
+            owner: Its session, or its principal.
 
         Raises:
             UpstreamError: The call's error. -31012: the call is no longer there.
         """
-        what = what_of(call, whose, method, params)
+        what = what_of(call, owner, method, params)
         answers = members_of((params or {}).get("inputResponses"))
-        if self._elsewhere is not None:
-            session_id = SessionId(whose) if isinstance(whose, str) else None
-            served = await self._elsewhere.go_on_in(name, session_id, call, method, params)
+        if self._other_replicas is not None:
+            session_id = SessionId(owner) if isinstance(owner, str) else None
+            served = await self._other_replicas.go_on_in(name, session_id, call, method, params)
             if served is not None:
                 return served
         copied = await self._copies.copy(name, what, answers)
@@ -216,8 +216,8 @@ class Rounds:
         return self._may_go_at(name) if name is not None else math.inf
 
     def _oldest(self, of: Principal | None) -> str | None:
-        whose = ((name, held.whose) for name, (held, _) in self._waiting.items())
-        own = (name for name, it in whose if isinstance(it, Principal) and it.is_user_of(of))
+        owner = ((name, held.owner) for name, (held, _) in self._waiting.items())
+        own = (name for name, it in owner if isinstance(it, Principal) and it.is_user_of(of))
         return next(own, None)
 
     def _may_go_at(self, name: str) -> float:
@@ -225,11 +225,11 @@ class Rounds:
         return timer.when() - self._patience + (AWAY_IN_SMALL if self._is_small else AWAY)
 
     def waits_in(self, session_id: Hashable) -> bool:
-        return any(held.whose == session_id for held, _ in self._waiting.values())
+        return any(held.owner == session_id for held, _ in self._waiting.values())
 
-    def session_over(self, session_id: Hashable) -> None:
+    def session_ended(self, session_id: Hashable) -> None:
         for name, (held, _) in list(self._waiting.items()):
-            if held.whose == session_id:
+            if held.owner == session_id:
                 self._give_up(name)
 
     def leave(self) -> None:
@@ -306,19 +306,19 @@ class Rounds:
         for held, _ in self._waiting.values():
             sizes[self._share_of(held)] += held.size
         if sizes[newest] > self._most_bytes // _SHARE:
-            whose = newest
+            owner = newest
         elif sizes.total() > self._most_bytes:
-            whose = max(sizes, key=sizes.__getitem__)
+            owner = max(sizes, key=sizes.__getitem__)
         else:
             return None
         *older, _ = self._waiting.items()
-        return next((name for name, (held, _) in older if self._share_of(held) == whose), None)
+        return next((name for name, (held, _) in older if self._share_of(held) == owner), None)
 
     def _share_of(self, held: HeldCall) -> Hashable:
         """Return what a call is counted for. Clients that nobody authenticated are one principal:
         one of them must not end the calls of the others. Where room is bounded they share it.
         """
-        return held if held.whose == ANONYMOUS and not self._has_room else held.whose
+        return held if held.owner == ANONYMOUS and not self._has_room else held.owner
 
     def _ended(self, name: str, outcome: asyncio.Future[dict[str, Any]]) -> None:
         """Give up a large answer: its server did not wait for the answers of the client."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR, SessionEnd, StoreMade
 from mcp_sessions.security import mint_process
-from mcp_sessions.stores.ends_contract import EndedBeside
+from mcp_sessions.stores.ends_contract import EndedOutside
 from mcp_sessions.stores.memory.tables import Tables
 
 
@@ -16,16 +16,16 @@ class EndsInMemory(Tables):
         # Oldest first, as a dict for its keys.
         self._ends: dict[SessionEnd, None] = {}
         # Those that no server wrote to its log yet.
-        self._beside: list[SessionEnd] = []
+        self._outside: list[SessionEnd] = []
         self._made: StoreMade | None = None
 
     async def remember_ends(
-        self, ends: Sequence[SessionEnd], *, now: float, beside: bool = False
+        self, ends: Sequence[SessionEnd], *, now: float, outside: bool = False
     ) -> Sequence[SessionEnd]:
         new = [end for end in ends if end not in self._ends]
         self._ends.update(dict.fromkeys(new))
-        if beside:
-            self._beside = [*self._beside, *new][-MOST_ENDS:]
+        if outside:
+            self._outside = [*self._outside, *new][-MOST_ENDS:]
         self._drop_old(now)
         return new
 
@@ -36,9 +36,9 @@ class EndsInMemory(Tables):
                 return
             del self._ends[oldest]
 
-    async def ended_beside(self, *, now: float) -> Sequence[EndedBeside]:
-        beside, self._beside = self._beside, []
-        return [EndedBeside(end) for end in beside]
+    async def ended_outside(self, *, now: float) -> Sequence[EndedOutside]:
+        outside, self._outside = self._outside, []
+        return [EndedOutside(end) for end in outside]
 
     async def ends(self, *, now: float) -> Sequence[SessionEnd]:
         self._drop_old(now)

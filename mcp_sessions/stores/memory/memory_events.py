@@ -1,4 +1,4 @@
-"""Event logs in memory: what is stored, who is told, and who hears it."""
+"""Event logs in memory: what is stored, and which sessions and connections get it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from mcp_sessions.ids import (
 from mcp_sessions.stores.memory.tables import Tables
 from mcp_sessions.stores.records import (
     Appended,
+    AppendedChange,
     Attached,
     Attachment,
     Audience,
     Relayed,
     ServerChange,
     StreamHead,
-    Told,
 )
 
 
@@ -47,15 +47,15 @@ class Events(Tables):
         known = self._sessions if change.uri is None else self._by_uri.get(change.uri, ())
         return Audience(list(known), None)
 
-    async def tell(
+    async def append_change(
         self,
         session_ids: Sequence[SessionId],
         change: ServerChange,
         *,
         now: float,
         again: bool = False,
-    ) -> Sequence[Told]:
-        told: list[Told] = []
+    ) -> Sequence[AppendedChange]:
+        changes: list[AppendedChange] = []
         for session_id in session_ids:
             session = self._sessions.get(session_id)
             if session is None or now >= session.record.life.ends_at:
@@ -70,12 +70,12 @@ class Events(Tables):
                 carries=bool(record.client.carried),
             ):
                 continue
-            stream, draft = change.told_to(record.mode, session_id)
+            stream, draft = change.draft_for(record.mode, session_id)
             log = self._stream(session, stream)
             replaced = log.would_replace(draft)
             event = log.append(draft, now=now)
-            told.append(Told(session_id, stream, event, record.attachment, replaced))
-        return told
+            changes.append(AppendedChange(session_id, stream, event, record.attachment, replaced))
+        return changes
 
     async def read(
         self,
@@ -146,7 +146,7 @@ class Events(Tables):
             return False
         carries = relaying.carry(session.record.client.carried.get(origin), fencing_epoch)
         if carries is not Carry.BEGINS:
-            return carries is Carry.GOES_ON
+            return carries is Carry.CONTINUES
         log = self._log(connection, GET_STREAM)
         if log is not None:
             log.drop_origin(origin)
@@ -212,9 +212,11 @@ class Events(Tables):
         replay, refusal = log.replay(position, now=now)
         head = log.head.event_id()
         record.fencing_epoch, record.client.waits_from = attached.fencing_epoch, attached.waits_from
-        hearing = attached.connection_id
+        hidden_updates = attached.connection_id
         record.attachment = (
-            Attachment(hearing, attached.fencing_epoch) if hearing is not None else None
+            Attachment(hidden_updates, attached.fencing_epoch)
+            if hidden_updates is not None
+            else None
         )
         return Attached(
             record.fencing_epoch,

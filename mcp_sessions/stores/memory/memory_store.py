@@ -20,9 +20,9 @@ from mcp_sessions.core.expiry import (
     Life,
     asleep_by,
     end_of_life,
+    has_expired,
     idle_deadline,
     idle_time,
-    is_over,
     longest_life,
 )
 from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
@@ -195,7 +195,7 @@ class MemoryStore(Events, EndsInMemory):
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         for session_id in session_ids:
             session = self._sessions.get(session_id)
-            # Whoever touches a session was at work on it until now, so its idle deadline
+            # Whoever touches a session was working on it until now, so its idle deadline
             # cannot have passed; the absolute one can.
             if session is not None and now < session.record.life.ends_at:
                 record = session.record
@@ -217,7 +217,7 @@ class MemoryStore(Events, EndsInMemory):
         self, *, now: float, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
         expired: list[SessionRecord] = []
-        put_back: list[tuple[float, SessionId]] = []
+        returned: list[tuple[float, SessionId]] = []
         # Not a name for the heap: ending a session may replace it by a shorter one.
         while self._deadlines and self._deadlines[0][0] <= now and len(expired) < limit:
             _, session_id = heapq.heappop(self._deadlines)
@@ -226,15 +226,17 @@ class MemoryStore(Events, EndsInMemory):
                 continue
             record = session.record
             expires_at, ends_at = record.life.expires_at, record.life.ends_at
-            if is_over(now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held):
+            if has_expired(
+                now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held
+            ):
                 self._change(session, Change.EXPIRE)
                 expired.append(record)
                 continue
             if now >= expires_at:
                 idle = self._idle_times[record.mode]
                 record.life.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
-            put_back.append((record.life.expires_at, session_id))
-        for entry in put_back:
+            returned.append((record.life.expires_at, session_id))
+        for entry in returned:
             heapq.heappush(self._deadlines, entry)
         return expired
 

@@ -74,7 +74,7 @@ class Tables:
         return log
 
     def _forget(self, session: Session) -> None:
-        """A session is over: it is remembered in no list (END2)."""
+        """A session has ended: it is remembered in no list (END2)."""
         record = session.record
         del self._sessions[record.session_id]
         self._relayed.pop(record.session_id, None)

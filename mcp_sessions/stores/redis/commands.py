@@ -218,5 +218,5 @@ def _is_refused(failed: StoreUnavailable) -> bool:
     return isinstance(failed, StoreRefused)
 
 
-def told_to_script(known: Known) -> tuple[bytes, int]:
+def known_to_script(known: Known) -> tuple[bytes, int]:
     return known.change, int(known.peer is not None)

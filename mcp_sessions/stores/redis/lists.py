@@ -43,10 +43,10 @@ class Lists(EndsInRedis):
         self._lost_lists: set[str] = set()
         """Keys of lists that were lost, and are to be made anew."""
 
-        self._placed: dict[str, str] = {}
+        self._entered: dict[str, str] = {}
         """Places of some sessions that were made here, and the lists of their principals."""
 
-        self._looked_for_places = -math.inf
+        self._looked_for_entries = -math.inf
         self._healed: dict[str, float] = {}
         """When each list was last looked through, by the server's clock."""
 
@@ -56,7 +56,7 @@ class Lists(EndsInRedis):
         """Run what may end a session, and take it out of every list then.
 
         Returns:
-            The record, if the session is over; and whether its place is left to be looked at.
+            The record, if the session has ended; and whether its place is left to be looked at.
         """
         tag = tag_in(member)
         outcome, *rest = await self._run(script, [self._key_of(tag)], *args)
@@ -92,7 +92,7 @@ class Lists(EndsInRedis):
     ) -> bool:
         """Take a session that is over out of every list; whether all of it was done.
 
-        What is left is found by whoever looks there next. It is no error: the session is over,
+        What is left is found by whoever looks there next. It is no error: the session has ended,
         and whoever ended it has to go on with that.
 
         Args:
@@ -111,17 +111,17 @@ class Lists(EndsInRedis):
             return False
         return True
 
-    async def _places(self, command: str, key: str, *args: Value) -> list[bytes]:
+    async def _entries(self, command: str, key: str, *args: Value) -> list[bytes]:
         """The members of a list. What is no session's place is taken out."""
         members: list[bytes] = await self._command(command, key, *args)
-        places = [member for member in members if is_place(member)]
-        if len(places) < len(members):
-            others = set(members).difference(places)
+        entries = [member for member in members if is_entry(member)]
+        if len(entries) < len(members):
+            others = set(members).difference(entries)
             logger.warning(
                 "%d members of a list of sessions were not sessions: removed", len(others)
             )
             await self._command("SREM" if command[0] == "S" else "ZREM", key, *others)
-        return places
+        return entries
 
     async def _release(self, member: bytes) -> bytes | None:
         owned = f"{{{self._namespace}}}:of:{member.decode().split('.')[1]}"
@@ -135,18 +135,18 @@ class Lists(EndsInRedis):
         if deadline is not None and now < float(deadline) + MARGIN / 2:
             await self._note_lost(tag_in(member), now)
 
-    async def _heal(self, places: str) -> bool:
+    async def _heal(self, entries: str) -> bool:
         """Give up the places of sessions that are not there; whether there were any. Not again
         before others can have become old: it asks for every session.
         """
         there = await self._clock.now()
-        if there - self._healed.get(places, -math.inf) < IN_FLIGHT:
+        if there - self._healed.get(entries, -math.inf) < IN_FLIGHT:
             return False
         if len(self._healed) >= PAGE:
             self._healed.clear()
-        self._healed[places] = there
-        kind = "ZRANGE" if places == self._all else "SMEMBERS"
-        members = await self._places(kind, places, *((0, -1) if kind[0] == "Z" else ()))
+        self._healed[entries] = there
+        kind = "ZRANGE" if entries == self._all else "SMEMBERS"
+        members = await self._entries(kind, entries, *((0, -1) if kind[0] == "Z" else ()))
         old = [member for member in members if is_old(member, there)]
         found = await all_of(
             self._command("EXISTS", self._key_of(tag_in(member))) for member in old
@@ -184,14 +184,14 @@ class Lists(EndsInRedis):
             await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
 
 
-_PLACE = re.compile(rb"[0-9a-f]{40}\.[0-9a-f]{16}\.[0-9a-f]+(\.b)?")
+_ENTRY = re.compile(rb"[0-9a-f]{40}\.[0-9a-f]{16}\.[0-9a-f]+(\.b)?")
 
 _TOKEN = re.compile(rb"[0-9a-f]+\.[0-9a-f]+ [!-~]+")
 
 
-def is_place(member: bytes) -> bool:
+def is_entry(member: bytes) -> bool:
     """Whether a list's member is a session's place: its tag, its owner's, when it was made."""
-    return _PLACE.fullmatch(member) is not None
+    return _ENTRY.fullmatch(member) is not None
 
 
 def is_token(token: bytes) -> bool:

@@ -73,7 +73,7 @@ class Mended(Lives, Events, Belongings):
     evict_own = _mending(Lives.evict_own)
     all_sessions = _mending(Lives.all_sessions)
     append = _mending(Events.append)
-    tell = _mending(Events.tell)
+    append_change = _mending(Events.append_change)
     read = _mending(Events.read)
     head = _mending(Events.head)
     open_stream = _mending(Events.open_stream)
@@ -90,7 +90,7 @@ class Mended(Lives, Events, Belongings):
     sleep = _mending(Lives.sleep)
     carry = _mending(Events.carry)
     detach = _mending(Events.detach)
-    ended_beside = _mending(Lives.ended_beside)
+    ended_outside = _mending(Lives.ended_outside)
     ends = _mending(Lives.ends)
     made = _mending(Lives.made)
     remember_ends = _mending(Lives.remember_ends)
@@ -125,7 +125,7 @@ class Mended(Lives, Events, Belongings):
                 self._forget_known(key)
             return lost
         lost = await self._evaluated(scripts.MEND_LIST, key, kind)
-        if lost and key not in (self._ends, self._ends_beside, self._made):
+        if lost and key not in (self._ends, self._ends_outside, self._made):
             self._lost_lists.add(key)
         return lost
 
@@ -138,7 +138,7 @@ class Mended(Lives, Events, Belongings):
     def _kind_of_list(self, key: str) -> str | None:
         if key in (self._all, self._ends):
             return "zset"
-        if key == self._ends_beside:
+        if key == self._ends_outside:
             return "list"
         if key == self._made:
             return "string"
@@ -154,7 +154,7 @@ class Mended(Lives, Events, Belongings):
 
     @_mending
     async def expire(self, *, now: float, held: Any, limit: int) -> Sequence[SessionRecord]:
-        await self._look_for_lost_places()
+        await self._look_for_lost_entries()
         if self._lost_lists:
             lost, self._lost_lists = self._lost_lists, set()
             try:
@@ -164,16 +164,16 @@ class Mended(Lives, Events, Belongings):
                 raise
         return await super().expire(now=now, held=held, limit=limit)
 
-    async def _look_for_lost_places(self) -> None:
+    async def _look_for_lost_entries(self) -> None:
         there = await self._clock.now()
-        if there - self._looked_for_places < IN_FLIGHT:
+        if there - self._looked_for_entries < IN_FLIGHT:
             return
-        self._looked_for_places = there
-        for member, owned in list(self._placed.items()):
+        self._looked_for_entries = there
+        for member, owned in list(self._entered.items()):
             key = self._key_of(member.partition(".")[0])
             if await self._command("HGET", key, "member") != member.encode():
-                # It is over.
-                del self._placed[member]
+                # It has ended.
+                del self._entered[member]
                 continue
             is_listed = await self._command("ZSCORE", self._all, member)
             if is_listed is None or not await self._command("SISMEMBER", owned, member):
@@ -186,19 +186,19 @@ class Mended(Lives, Events, Belongings):
         is_of_all = any(key not in uris for key in lost)
         nodes = await self._link.nodes()
         for node in nodes:
-            place: bytes | str = "0"
+            cursor: bytes | str = "0"
             while True:
-                place, keys = await node.call(
-                    "SCAN", place, "MATCH", f"{self._namespace}:{{*}}", "COUNT", AT_ONCE
+                cursor, keys = await node.call(
+                    "SCAN", cursor, "MATCH", f"{self._namespace}:{{*}}", "COUNT", AT_ONCE
                 )
                 if is_of_all:
-                    await each_of(self._place_again(key.decode()) for key in keys)
+                    await each_of(self._enter_again(key.decode()) for key in keys)
                 for uri in uris:
                     await each_of(self._subscribe_again(uri, key.decode()) for key in keys)
-                if place == b"0":
+                if cursor == b"0":
                     break
 
-    async def _place_again(self, key: str) -> None:
+    async def _enter_again(self, key: str) -> None:
         member, expires, ends = await self._command("HMGET", key, "member", "expires", "ends")
         if member is None or expires is None:
             return

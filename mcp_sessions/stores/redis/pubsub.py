@@ -1,7 +1,7 @@
 """How processes that share a Redis reach each other: its pub/sub, on a connection of its own.
 
-An event is published by the script that stores it, so nothing is stored and not told, but what
-is told while a connection is down is lost: whoever watches reads the store again
+An event is published by the script that stores it, so nothing is stored and not published, but what
+is published while a connection is down is lost: whoever watches reads the store again
 (``on_gap``). A process is alive as long as it renews a key that vanishes by itself.
 """
 
@@ -48,8 +48,8 @@ _OF_CHANNELS = frozenset({b"message", b"subscribe", b"unsubscribe"})
 class Sender(Protocol):
     timeout: float
     counts_listeners: bool
-    """Whether a server says how many hear what is published. A node of a cluster knows of its own
-    only.
+    """Whether a server says how many receive what is published. A node of a cluster knows of its
+    own only.
     """
 
     async def call(self, *args: Value) -> Any: ...
@@ -78,7 +78,7 @@ class RedisExchange:
         self._connection: Connection | None = None
         self._background = Background()
         self._watched: dict[bytes, tuple[SessionId, StreamName]] = {}
-        self._heard: set[bytes] = set()
+        self._confirmed: set[bytes] = set()
         """The channels that the server confirmed on this connection, and that are not left."""
 
         self._leaving: Counter[bytes] = Counter()
@@ -125,12 +125,12 @@ class RedisExchange:
     async def watch(self, session_id: SessionId, stream: StreamName) -> None:
         channel = self._channel(session_id, stream)
         self._watched[channel] = (session_id, stream)
-        if channel in self._heard:
+        if channel in self._confirmed:
             return
         try:
             await self._subscribe([channel])
         except StoreUnavailable:
-            if channel not in self._heard:
+            if channel not in self._confirmed:
                 self._watched.pop(channel, None)
             raise
 
@@ -138,7 +138,7 @@ class RedisExchange:
         channel = self._channel(session_id, stream)
         if self._watched.pop(channel, None) is None:
             return
-        self._heard.discard(channel)
+        self._confirmed.discard(channel)
         # Who is not connected is subscribed to nothing.
         if self._connection is not None:
             self._leaving[channel] += 1
@@ -202,9 +202,9 @@ class RedisExchange:
             try:
                 connection = self._connection
                 if connection is None:
-                    # Only when all is heard again there is nothing left to miss.
+                    # Only when all is subscribed again there is nothing left to miss.
                     await self._connect()
-                    self._tell_gap()
+                    self._report_gap()
                 else:
                     await self._read(connection)
                 backoff.progressed()
@@ -229,9 +229,10 @@ class RedisExchange:
                 batch = channels[start : start + _BATCH]
                 await self._send_to(connection, "SUBSCRIBE", *batch)
                 async with asyncio.timeout(self._link.timeout):
-                    # What is watched no more need not be heard.
+                    # What is watched no more need not be received.
                     while any(
-                        channel not in self._heard and (channel in own or channel in self._watched)
+                        channel not in self._confirmed
+                        and (channel in own or channel in self._watched)
                         for channel in batch
                     ):
                         await self._read_one(connection)
@@ -244,7 +245,7 @@ class RedisExchange:
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
-        self._heard.clear()
+        self._confirmed.clear()
         self._leaving.clear()
         confirms, self._confirms = self._confirms, defaultdict(deque)
         for waiting in confirms.values():
@@ -299,7 +300,7 @@ class RedisExchange:
                 del self._leaving[channel]
         elif kind == b"subscribe":
             if channel not in self._leaving:
-                self._heard.add(channel)
+                self._confirmed.add(channel)
             waiting = self._confirms.get(channel)
             if waiting:
                 confirm = waiting.popleft()
@@ -324,7 +325,7 @@ class RedisExchange:
         except Exception:
             logger.exception("a message of another process could not be handled")
 
-    def _tell_gap(self) -> None:
+    def _report_gap(self) -> None:
         if self._listener is None:
             return
         try:
@@ -349,7 +350,7 @@ class RedisExchange:
         return encoded(f"{self._key_of(session_id)}:w:{stream}")
 
     async def _send_to(self, connection: Connection, *args: Value) -> None:
-        # Whole, whoever is cancelled meanwhile: all that is watched is heard on it.
+        # Whole, whoever is cancelled meanwhile: all that is watched is received on it.
         writing = self._writes.begin(connection, connection.pack_command(*args))
         await asyncio.wait({writing})
         if writing.cancelled():

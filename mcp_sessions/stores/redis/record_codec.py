@@ -146,7 +146,7 @@ class Peers:
     """
 
     COST = 200
-    """Bytes accounted for a session beside its client's own."""
+    """Bytes accounted for a session in addition to its client's own."""
 
     def __init__(self, most: int = 8_388_608) -> None:
         self._most = most
@@ -182,7 +182,7 @@ class Peers:
 class Subscriptions:
     """The subscriptions of sessions as this process saw them last, by what changed them last.
 
-    A session may have thousands, and each request would be told all of them again.
+    A session may have thousands, and each request would get all of them again.
 
     Args:
         most: URIs to keep; those that were learned first go first.
@@ -208,7 +208,7 @@ class Subscriptions:
         with_one: str | None = None,
         without: str | None = None,
     ) -> None:
-        """This process changed a session's: it need not be told all of them for that.
+        """This process changed a session's: it need not get all of them for that.
 
         Args:
             before: What had changed them before that; None: nothing had.

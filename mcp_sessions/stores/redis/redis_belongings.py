@@ -22,7 +22,7 @@ from mcp_sessions.stores.record_changes import (
 )
 from mcp_sessions.stores.records import Data, SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.commands import each_of, told_to_script
+from mcp_sessions.stores.redis.commands import each_of, known_to_script
 from mcp_sessions.stores.redis.lists import Lists, is_old_token, is_token
 from mcp_sessions.stores.redis.record_codec import (
     encoded,
@@ -166,7 +166,7 @@ class Belongings(Lists):
         found = await self._on(
             session_id,
             scripts.CHANGE_STATE,
-            *told_to_script(known),
+            *known_to_script(known),
             self._policy.max_state_bytes,
             expected_version if expected_version is not None else "",
             len(gone),

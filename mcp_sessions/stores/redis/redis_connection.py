@@ -148,7 +148,7 @@ class Writes:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # Whoever still waits is told; nobody else has to be.
+            # Whoever still waits gets an error; nobody else has to.
             task.exception()
 
 

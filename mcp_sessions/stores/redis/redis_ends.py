@@ -1,4 +1,4 @@
-"""How sessions ended, and when the store was made: in Redis, beside the lists of sessions."""
+"""How sessions ended, and when the store was made: in Redis, next to the lists of sessions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mcp_sessions.core.ends import (
 from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.ids import DIGEST_LENGTH
 from mcp_sessions.security import mint_process
-from mcp_sessions.stores.ends_contract import EndedBeside
+from mcp_sessions.stores.ends_contract import EndedOutside
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.commands import Commands
 from mcp_sessions.stores.redis.redis_connection import Link, Value
@@ -30,23 +30,23 @@ class EndsInRedis(Commands):
     def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(link, namespace, clock)
         self._ends = f"{{{namespace}}}:ends"
-        self._ends_beside = f"{{{namespace}}}:ends-beside"
+        self._ends_outside = f"{{{namespace}}}:ends-outside"
         self._made = f"{{{namespace}}}:made"
 
     async def remember_ends(
-        self, ends: Sequence[SessionEnd], *, now: float, beside: bool = False
+        self, ends: Sequence[SessionEnd], *, now: float, outside: bool = False
     ) -> Sequence[SessionEnd]:
         now = await self._clock.at(now)
-        told: list[Value] = [MOST_ENDS, repr(now - REMEMBERED_FOR), int(REMEMBERED_FOR * 1000)]
-        told.append(int(beside))
+        args: list[Value] = [MOST_ENDS, repr(now - REMEMBERED_FOR), int(REMEMBERED_FOR * 1000)]
+        args.append(int(outside))
         for end in ends:
-            told += repr(end.at), encode(end.to_json())
-        keys = [self._ends, self._ends_beside]
-        new: list[int] = await self._run(scripts.REMEMBER_ENDS, keys, *told)
+            args += repr(end.at), encode(end.to_json())
+        keys = [self._ends, self._ends_outside]
+        new: list[int] = await self._run(scripts.REMEMBER_ENDS, keys, *args)
         return [ends[number] for number in new]
 
-    async def ended_beside(self, *, now: float) -> Sequence[EndedBeside]:
-        kept: list[bytes] | None = await self._command("LPOP", self._ends_beside, _AT_ONCE)
+    async def ended_outside(self, *, now: float) -> Sequence[EndedOutside]:
+        kept: list[bytes] | None = await self._command("LPOP", self._ends_outside, _AT_ONCE)
         found = _read(kept or ())
         if any(end.reason is EndReason.LOST for end in found):
             # Another process may have ended one of them, and not have given up its place yet.
@@ -57,7 +57,7 @@ class EndsInRedis(Commands):
             if wrong:
                 await self._command("ZREM", self._ends, *(encode(end.to_json()) for end in wrong))
                 found = [end for end in found if end not in wrong]
-        return [EndedBeside(end) for end in found]
+        return [EndedOutside(end) for end in found]
 
     async def ends(self, *, now: float) -> Sequence[SessionEnd]:
         after = await self._clock.at(now) - REMEMBERED_FOR
@@ -80,7 +80,7 @@ class EndsInRedis(Commands):
 
     async def _note_lost(self, tag: str, at: float) -> None:
         end = SessionEnd(tag[:DIGEST_LENGTH], EndReason.LOST, at)
-        await self.remember_ends([end], now=at, beside=True)
+        await self.remember_ends([end], now=at, outside=True)
 
 
 def _read(kept: Iterable[bytes]) -> list[SessionEnd]:

@@ -1,4 +1,4 @@
-"""Event logs in Redis: what is stored, who is told, and who hears it."""
+"""Event logs in Redis: what is stored, and which sessions and connections get it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from mcp_sessions.ids import (
 from mcp_sessions.security import mint_log_epoch
 from mcp_sessions.stores.records import (
     Appended,
+    AppendedChange,
     Attached,
     Audience,
     Relayed,
     ServerChange,
     StreamHead,
-    Told,
 )
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.lists import PAGE, Lists, is_place, is_token, tag_in
+from mcp_sessions.stores.redis.lists import PAGE, Lists, is_entry, is_token, tag_in
 from mcp_sessions.stores.redis.record_codec import (
     Answer,
     decoded,
@@ -81,35 +81,35 @@ class Events(Lists):
 
         A cursor is valid only at the server that gave it.
         """
-        place = after if after is not None else "0"
+        cursor = after if after is not None else "0"
         if change.uri is not None:
             key = self._subscribers_key(change.uri)
-            following, flat = await self._command("HSCAN", key, place, "COUNT", PAGE)
+            following, flat = await self._command("HSCAN", key, cursor, "COUNT", PAGE)
             # Of a token: who, after when.
             tokens = [token for token in flat[1::2] if is_token(token)]
             found = [token.decode().partition(" ")[2] for token in tokens]
         else:
-            following, flat = await self._command("ZSCAN", self._all, place, "COUNT", PAGE)
-            places = [member for member in flat[::2] if is_place(member)]
+            following, flat = await self._command("ZSCAN", self._all, cursor, "COUNT", PAGE)
+            entries = [member for member in flat[::2] if is_entry(member)]
             ids = await self._on_each(
-                scripts.IDS, [self._key_of(tag_in(member)) for member in places]
+                scripts.IDS, [self._key_of(tag_in(member)) for member in entries]
             )
             found = [name.decode("utf-8", "replace") for name in ids if name is not None]
         return Audience(
             [SessionId(name) for name in found], following.decode() if following != b"0" else None
         )
 
-    async def tell(
+    async def append_change(
         self,
         session_ids: Sequence[SessionId],
         change: ServerChange,
         *,
         now: float,
         again: bool = False,
-    ) -> Sequence[Told]:
+    ) -> Sequence[AppendedChange]:
         key = change.event.key
         answers = await self._on_each(
-            scripts.TELL,
+            scripts.APPEND_CHANGE,
             [self._key(session_id) for session_id in session_ids],
             repr(now),
             mint_log_epoch(),
@@ -123,17 +123,17 @@ class Events(Lists):
             encoded(key) if key is not None else b"",
             int(key is not None),
         )
-        told: list[Told] = []
+        changes: list[AppendedChange] = []
         for session_id, answer in zip(session_ids, answers, strict=True):
             if answer == b"broken":
                 await self._mend([self._key(session_id)])
             elif answer == b"full":
                 logger.error("a session's event log has issued its last id")
             elif answer not in (b"gone", b"not entitled"):
-                told.append(_told_of(session_id, change, now, answer))
+                changes.append(_appended_of(session_id, change, now, answer))
             elif change.uri is not None:
                 await self._tidy_subscriber(change.uri, session_id)
-        return told
+        return changes
 
     async def read(
         self,
@@ -152,7 +152,7 @@ class Events(Lists):
             repr(now),
             mint_log_epoch(),
             *self._window,
-            *_read_place(after),
+            *_read_position(after),
             limit if limit is not None else "",
             PAGE_BYTES,
         )
@@ -208,8 +208,8 @@ class Events(Lists):
     async def carry(
         self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
     ) -> bool:
-        place = (after.log_epoch, after.number, mint_log_epoch())
-        return bool(await self._on(connection, scripts.CARRY, origin, fencing_epoch, *place))
+        position = (after.log_epoch, after.number, mint_log_epoch())
+        return bool(await self._on(connection, scripts.CARRY, origin, fencing_epoch, *position))
 
     async def relay(
         self,
@@ -264,7 +264,7 @@ class Events(Lists):
             repr(now),
             mint_log_epoch(),
             *self._window,
-            *_place(position),
+            *_position_args(position),
         )
         if answer is None:
             return None
@@ -290,31 +290,31 @@ def _position_of(answer: Answer) -> Position | None:
     return Position(LogEpoch(answer[0].decode()), int(answer[1]))
 
 
-def _told_of(
+def _appended_of(
     session_id: SessionId, change: ServerChange, now: float, answer: Sequence[Any]
-) -> Told:
+) -> AppendedChange:
     _, stream, epoch, number, connection, fence, replaced = answer
-    place = Position(LogEpoch(epoch.decode()), int(number))
+    position = Position(LogEpoch(epoch.decode()), int(number))
     mode = Mode.PROTOCOL if stream == b"events" else Mode.TRANSPORT
-    name, draft = change.told_to(mode, session_id)
-    payload = draft.encode(place.event_id())
-    return Told(
+    name, draft = change.draft_for(mode, session_id)
+    payload = draft.encode(position.event_id())
+    return AppendedChange(
         session_id,
         name,
-        event_of(place.log_epoch, place.number, payload, now, draft.key, None),
+        event_of(position.log_epoch, position.number, payload, now, draft.key, None),
         stored_attachment(connection, fence),
         bool(replaced),
     )
 
 
-def _read_place(event_id: str | None) -> tuple[Value, ...]:
+def _read_position(event_id: str | None) -> tuple[Value, ...]:
     position = parse_position(event_id) if event_id is not None else None
     if position is None and event_id is not None:
         return Refusal.UNKNOWN_POSITION.value, "", 0
-    return _place(position)
+    return _position_args(position)
 
 
-def _place(position: Position | None) -> tuple[Value, ...]:
+def _position_args(position: Position | None) -> tuple[Value, ...]:
     """Why the position is none (empty: it is one), its epoch and its number."""
     if position is None:
         return Refusal.NO_POSITION.value, "", 0

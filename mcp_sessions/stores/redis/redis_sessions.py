@@ -15,8 +15,8 @@ from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.limits import check_peer, most_of_one
 from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecord
 from mcp_sessions.stores.redis import scripts
-from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, told_to_script
-from mcp_sessions.stores.redis.lists import SAMPLE, is_old, is_place, tag_in
+from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, known_to_script
+from mcp_sessions.stores.redis.lists import SAMPLE, is_entry, is_old, tag_in
 from mcp_sessions.stores.redis.record_codec import (
     NOTHING,
     Answer,
@@ -73,8 +73,8 @@ class Lives(Sleepers):
                 0 if ends_at == math.inf else self._list_lifetime,
             )
             if not reached:
-                if len(self._placed) < SAMPLE:
-                    self._placed[member] = owned
+                if len(self._entered) < SAMPLE:
+                    self._entered[member] = owned
                 break
             if attempt or not await self._heal(self._all if reached == b"max_sessions" else owned):
                 limit = of_kind(bytes, reached).decode("latin-1")
@@ -88,7 +88,7 @@ class Lives(Sleepers):
         pair, is_new = pair_of(answer)
         made, left = pair_of(pair)
         if left is not None:
-            if not is_place(of_kind(bytes, left)):
+            if not is_entry(of_kind(bytes, left)):
                 raise Unreadable("bytes")
             await self._release(left)
         record = self._record(made)
@@ -98,7 +98,7 @@ class Lives(Sleepers):
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         now = await self._clock.at(now)
         known = self._known(session_id)
-        found = await self._on(session_id, scripts.LOAD, repr(now), *told_to_script(known))
+        found = await self._on(session_id, scripts.LOAD, repr(now), *known_to_script(known))
         return self._record(found, known) if found is not None else None
 
     async def admit(
@@ -117,30 +117,30 @@ class Lives(Sleepers):
         known = self._known(session_id)
         keys = [self._key(session_id)]
         epoch = fencing_epoch if fencing_epoch is not None else ""
-        told: list[Value] = [owner_of(principal), repr(now)]
-        told += mode.value, idle_time(mode, self._policy), int(held), epoch, *told_to_script(known)
+        args: list[Value] = [owner_of(principal), repr(now)]
+        args += mode.value, idle_time(mode, self._policy), int(held), epoch, *known_to_script(known)
         within = NOTHING
         # In a cluster they are two nodes', mostly.
         if current is not None and isinstance(self._link, Link):
             within, mode, key = self._known(current.session_id), Mode.PROTOCOL, current.key
             keys.append(self._key(current.session_id))
-            told += mode.value, idle_time(mode, self._policy), int(current.held), ""
-            told += told_to_script(within)
+            args += mode.value, idle_time(mode, self._policy), int(current.held), ""
+            args += known_to_script(within)
         if key is not None:
-            told += self._of_key(key)
-        answer = await self._run(scripts.ADMIT, keys, *told)
+            args += self._of_key(key)
+        answer = await self._run(scripts.ADMIT, keys, *args)
         if answer is None:
             return None
         if answer[0] != b"with current":
             return await self._admitted(answer, known, key)
         _, outer, inner = answer
-        let_in = None
+        admitted = None
         if inner is not None and inner[0] == b"admitted":
-            let_in = await self._admitted(inner, within, key)
+            admitted = await self._admitted(inner, within, key)
         record = self._record(outer[1], known)
         if outer[2] is not None:
             await self._wake(record, outer[2])
-        return Admitted(record, current=let_in)
+        return Admitted(record, current=admitted)
 
     def _of_key(self, key: KeyUse) -> tuple[Value, ...]:
         return (
@@ -196,7 +196,7 @@ class Lives(Sleepers):
         while len(expired) < limit:
             wanted = min(limit - len(expired), AT_ONCE)
             try:
-                members = await self._places(
+                members = await self._entries(
                     "ZRANGEBYSCORE", self._all, "-inf", repr(now), "LIMIT", skipped, wanted
                 )
                 if not members:
@@ -205,7 +205,7 @@ class Lives(Sleepers):
             except StoreUnavailable:
                 if not expired:
                     raise
-                # Those are over, and nobody is told of them a second time.
+                # Those have ended, and nobody is notified of them a second time.
                 break
             for outcome in done:
                 # One whose record cannot be used stays due, and the others have their turn.
@@ -217,16 +217,16 @@ class Lives(Sleepers):
 
     async def all_sessions(self, principal: Principal | None = None) -> Sequence[SessionRecord]:
         if principal is None:
-            members = await self._places("ZRANGE", self._all, 0, -1)
+            members = await self._entries("ZRANGE", self._all, 0, -1)
         else:
-            members = await self._places("SMEMBERS", self._owned(owner_of(principal)))
+            members = await self._entries("SMEMBERS", self._owned(owner_of(principal)))
         there = await self._clock.now()
         records = await each_of(self._listed(member, there) for member in members)
         return [record for record in records if record is not None]
 
     async def _listed(self, member: bytes, there: float) -> SessionRecord | None:
         key = self._key_of(tag_in(member))
-        found = await self._run(scripts.LOAD, [key], "", *told_to_script(NOTHING))
+        found = await self._run(scripts.LOAD, [key], "", *known_to_script(NOTHING))
         if found is None:
             if is_old(member, there):
                 await self._release_gone(member, there)

@@ -15,7 +15,7 @@ Keys, where ``NS`` is the namespace, ``T`` a digest of the session id and ``U`` 
     {NS}:all          sorted set: every session, by deadline
     {NS}:of:P         set: those of the principal with digest P
     {NS}:ends         sorted set: how sessions ended, by time
-    {NS}:ends-beside  list: of those, what no server wrote to its log yet
+    {NS}:ends-outside  list: of those, what no server wrote to its log yet
     {NS}:made         string: when this store was made
     NS:uri:{U}        hash: subscribers
     NS:alive:PROCESS  a process that lives (``pubsub.py``)

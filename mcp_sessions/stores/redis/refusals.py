@@ -31,7 +31,7 @@ _REFUSALS = {
 }
 """The meaning of each error code. Each is read after "Redis at HOST:PORT"."""
 
-_TOLD = {
+_KINDS_FOR_CLIENTS = {
     "OOM": "full",
     "READONLY": "read-only",
     "NOPERM": "credentials",
@@ -101,7 +101,7 @@ def unavailable(
             said = "refused the connection. Look at the database and the options in the URL"
         else:
             said = _REFUSALS.get(kind, "refused a command")
-        return StoreRefused(f"Redis{at} {said} [{kind}]", _TOLD.get(kind))
+        return StoreRefused(f"Redis{at} {said} [{kind}]", _KINDS_FOR_CLIENTS.get(kind))
     reason = type(failed).__name__
     cause: BaseException | None = failed
     while cause is not None:

@@ -52,12 +52,12 @@ class Sleepers(Lists):
         idle = idle_time(Mode.TRANSPORT, self._policy)
         latest, of = now - unused_for + idle, f".{self._owned(owner)[-16:]}.".encode()
         held_tags = {tag_of(session_id) for session_id in held}
-        listed = await self._places("ZRANGEBYSCORE", self._all, "-inf", repr(latest))
+        listed = await self._entries("ZRANGEBYSCORE", self._all, "-inf", repr(latest))
         sleeping: int = await self._command("ZCOUNT", self._all, "-inf", repr(asleep))
         known = [
             member
-            for place, member in enumerate(listed)
-            if (of in member or place < sleeping)
+            for rank, member in enumerate(listed)
+            if (of in member or rank < sleeping)
             and not member.endswith(BOUND)
             and tag_in(member) not in held_tags
         ]
@@ -91,15 +91,15 @@ class Sleepers(Lists):
         owner, held_tags = owner_of(principal), {tag_of(session_id) for session_id in held}
         asleep = asleep_by(now, self._policy)
         latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
-        listed = await self._places("SMEMBERS", self._owned(owner))
+        listed = await self._entries("SMEMBERS", self._owned(owner))
         if not listed:
             return []
-        places: list[Any] = await self._command("ZMSCORE", self._all, *listed)
+        ranks: list[Any] = await self._command("ZMSCORE", self._all, *listed)
         order = sorted(
-            (float(place), member)
-            for place, member in zip(places, listed, strict=True)
-            if place is not None
-            and float(place) <= (latest if member.endswith(BOUND) else asleep)
+            (float(rank), member)
+            for rank, member in zip(ranks, listed, strict=True)
+            if rank is not None
+            and float(rank) <= (latest if member.endswith(BOUND) else asleep)
             and tag_in(member) not in held_tags
         )
         # A place is no later than the deadline, which requests have moved since.
@@ -129,7 +129,7 @@ class Sleepers(Lists):
             return []
         size, passed = 0, 0
         while size <= most:
-            members = await self._places(
+            members = await self._entries(
                 *("ZREVRANGEBYSCORE", self._all, repr(by), "-inf", "LIMIT", passed, AT_ONCE)
             )
             if not members:
@@ -143,7 +143,7 @@ class Sleepers(Lists):
                 passed += size <= most
         asleep = of_kind(int, await self._command("ZCOUNT", self._all, "-inf", repr(by)))
         heavy = max(0, min(asleep - passed, limit + len(held)))
-        oldest = await self._places(
+        oldest = await self._entries(
             *("ZRANGEBYSCORE", self._all, "-inf", repr(by), "LIMIT", 0, heavy)
         )
         held_tags = {tag_of(session_id) for session_id in held}
@@ -163,7 +163,7 @@ class Sleepers(Lists):
     async def sleep(self, *, now: float) -> None:
         by = asleep_by(await self._clock.at(now), self._policy)
         passed = 0
-        while members := await self._places(
+        while members := await self._entries(
             *("ZRANGEBYSCORE", self._all, f"({self._slept_by!r}", repr(by)),
             *("LIMIT", passed, AT_ONCE),
         ):

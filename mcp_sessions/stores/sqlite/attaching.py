@@ -53,17 +53,17 @@ class Attachments(ServedFile):
             log = log_rows.opened(tx, session.sid, EVENTS)
             window = session_rows.window_of_stream(session, EVENTS, self._window)
             replay, refusal = log_rows.replay(tx, log, position, window, now=now)
-            hearing, fencing_epoch = attached.connection_id, attached.fencing_epoch
+            attached_to, fencing_epoch = attached.connection_id, attached.fencing_epoch
             tx.execute(
                 "UPDATE sessions SET fencing_epoch = ?, connection_id = ?, waits_from = ?"
                 " WHERE sid = ?",
-                (fencing_epoch, hearing, attached.waits_from, session.sid),
+                (fencing_epoch, attached_to, attached.waits_from, session.sid),
             )
 
             def apply(record: SessionRecord) -> None:
                 record.fencing_epoch = fencing_epoch
                 record.client.waits_from = attached.waits_from
-                record.attachment = attachment_of(hearing, fencing_epoch)
+                record.attachment = attachment_of(attached_to, fencing_epoch)
 
             tx.changes.append((session_id, apply))
             counts = tx.recall(session_id)
@@ -104,7 +104,7 @@ class Attachments(ServedFile):
         def work(tx: Transaction, session: Brief) -> bool:
             carries = relaying.carry(_carried(tx, session.sid, origin)[0], fencing_epoch)
             if carries is not Carry.BEGINS:
-                return carries is Carry.GOES_ON
+                return carries is Carry.CONTINUES
             log_rows.drop_origin(tx, log_rows.find(tx, session.sid, GET_STREAM), origin)
             tx.execute(
                 "INSERT OR REPLACE INTO carried (sid, origin, fencing_epoch, log_epoch, number)"
@@ -129,15 +129,15 @@ class Attachments(ServedFile):
 
         def work(tx: Transaction, session: Brief) -> Relayed:
             carried, last = _carried(tx, session.sid, origin)
-            place = event.position
+            position = event.position
             relays, last = relaying.relay(
-                carried, last, place, fencing_epoch=fencing_epoch, skips=skips
+                carried, last, position, fencing_epoch=fencing_epoch, skips=skips
             )
             if relays is not Relay.STORED:
                 return Relayed(missing_after=last if relays is Relay.TOO_EARLY else None)
             tx.execute(
                 "UPDATE carried SET log_epoch = ?, number = ? WHERE sid = ? AND origin = ?",
-                (place.log_epoch, place.number, session.sid, origin),
+                (position.log_epoch, position.number, session.sid, origin),
             )
             log = log_rows.opened(tx, session.sid, GET_STREAM)
             key = event.key[1] if event.key is not None else None

@@ -1,8 +1,8 @@
 """The records of a SQLite file that are in memory: those of the sessions used last.
 
 They are never newer than the file, and never older than an answer that somebody has: the
-writer tells of each commit here before anybody else hears of it. Only an idle deadline may be
-ahead of the file, by a hundredth of the idle timeout; then the file is told.
+writer tells of each commit here before anybody else learns of it. Only an idle deadline may be
+ahead of the file, by a hundredth of the idle timeout; then the file is written.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RecordCache:
             if change is None:
                 self._entries.pop(session_id, None)
             elif isinstance(change, SessionRecord):
-                # One that is there already has been told of every change since.
+                # One that is there already has got every change since.
                 if entry is None:
                     self._keep(session_id, change)
             elif entry is not None:

@@ -1,7 +1,7 @@
 """The write-ahead log of a file that is served: copied into the file, and begun anew.
 
 To copy it (SQLite's checkpoint) is to wait for the disk, for tens of milliseconds where it is
-long. So a thread of its own does it, by a connection of its own, beside whoever writes; only
+long. So a thread of its own does it, by a connection of its own, next to whoever writes; only
 the little that was written meanwhile is copied while they wait.
 """
 

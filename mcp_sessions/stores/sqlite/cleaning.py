@@ -37,7 +37,7 @@ def start_up(
     """Make the file this process's, whole or not at all.
 
     Raises:
-        ConfigurationError, StoreUnavailable: It cannot be written, or what is beside it not be
+        ConfigurationError, StoreUnavailable: It cannot be written, or what is next to it not be
             read or written.
     """
     try:
@@ -64,7 +64,7 @@ def start_up(
                     seen.path.name,
                 )
             _remember(connection, boot, durability)
-        seen.tell(connection)
+        seen.note(connection)
     except sqlite3.Error as failed:
         raise opening_failed(path, failed) from failed
     except OSError as failed:

@@ -1,6 +1,6 @@
 """One process at a time: a lock on a file, which the system releases when its holder dies.
 
-The lock is a POSIX record lock on a file of its own, beside the one that it stands for: it
+The lock is a POSIX record lock on a file of its own, next to the one that it stands for: it
 belongs to the process, so neither a forked child nor ``kill -9`` leaves it behind. Its text
 is the holder's process id, for people. Such a lock does not keep out its own process, and
 closing any descriptor of the file releases it; a table of what this process holds answers
@@ -100,7 +100,7 @@ class FileLock:
         Raises:
             Locked, ConfigurationError, OSError: See :meth:`acquire`.
         """
-        started, is_told = time.monotonic(), False
+        started, is_logged = time.monotonic(), False
         while True:
             try:
                 self.acquire()
@@ -110,8 +110,8 @@ class FileLock:
                 # What this process has open it does not let go of because of this.
                 if waited >= (_QUIET if held.holder == os.getpid() else PATIENCE):
                     raise
-                if waited >= _QUIET and not is_told:
-                    is_told = True
+                if waited >= _QUIET and not is_logged:
+                    is_logged = True
                     logger.info("%s is in use by %s: waiting for up to %g s", path, held, PATIENCE)
                 await asyncio.sleep(0.02)
 

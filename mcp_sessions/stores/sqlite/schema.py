@@ -123,7 +123,7 @@ MIGRATIONS: Sequence[str] = (
     ALTER TABLE sessions DROP COLUMN key_bytes;
     ALTER TABLE sessions DROP COLUMN key_answers;
     """,
-    # 3 to 4: what a server that begins anew is told again.
+    # 3 to 4: what a server that begins anew gets again.
     """
     ALTER TABLE sessions ADD COLUMN log_level TEXT;
     """,
@@ -168,7 +168,7 @@ def open_file(path: Path, durability: Durability) -> sqlite3.Connection:
     try:
         if not path.exists():
             # Session ids are in it, which are credentials on a server without
-            # authentication. SQLite gives the files beside it the same permissions.
+            # authentication. SQLite gives the files next to it the same permissions.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         connection = _connect(path)
     except (OSError, sqlite3.Error) as failed:
@@ -186,7 +186,7 @@ def open_file(path: Path, durability: Durability) -> sqlite3.Connection:
     return connection
 
 
-def open_beside(path: Path, *, any_version: bool = False) -> sqlite3.Connection:
+def open_for_operator(path: Path, *, any_version: bool = False) -> sqlite3.Connection:
     """A connection for who does not hold the lock: the file has to be there, and of this
     version, or of an older one if ``any_version``.
 

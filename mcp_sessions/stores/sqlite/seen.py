@@ -20,21 +20,21 @@ _SEEN = re.compile(r"([0-9A-Za-z_-]{8,64}) ([0-9]{20})\n", re.ASCII)
 
 
 class Seen:
-    """How far the file came, as it is known beside it.
+    """How far the file came, as it is known next to it.
 
     Args:
-        place: The file, as the operating system knows it.
+        file: The file, as the operating system knows it.
     """
 
-    def __init__(self, place: Path) -> None:
-        self.path = place.with_name(place.name + "-seen")
-        self._told_at = -1
+    def __init__(self, file: Path) -> None:
+        self.path = file.with_name(file.name + "-seen")
+        self._noted_at = -1
 
     def begin(self, connection: sqlite3.Connection) -> bool:
         """Count on, in the caller's transaction; whether the file is a copy, or may be one.
 
         Raises:
-            OSError: What is beside the file cannot be read.
+            OSError: What is next to the file cannot be read.
             sqlite3.Error: The file cannot be written.
         """
         meta = dict(
@@ -56,19 +56,19 @@ class Seen:
         return is_copy
 
     def count(self, connection: sqlite3.Connection) -> None:
-        """Count on, if anything was written since: first in the file, then beside it.
+        """Count on, if anything was written since: first in the file, then next to it.
 
         Raises:
             OSError, sqlite3.Error: One of the two cannot be written; the next time may do.
         """
-        if connection.total_changes == self._told_at:
+        if connection.total_changes == self._noted_at:
             return
         with committing(connection):
             connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'count'")
-        self.tell(connection)
+        self.note(connection)
 
-    def tell(self, connection: sqlite3.Connection) -> None:
-        """Say beside the file how far it came, which is committed.
+    def note(self, connection: sqlite3.Connection) -> None:
+        """Say next to the file how far it came, which is committed.
 
         Raises:
             OSError: That cannot be written.
@@ -83,7 +83,7 @@ class Seen:
             os.pwrite(descriptor, f"{file} {count:020d}\n".encode(), 0)
         finally:
             os.close(descriptor)
-        self._told_at = connection.total_changes
+        self._noted_at = connection.total_changes
 
     def _read(self) -> tuple[str, int] | None:
         try:

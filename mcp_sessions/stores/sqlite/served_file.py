@@ -61,20 +61,22 @@ class ServedFile:
             raise ConfigurationError(f"durability is 'normal' or 'full', not {durability!r}")
         self.path = Path(path)
         # Two names of one file are one file, and have one lock.
-        self._place = Path(os.path.realpath(path))
+        self._real_path = Path(os.path.realpath(path))
         self.durability: Durability = durability
         self._policy = SessionPolicy()
         self._window = window_of(self._policy)
-        self._lock = FileLock(self._place.with_name(self._place.name + "-lock"))
-        self._seen = Seen(self._place)
-        beside = (self._place.with_name(self._place.name + each) for each in ("", "-wal", "-shm"))
-        self._watch = Watch(self.path, (*beside, self._lock.path))
+        self._lock = FileLock(self._real_path.with_name(self._real_path.name + "-lock"))
+        self._seen = Seen(self._real_path)
+        files = (
+            self._real_path.with_name(self._real_path.name + each) for each in ("", "-wal", "-shm")
+        )
+        self._watch = Watch(self.path, (*files, self._lock.path))
         self._writer = Writer(
             self.path,
             WriteAheadLog(
                 self.path,
-                self._place.with_name(self._place.name + "-wal"),
-                lambda: open_again(self._place, durability),
+                self._real_path.with_name(self._real_path.name + "-wal"),
+                lambda: open_again(self._real_path, durability),
             ),
             self._watch,
             upkeep=Upkeep(
@@ -82,11 +84,11 @@ class ServedFile:
                 rest=self._seen.count,
                 close=lambda connection: shut_down(connection, self._seen),
             ),
-            chore=Chore(session_rows.end_requested, self._on_ended_beside),
+            chore=Chore(session_rows.end_requested, self._on_ended_outside),
             on_commit=self._on_commit,
             syncs=durability == "full",
         )
-        self._ended_beside: list[SessionRecord] = []
+        self._ended_outside: list[SessionRecord] = []
         self._cache = RecordCache(self._writer, self._watch)
         self._known_refusals = 0
         """Writes refused for want of space, before the last probe that found some."""
@@ -144,7 +146,7 @@ class ServedFile:
         write-ahead log first. So the probe writes more, if the disk is full or was.
         """
         refusals = self._writer.refused_as_full
-        was_full, has_room = refusals != self._known_refusals, _has_room(self._place.parent)
+        was_full, has_room = refusals != self._known_refusals, _has_room(self._real_path.parent)
         if was_full and not has_room:
             raise StoreRefused(f"{self.path}: no space left on its disk. Free some", "full")
         if has_room and not was_full:
@@ -163,7 +165,7 @@ class ServedFile:
         self._known_refusals = refusals
 
     def _open_file(self) -> sqlite3.Connection:
-        connection = open_file(self._place, self.durability)
+        connection = open_file(self._real_path, self.durability)
         try:
             start_up(connection, self.path, self.durability, self._seen)
             self._watch.begin(committed_length(connection))
@@ -175,8 +177,8 @@ class ServedFile:
     def _on_commit(self, changes: Changes) -> None:
         self._cache.on_commit(changes)
 
-    def _on_ended_beside(self, records: Sequence[SessionRecord]) -> None:
-        self._ended_beside += records
+    def _on_ended_outside(self, records: Sequence[SessionRecord]) -> None:
+        self._ended_outside += records
 
     async def _within(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 
 from mcp_sessions.core.attachment import state_of
 from mcp_sessions.core.expiry import SLEEPERS as SLEEPING_MODES
-from mcp_sessions.core.expiry import Life, idle_deadline, idle_time, is_over
+from mcp_sessions.core.expiry import Life, has_expired, idle_deadline, idle_time
 from mcp_sessions.core.log import UNBOUNDED, Window
 from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.core.states import Change, Mode, is_last
@@ -214,7 +214,9 @@ def expire(
     for sid, session_id, mode, expires_at, ends_at in rows:
         if len(expired) >= limit:
             break
-        if not is_over(now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held):
+        if not has_expired(
+            now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held
+        ):
             idle_timeout = idle_time(Mode(mode), policy)
             later = idle_deadline(now=now, idle_timeout=idle_timeout, ends_at=ends_at)
             move_deadlines(tx, {session_id: later})

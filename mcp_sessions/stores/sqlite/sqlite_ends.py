@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR, SessionEnd, StoreMade
 from mcp_sessions.core.messages import encode
-from mcp_sessions.stores.ends_contract import EndedBeside, end_by_operator
+from mcp_sessions.stores.ends_contract import EndedOutside, end_by_operator
 from mcp_sessions.stores.sqlite.served_file import ServedFile
 from mcp_sessions.stores.sqlite.session_rows import load_json
 from mcp_sessions.stores.sqlite.transaction import Transaction
@@ -16,13 +16,13 @@ _DROPPED_AT_ONCE = 16
 
 
 def remember(
-    tx: Transaction, ends: Sequence[SessionEnd], *, now: float, beside: bool
+    tx: Transaction, ends: Sequence[SessionEnd], *, now: float, outside: bool
 ) -> list[SessionEnd]:
     new: list[SessionEnd] = []
     for end in ends:
         row = tx.execute(
             "INSERT OR IGNORE INTO ends (at, value, is_beside) VALUES (?, ?, ?)",
-            (end.at, encode(end.to_json()), beside),
+            (end.at, encode(end.to_json()), outside),
         )
         if row.rowcount:
             new.append(end)
@@ -61,19 +61,19 @@ class EndsInFile(ServedFile):
     """Whether there may be ends that an operator's process wrote. It can while nobody serves."""
 
     async def remember_ends(
-        self, ends: Sequence[SessionEnd], *, now: float, beside: bool = False
+        self, ends: Sequence[SessionEnd], *, now: float, outside: bool = False
     ) -> Sequence[SessionEnd]:
-        self._looks_for_rows |= beside
-        return await self._writer.call(lambda tx: remember(tx, ends, now=now, beside=beside))
+        self._looks_for_rows |= outside
+        return await self._writer.call(lambda tx: remember(tx, ends, now=now, outside=outside))
 
-    async def ended_beside(self, *, now: float) -> Sequence[EndedBeside]:
-        found: list[EndedBeside] = []
+    async def ended_outside(self, *, now: float) -> Sequence[EndedOutside]:
+        found: list[EndedOutside] = []
         if self._looks_for_rows:
-            rows = await self._writer.call(_take_beside)
+            rows = await self._writer.call(_take_outside)
             self._looks_for_rows = False
-            found = [EndedBeside(end) for end in rows]
-        records, self._ended_beside = self._ended_beside, []
-        return [*found, *(EndedBeside(end_by_operator(each, now), each) for each in records)]
+            found = [EndedOutside(end) for end in rows]
+        records, self._ended_outside = self._ended_outside, []
+        return [*found, *(EndedOutside(end_by_operator(each, now), each) for each in records)]
 
     async def ends(self, *, now: float) -> Sequence[SessionEnd]:
         return await self._writer.call(lambda tx: remembered(tx, now=now))
@@ -82,7 +82,7 @@ class EndsInFile(ServedFile):
         return await self._writer.call(lambda tx: made(tx, now=now))
 
 
-def _take_beside(tx: Transaction) -> list[SessionEnd]:
+def _take_outside(tx: Transaction) -> list[SessionEnd]:
     rows = tx.execute("SELECT value FROM ends WHERE is_beside ORDER BY number").fetchall()
     if rows:
         tx.execute("UPDATE ends SET is_beside = 0 WHERE is_beside")

@@ -1,4 +1,4 @@
-"""Event logs in a SQLite file: what is stored, and who is told. Each call is one transaction; what
+"""Event logs in a SQLite file: what is stored, and who gets it. Each call is one transaction; what
 it does to the rows of a log is in ``log_rows.py``.
 """
 
@@ -12,7 +12,7 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId, StreamName
-from mcp_sessions.stores.records import Appended, Audience, ServerChange, StreamHead, Told
+from mcp_sessions.stores.records import Appended, AppendedChange, Audience, ServerChange, StreamHead
 from mcp_sessions.stores.sqlite import log_rows, session_rows
 from mcp_sessions.stores.sqlite.log_rows import LogRow
 from mcp_sessions.stores.sqlite.served_file import SMALL, ServedFile, is_small
@@ -20,7 +20,7 @@ from mcp_sessions.stores.sqlite.session_rows import Brief
 from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes
 
 _AUDIENCE = 128
-"""Sessions asked for at once while a change is told: a fraction of a millisecond."""
+"""Sessions asked for at once while a change is sent: a fraction of a millisecond."""
 
 
 class Events(ServedFile):
@@ -58,38 +58,40 @@ class Events(ServedFile):
 
         return await self._writer.call(work)
 
-    async def tell(
+    async def append_change(
         self,
         session_ids: Sequence[SessionId],
         change: ServerChange,
         *,
         now: float,
         again: bool = False,
-    ) -> Sequence[Told]:
+    ) -> Sequence[AppendedChange]:
         """Store the change for these sessions. A call that fails stores nothing."""
         uri = text_bytes(change.uri) if change.uri is not None else None
-        places = ",".join("?" * len(session_ids))
+        marks = ",".join("?" * len(session_ids))
 
-        def work(tx: Transaction) -> Sequence[Told]:
+        def work(tx: Transaction) -> Sequence[AppendedChange]:
             rows = tx.execute(
                 "SELECT session_id, sid, mode, connection_id, fencing_epoch, lists,"
                 " EXISTS (SELECT 1 FROM subscriptions AS s WHERE s.sid = sessions.sid"
                 " AND s.uri = ?),"
                 " EXISTS (SELECT 1 FROM carried AS c WHERE c.sid = sessions.sid)"
-                f" FROM sessions WHERE session_id IN ({places}) AND ends_at > ?",
+                f" FROM sessions WHERE session_id IN ({marks}) AND ends_at > ?",
                 (uri, *session_ids, now),
             ).fetchall()
             found = {row[0]: row for row in rows}
-            told = [
-                self._tell(tx, found[each], change, now) for each in session_ids if each in found
+            changes = [
+                self._append_change(tx, found[each], change, now)
+                for each in session_ids
+                if each in found
             ]
-            return [each for each in told if each is not None]
+            return [each for each in changes if each is not None]
 
         return await self._writer.call(work, short=change.size * len(session_ids) <= SMALL)
 
-    def _tell(
+    def _append_change(
         self, tx: Transaction, row: Sequence[Any], change: ServerChange, now: float
-    ) -> Told | None:
+    ) -> AppendedChange | None:
         session_id, sid, stored_mode, connection_id, fencing_epoch, lists, subscribes, carries = row
         mode = Mode(stored_mode)
         if not is_entitled(
@@ -101,11 +103,11 @@ class Events(ServedFile):
             carries=bool(carries),
         ):
             return None
-        stream, draft = change.told_to(mode, session_id)
+        stream, draft = change.draft_for(mode, session_id)
         log = log_rows.opened(tx, sid, stream)
         event, replaced = log_rows.append(tx, log, draft, self._window, now=now)
         attachment = session_rows.stored_attachment(connection_id, fencing_epoch)
-        return Told(session_id, stream, event, attachment, replaced)
+        return AppendedChange(session_id, stream, event, attachment, replaced)
 
     async def read(
         self,

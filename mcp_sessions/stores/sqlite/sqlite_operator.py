@@ -28,7 +28,7 @@ END_WITHIN = 10.0
 """Seconds within which a serving process is expected to end a session."""
 
 
-class SQLiteBeside:
+class SQLiteOperatorStore:
     """A SQLite file, of which another process may have the lock.
 
     That process keeps records in memory, so nobody else may end a session in the file: it
@@ -38,7 +38,7 @@ class SQLiteBeside:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._place = Path(os.path.realpath(path))
+        self._real_path = Path(os.path.realpath(path))
 
     async def all_sessions(self) -> Sequence[SessionRecord]:
         return await asyncio.to_thread(self._read, lambda tx: session_rows.records(tx)[0])
@@ -63,7 +63,7 @@ class SQLiteBeside:
         """Do nothing: each call opens the file and closes it."""
 
     def _end(self, session_id: SessionId) -> bool:
-        lock = FileLock(self._place.with_name(self._place.name + "-lock"))
+        lock = FileLock(self._real_path.with_name(self._real_path.name + "-lock"))
         asked, until = False, time.monotonic() + END_WITHIN
         while True:
             try:
@@ -101,7 +101,7 @@ class SQLiteBeside:
 
     @contextmanager
     def _opened(self) -> Generator[sqlite3.Connection]:
-        connection = schema.open_beside(self._place)
+        connection = schema.open_for_operator(self._real_path)
         try:
             yield connection
         except sqlite3.Error as failed:
@@ -117,19 +117,19 @@ def look_at(path: Path) -> str:
         ConfigurationError: It cannot be served from.
         StoreUnavailable: Another program has it locked.
     """
-    place = Path(os.path.realpath(path))
-    if not place.exists():
-        if not os.access(place.parent, os.W_OK | os.X_OK):
+    real_path = Path(os.path.realpath(path))
+    if not real_path.exists():
+        if not os.access(real_path.parent, os.W_OK | os.X_OK):
             raise ConfigurationError(
-                f"{path} cannot be made: {place.parent} is no directory that can be written"
+                f"{path} cannot be made: {real_path.parent} is no directory that can be written"
             )
         return "a new file"
-    if not os.access(place, os.W_OK):
+    if not os.access(real_path, os.W_OK):
         raise ConfigurationError(f"{path} cannot be written: look at its permissions")
-    connection = schema.open_beside(place, any_version=True)
+    connection = schema.open_for_operator(real_path, any_version=True)
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.close()
-    lock = FileLock(place.with_name(place.name + "-lock"))
+    lock = FileLock(real_path.with_name(real_path.name + "-lock"))
     if lock.path.exists():
         try:
             lock.acquire()
@@ -147,5 +147,5 @@ def _end_here(tx: Transaction, session_id: SessionId) -> bool:
     record, now = session_rows.end(tx, session_id), time.time()
     if record is not None:
         # The next server that opens the file writes it to its log.
-        sqlite_ends.remember(tx, [end_by_operator(record, now)], now=now, beside=True)
+        sqlite_ends.remember(tx, [end_by_operator(record, now)], now=now, outside=True)
     return record is not None

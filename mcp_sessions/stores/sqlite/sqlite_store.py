@@ -4,7 +4,7 @@ One process serves from one file; an operating system's lock says which, and is 
 that process is. Inside it one connection has the file open, one writer at a time
 (``writer.py``: a thread, or the event loop itself while the thread has nothing to do),
 and everything that is stored is SQL in a transaction: an event is in the file before anybody
-hears of it, and a call returns when its transaction is committed. Calls that come at the
+learns of it, and a call returns when its transaction is committed. Calls that come at the
 same time share one commit.
 
 What ``committed`` means is ``durability``:
@@ -36,7 +36,7 @@ After a start:
 * What had a request key and was running has no outcome that anybody could know. Its key is
   kept, and answers so.
 * A file that is not the one that was served from here last gives event ids out again: a copy
-  was restored. ``-seen`` beside it tells (``seen.py``), and every log is made anew, as below.
+  was restored. ``-seen`` next to it tells (``seen.py``), and every log is made anew, as below.
   So move the file with its ``-seen``; and whoever restores a whole directory leaves it out.
 * After a power loss in ``normal`` mode events may be missing that clients have seen, and
   their ids would be given out again. So every log is made anew: its positions are refused
@@ -162,7 +162,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         for session_id in session_ids:
             record = await self._cache.find(session_id)
-            # Whoever touches a session was at work on it until now, so its idle deadline
+            # Whoever touches a session was working on it until now, so its idle deadline
             # cannot have passed; the absolute one can.
             if record is not None and now < record.life.ends_at:
                 self._cache.move_deadline(session_id, record, now)
@@ -262,7 +262,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
             except StoreUnavailable:
                 if not gone:
                     raise
-                # Those are over, and nobody is told of them a second time.
+                # Those have ended, and nobody is notified of them a second time.
                 break
             gone += some
             if len(some) < wanted:

@@ -28,16 +28,16 @@ FRESH = 0.05
 
 
 class Watch:
-    """The places of one file, and of what stands beside it.
+    """The places of one file, and of what stands next to it.
 
     Args:
         path: The file, as its user names it.
-        places: The file, its log and its lock, as the operating system knows them.
+        files: The file, its log and its lock, as the operating system knows them.
     """
 
-    def __init__(self, path: Path, places: Sequence[Path]) -> None:
+    def __init__(self, path: Path, files: Sequence[Path]) -> None:
         self._path = path
-        self._places = places
+        self._files = files
         self._known: dict[Path, tuple[int, int]] = {}
         self._length = 0
         """Bytes that the file has at least."""
@@ -51,8 +51,8 @@ class Watch:
         Args:
             length: See :meth:`note`.
         """
-        found = ((place, _identity(place)) for place in self._places)
-        self._known = {place: identity for place, identity in found if identity is not None}
+        found = ((file, _identity(file)) for file in self._files)
+        self._known = {file: identity for file, identity in found if identity is not None}
         self._lost = None
         self.note(length)
 
@@ -64,7 +64,7 @@ class Watch:
                 the write-ahead log is copied.
         """
         try:
-            self._length = min(length, os.stat(self._places[0]).st_size)
+            self._length = min(length, os.stat(self._files[0]).st_size)
         except OSError:
             # The next look says so.
             self._length = length
@@ -97,11 +97,9 @@ class Watch:
             )
 
     def _compare(self) -> None:
-        lost = next(
-            (place for place, known in self._known.items() if _identity(place) != known), None
-        )
+        lost = next((file for file, known in self._known.items() if _identity(file) != known), None)
         if lost is None and self._known and not self._is_whole():
-            lost = self._places[0]
+            lost = self._files[0]
         if lost is not None and self._lost is None:
             logger.error(
                 "%s was deleted, moved, replaced or overwritten while it is served: requests are "
@@ -114,15 +112,15 @@ class Watch:
 
     def _is_whole(self) -> bool:
         try:
-            size = os.stat(self._places[0]).st_size
+            size = os.stat(self._files[0]).st_size
         except OSError:
             return False
         return 0 < size >= self._length
 
 
-def _identity(place: Path) -> tuple[int, int] | None:
+def _identity(file: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(place)
+        found = os.stat(file)
     except OSError:
         return None
     return found.st_dev, found.st_ino

@@ -87,7 +87,7 @@ _Done = tuple[Changes, Sequence[_Outcome]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep:
-    """Calls that the thread makes beside its commits."""
+    """Calls that the thread makes next to its commits."""
 
     open: Callable[[], sqlite3.Connection]
     """Opens the file."""
@@ -254,16 +254,16 @@ class Writer:
         try:
             connection = self.upkeep.open()
         except BaseException as failed:
-            self._tell(_settle, ready, None, failed)
+            self._call_loop(_settle, ready, None, failed)
             return
         try:
             self._version = _data_version(connection)
         except sqlite3.Error as failed:
             connection.close()
-            self._tell(_settle, ready, None, opening_failed(self._path, failed))
+            self._call_loop(_settle, ready, None, opening_failed(self._path, failed))
             return
         self._connection = connection
-        self._tell(_settle, ready, None, None)
+        self._call_loop(_settle, ready, None, None)
         try:
             self._serve(connection)
         finally:
@@ -316,7 +316,7 @@ class Writer:
                     self._log.look()
                 # Whoever goes on now finds the connection free.
                 for done in outcomes:
-                    self._tell(self._answer, *done)
+                    self._call_loop(self._answer, *done)
             if call is None:
                 return
 
@@ -330,9 +330,9 @@ class Writer:
             # The boundary between callers and the thread that serves them all: it goes on,
             # and nobody waits for an answer that does not come.
             report("writing to the file", failed)
-            told = {future for _, each in outcomes for future, _, _ in each}
+            settled = {future for _, each in outcomes for future, _, _ in each}
             refused = StoreUnavailable(f"{self._path} could not be written: see the log")
-            left = [call.future for call in batch if call.future not in told]
+            left = [call.future for call in batch if call.future not in settled]
             outcomes.append(((), [(future, None, refused) for future in left]))
         return outcomes
 
@@ -344,13 +344,13 @@ class Writer:
                 self._watch.note(committed_length(connection))
             self._watch.look()
         except (StoreUnavailable, sqlite3.Error):
-            # That is said once. Nothing is written beside a file that is not there.
+            # That is said once. Nothing is written next to a file that is not there.
             return
         try:
             self._wait_for_others(connection, True)
             if version != self._version:
                 self._version = version
-                self._tell(self._do_chore)
+                self._call_loop(self._do_chore)
             self._watch.note(committed_length(connection))
             give_back_space(connection, shrinks_to=self._watch.note)
             self.upkeep.rest(connection)
@@ -359,13 +359,13 @@ class Writer:
             # is wrong with the former, the latter goes on, and the next round tries again.
             logger.warning("%s: %s", self._path, failed)
 
-    def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _call_loop(self, call: Callable[..., None], *arguments: Any) -> None:
         if self._loop is None:
             raise AssertionError("the thread is started in an event loop")
         try:
             self._loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:
-            # The event loop is closed: nobody is left to be told.
+            # The event loop is closed: nobody is left to notify.
             logger.debug("nobody waits for %s any more", self._path)
 
     # --- by whoever holds ``_writing`` -----------------------------------------------------
@@ -401,7 +401,7 @@ class Writer:
                 return
             yield from self._one_by_one(connection, batch, failed)
         except Exception as failed:
-            # The boundary to what was called with: a value that cannot be stored is told to
+            # The boundary to what was called with: a value that cannot be stored is reported to
             # who came with it.
             yield from self._one_by_one(connection, batch, failed)
         else:

@@ -58,7 +58,7 @@ def transpile(node: str, paths: list[Path]) -> None:
 
 
 def base(node: str, home: Path) -> Path:
-    """The good server, transpiled beside the modules that it needs."""
+    """The good server, transpiled next to the modules that it needs."""
     target = home / "base"
     shutil.copytree(SOURCES, target / "server")
     shutil.copy(PROJECT / "package.json", target)

@@ -78,13 +78,13 @@ def test_a_sessions_requests_come_to_one_server_and_sessions_to_all(
     used = set[str]()
     for n in range(40):
         route = f"{n:012x}"
-        places = {
+        positions = {
             where(client, Mcp_Session_Route=route),
             where(client, Mcp_Session_Route=route, Mcp_Session_Id="one connection"),
             where(client, Mcp_Session_Route=route, Mcp_Session_Id="another"),
         }
-        assert len(places) == 1
-        used |= places
+        assert len(positions) == 1
+        used |= positions
         assert len({where(client, Mcp_Session_Id=route) for _ in range(3)}) == 1
     assert used == servers.keys()
     assert {where(client) for _ in range(60)} == servers.keys()
@@ -97,5 +97,5 @@ def test_a_server_that_is_gone_takes_no_session_with_it(
     gone = where(client, Mcp_Session_Route="one session")
     servers[gone].shutdown()
     servers[gone].server_close()
-    places = {where(client, Mcp_Session_Route="one session") for _ in range(5)}
-    assert places < servers.keys() and gone not in places
+    positions = {where(client, Mcp_Session_Route="one session") for _ in range(5)}
+    assert positions < servers.keys() and gone not in positions

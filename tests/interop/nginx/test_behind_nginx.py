@@ -141,7 +141,7 @@ def test_delete_and_its_404_come_through(proxied: str) -> None:
 
 
 def test_a_websocket_comes_through_the_proxy(proxied: str) -> None:
-    """To one server, or one replica; what is written through the others is heard on it."""
+    """To one server, or one replica; what is written through the others is received on it."""
     with (
         websockets.sync.client.connect(
             proxied.replace("http", "ws", 1), subprotocols=[Subprotocol("mcp")], proxy=None
@@ -153,9 +153,9 @@ def test_a_websocket_comes_through_the_proxy(proxied: str) -> None:
             message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
             socket.send(json.dumps(message))
             while True:
-                heard: dict[str, Any] = json.loads(socket.recv(timeout=20))
-                if heard.get("id") == number:
-                    return heard
+                received: dict[str, Any] = json.loads(socket.recv(timeout=20))
+                if received.get("id") == number:
+                    return received
 
         info = {"name": "behind nginx", "version": "1"}
         handshake = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
@@ -167,7 +167,7 @@ def test_a_websocket_comes_through_the_proxy(proxied: str) -> None:
             call(client, proxied, session, "write_note", name="socket", text=text)
         updates: list[str] = []
         while len(updates) < 3:
-            heard: dict[str, Any] = json.loads(socket.recv(timeout=20))
-            if heard.get("method") == "notifications/resources/updated":
-                updates.append(heard["params"]["uri"])
+            received: dict[str, Any] = json.loads(socket.recv(timeout=20))
+            if received.get("method") == "notifications/resources/updated":
+                updates.append(received["params"]["uri"])
         assert updates == ["note://socket"] * 3

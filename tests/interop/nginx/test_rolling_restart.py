@@ -129,13 +129,13 @@ class Tally:
         self.cut: Counter[str] = Counter()
         self.cut_calls: set[str] = set()
         self.failed: list[str] = []
-        self.heard: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
         self.slowest: dict[str, float] = {}
-        self.over = asyncio.Event()
+        self.ended = asyncio.Event()
         self._numbers = itertools.count()
 
     def new(self, kind: str) -> tuple[str, float]:
-        """A call's name, and how long it takes: one in ten is at work for half a second."""
+        """A call's name, and how long it takes: one in ten is running for half a second."""
         number = next(self._numbers)
         return f"{kind} {number}", 0.5 if number % 10 == 0 else 0.0
 
@@ -147,24 +147,24 @@ class Tally:
         lines = [
             f"{kind:<24} {count:>6} calls, slowest {self.slowest[kind]:.2f} s"
             + (f", {self.cut[kind]} cut before they ran" if self.cut[kind] else "")
-            + (f", {self.heard[kind]} updates heard" if kind in self.heard else "")
+            + (f", {self.received[kind]} updates heard" if kind in self.received else "")
             for kind, count in sorted(self.calls.items())
         ]
         return "\n".join([*lines, f"{len(self.failed)} failed of {self.calls.total()}"])
 
 
 async def sdk_client(kind: str, target: Any, mode: Any, tally: Tally) -> None:
-    """The SDK's client, until all is over; one that watches counts what it heard."""
+    """The SDK's client, until all has ended; one that watches counts what it received."""
     watches = mode == "legacy"
 
-    async def heard(message: Any) -> None:
+    async def received(message: Any) -> None:
         if isinstance(message, types.ResourceUpdatedNotification):
-            tally.heard[kind] += 1
+            tally.received[kind] += 1
 
-    async with Client(target, mode=mode, message_handler=heard) as client:
+    async with Client(target, mode=mode, message_handler=received) as client:
         if watches:
             await client.session.subscribe_resource("note://watched")  # pyright: ignore[reportDeprecated]
-        while not tally.over.is_set():
+        while not tally.ended.is_set():
             call, seconds = tally.new(kind)
             begun = time.monotonic()
             try:
@@ -179,7 +179,7 @@ async def sdk_client(kind: str, target: Any, mode: Any, tally: Tally) -> None:
 async def websocket_client(kind: str, url: str, tally: Tally) -> None:
     """A client of the protocol over WebSocket, which connects again where it was closed."""
     again: str | None = None
-    while not tally.over.is_set():
+    while not tally.ended.is_set():
         async with connect(url, subprotocols=[Subprotocol("mcp")], proxy=None) as socket:
             numbers = itertools.count()
 
@@ -198,7 +198,7 @@ async def websocket_client(kind: str, url: str, tally: Tally) -> None:
                 hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
                 await ask("initialize", hello)
                 await socket.send('{"jsonrpc":"2.0","method":"notifications/initialized"}')
-                while not tally.over.is_set():
+                while not tally.ended.is_set():
                     if again is None:
                         call, seconds = tally.new(kind)
                     begun, again = time.monotonic(), call
@@ -236,7 +236,7 @@ async def calling(url: str, tally: Tally) -> AsyncGenerator[None]:
         try:
             yield
         finally:
-            tally.over.set()
+            tally.ended.set()
 
 
 @pytest.mark.parametrize("calmly", [True, False], ids=["calmly", "quickly"])
@@ -248,7 +248,7 @@ async def test_no_call_fails_while_the_replicas_are_restarted(
     calmly: bool,
 ) -> None:
     """Stock clients of both eras and resuming ones, over HTTP with its GET streams and over
-    WebSocket; each call runs once, and who watches hears of what happens on any replica.
+    WebSocket; each call runs once, and who watches learns of what happens on any replica.
     """
     front, tally = free_port(), Tally()
     url = f"http://127.0.0.1:{front}/mcp"
@@ -260,7 +260,7 @@ async def test_no_call_fails_while_the_replicas_are_restarted(
             watching = [kind for kind in watching if "stock WebSocket" not in kind]
             async with asyncio.timeout(WITHIN), Client(url, mode="legacy") as client:
                 # Streams that were cut open again within the ten seconds of `retry`.
-                while any(tally.heard[kind] == 0 for kind in watching):
+                while any(tally.received[kind] == 0 for kind in watching):
                     await client.call_tool("touch", {"call": "touched"})
                     await asyncio.sleep(0.2)
 

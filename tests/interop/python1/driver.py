@@ -194,7 +194,7 @@ async def cancel(driven: Driven, command: dict[str, Any]) -> Any:
 
 
 async def operate(command: dict[str, Any]) -> Any:
-    """Everything a connected client can be told to do."""
+    """Everything a connected client can be asked to do."""
     driven = clients[command["client"]]
     session = driven.session
     match command["op"]:
@@ -251,7 +251,7 @@ async def run(command: dict[str, Any], make: type[Driven]) -> None:
     except McpError as error:
         emit({"id": command["id"], "error": error.error.model_dump(mode="json")})
     except Exception as error:
-        # The boundary to the test: whatever a command raised, the test must hear of it.
+        # The boundary to the test: whatever a command raised, the test must learn of it.
         text = "".join(traceback.format_exception(error))
         failure = {"code": None, "message": repr(error), "data": None, "stack": text}
         emit({"id": command["id"], "error": failure})

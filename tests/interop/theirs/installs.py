@@ -2,7 +2,7 @@
 
 Both are fetched once into ``.cache/``, of the release that the list of expected differences is
 of: the next one has other tests, and may be there before all of its parts are. Nothing of them is
-committed. The environment holds what their tests need beside this project, in the versions that
+committed. The environment holds what their tests need next to this project, in the versions that
 this one runs with. A missing prerequisite is a failure that names it.
 """
 

@@ -20,13 +20,13 @@ HERE = ConnectionId("here")
 class Running:
     """A `Work` that says what is asked of it."""
 
-    def __init__(self, *, is_heard: bool = True) -> None:
-        self.is_heard = is_heard
+    def __init__(self, *, is_awaited: bool = True) -> None:
+        self.is_awaited = is_awaited
         self.task: Any = object()
         self.aborted: list[dict[str, Any]] = []
 
     def is_awaited_by(self, call: Call) -> bool:
-        return self.is_heard
+        return self.is_awaited
 
     async def abort(self, error: dict[str, Any]) -> None:
         self.aborted.append(error)
@@ -41,13 +41,13 @@ def opened(
     calls: Calls[Any],
     request_id: str | int = 1,
     *,
-    whose: ConnectionId = HERE,
+    owner: ConnectionId = HERE,
     wire: bool = True,
     is_ours: bool = False,
     meta: Any = None,
 ) -> Call:
     """It came on a connection whose answers go out on one wire, or on one over HTTP."""
-    connection = SimpleNamespace(id=whose, is_one_wire=wire)
+    connection = SimpleNamespace(id=owner, is_one_wire=wire)
     inbound: Any = SimpleNamespace(principal=ANONYMOUS, connection=connection)
     call = Call(message(request_id, meta), inbound)
     calls.open(call, is_ours=is_ours)
@@ -82,17 +82,17 @@ def test_a_cancellation_reaches_those_that_are_awaited_else_the_newest() -> None
     calls = Calls[Any](9)
     same = [opened(calls, wire=False) for _ in range(2)]
     for each in same:
-        each.begins(Running(is_heard=each is same[0]))
+        each.begins(Running(is_awaited=each is same[0]))
     assert calls.meant(HERE, 1) == [same[0]]
 
-    same[0].begins(Running(is_heard=False))
+    same[0].begins(Running(is_awaited=False))
     assert calls.meant(HERE, 1) == [same[1]]
     assert calls.meant(HERE, 2) == calls.meant(ConnectionId("other"), 1) == []
 
 
 @pytest.mark.anyio
 async def test_a_call_that_does_not_run_yet_is_cancelled_with_the_one_that_it_follows() -> None:
-    calls, running = Calls[Any](9), Running(is_heard=False)
+    calls, running = Calls[Any](9), Running(is_awaited=False)
     before = opened(calls)
     before.begins(running)
     again = opened(calls)
@@ -138,7 +138,7 @@ def test_a_closed_call_knows_nothing_of_what_ran() -> None:
 def test_without_a_connection_it_is_the_load_of_its_session_or_its_principal() -> None:
     principal = Principal("issuer", "subject")
     lone: Any = SimpleNamespace(principal=principal, connection=None)
-    nobody: Any = SimpleNamespace(principal=ANONYMOUS, connection=None)
+    no_client: Any = SimpleNamespace(principal=ANONYMOUS, connection=None)
     named = message(meta={SESSION_META: {"sessionId": "s"}})
 
     calls = Calls[Any](1)
@@ -148,12 +148,12 @@ def test_without_a_connection_it_is_the_load_of_its_session_or_its_principal() -
         calls.open(call, is_ours=is_ours)
         return call.load
 
-    assert load(named, nobody) == "s"
+    assert load(named, no_client) == "s"
     assert load(message(), lone) == principal
     assert load(message(), lone, is_ours=True) is None
     # Nobody has no bound.
     for _ in range(3):
-        assert load(message(), nobody) is None
+        assert load(message(), no_client) is None
     assert {*calls.load} == {"s", principal}
 
 
@@ -163,17 +163,17 @@ def test_each_sender_has_a_bound_of_its_own_and_who_has_nothing_costs_nothing(
 ) -> None:
     calls, mine = Calls[Any](2), dict[str, list[Call]](a=[], b=[])
     for number, (opens, name) in enumerate(steps):
-        whose = ConnectionId(name)
-        if opens and not calls.is_full(whose):
-            mine[name].append(opened(calls, number, whose=whose))
+        owner = ConnectionId(name)
+        if opens and not calls.is_full(owner):
+            mine[name].append(opened(calls, number, owner=owner))
         elif mine[name]:
             calls.close(mine[name].pop())
 
-        assert calls.is_full(whose) is (len(mine[name]) >= 2)
+        assert calls.is_full(owner) is (len(mine[name]) >= 2)
         assert calls.load == {one: len(of) for one, of in mine.items() if of}
 
 
-class AtWork(Running):
+class Busy(Running):
     """A `Run` of one call."""
 
     def __init__(self, call: Call) -> None:
@@ -185,8 +185,8 @@ class AtWork(Running):
 
 def test_what_runs_holds_its_sessions_until_it_is_handled_and_its_key_until_it_is_kept() -> None:
     """SES14, KEY5."""
-    calls = Calls[AtWork](9)
-    first, second = AtWork(opened(calls, 1)), AtWork(opened(calls, 2))
+    calls = Calls[Busy](9)
+    first, second = Busy(opened(calls, 1)), Busy(opened(calls, 2))
     for run in (first, second):
         calls.begins(run)
     assert [*calls.running] == [first, second] and {*calls.held} == {"s", "transport"}

@@ -45,7 +45,7 @@ class Side:
         self.loses: Callable[[Message], bool] = lambda _: False
         self.is_dead = False
         self.runs = 0
-        self.heard: list[bool] = []
+        self.received: list[bool] = []
         self.may_end = asyncio.Event()
         self.tasks: set[asyncio.Task[None]] = set()
         self.other = self
@@ -71,7 +71,7 @@ class Side:
                 self.other.spawn(work)
         return True
 
-    tell = send
+    try_send = send
 
     def handle(self, message: Message) -> Coroutine[Any, Any, None] | None:
         sender = self.other.process
@@ -89,7 +89,7 @@ class Side:
 
     async def runs_it(self, asker: Asker, _: object) -> relay.Outcome:
         self.runs += 1
-        asker.watch(self.heard.append)
+        asker.watch(self.received.append)
         await self.may_end.wait()
         return {"runs": self.runs}, None
 
@@ -212,7 +212,7 @@ async def test_a_request_is_cancelled_when_its_sender_does_not_wait(how: str) ->
         await asyncio.wait({asking})
 
 
-async def test_a_request_whose_sender_waits_in_silence_goes_on() -> None:
+async def test_a_request_whose_sender_waits_in_silence_continues() -> None:
     async with sides() as (here, there):
         there.may_end.clear()
         here.loses = lambda message: isinstance(message, Alive)
@@ -233,9 +233,9 @@ async def test_whether_the_client_listens_is_said_at_once_and_again() -> None:
         await asyncio.sleep(1)
         here.relay.listens("n", is_open=False)
         await asyncio.sleep(0.5)
-        assert there.heard == [False]
+        assert there.received == [False]
         await asyncio.sleep(relay.ALIVE_EVERY)
-        assert there.heard[-2:] == [False, False]
+        assert there.received[-2:] == [False, False]
         there.may_end.set()
         await asking
 

@@ -14,7 +14,7 @@ from mcp_sessions.server.cluster import relay, remote_children
 from mcp_sessions.server.cluster.child_host import RemoteCall
 from mcp_sessions.server.cluster.codec import VERSION
 from mcp_sessions.server.cluster.relay import Asker, RequestRelay
-from mcp_sessions.server.cluster.remote_children import ChildrenElsewhere
+from mcp_sessions.server.cluster.remote_children import RemoteChildren
 from mcp_sessions.server.cluster.replica_messages import (
     Alive,
     Ask,
@@ -23,7 +23,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     Result,
     Update,
 )
-from mcp_sessions.server.upstream.external.elsewhere import Asked, Lease, Served
+from mcp_sessions.server.upstream.external.other_replicas import Asked, Lease, Served
 from mcp_sessions.server.upstream.external.server_messages import WAITING
 from mcp_sessions.server.upstream.port import PeerError, PeerRequest, UpstreamError
 from tests.support.children import until
@@ -41,14 +41,14 @@ class Bus:
     process = "here"
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.notified: list[Any] = []
         self.tasks: set[asyncio.Task[None]] = set()
 
-    async def tell(self, message: object, *, to: str | None = None) -> None:
-        self.told.append(message)
+    async def try_send(self, message: object, *, to: str | None = None) -> None:
+        self.notified.append(message)
 
     async def send(self, message: object, *, to: str | None = None) -> bool:
-        await self.tell(message, to=to)
+        await self.try_send(message, to=to)
         return True
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -57,7 +57,7 @@ class Bus:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    def is_elsewhere(self, process: str) -> bool:
+    def is_remote(self, process: str) -> bool:
         return process != self.process
 
     async def is_alive(self, process: str) -> bool:
@@ -65,19 +65,19 @@ class Bus:
 
 
 class Client:
-    """Takes what it is told once it is let."""
+    """Takes what it is sent once it is let."""
 
     principal = ANONYMOUS
     can_send_request = True
 
     def __init__(self) -> None:
         self.takes, self.answers = asyncio.Event(), asyncio.Event()
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.asked: list[Any] = []
 
     async def report(self, params: Mapping[str, Any]) -> None:
         await self.takes.wait()
-        self.heard.append(params["progress"])
+        self.received.append(params["progress"])
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:
         self.asked.append((asked.params or {})["n"])
@@ -94,15 +94,15 @@ class Link:
         bus: Any = self.bus
         call: Any = self.client
         self.relay = RequestRelay(bus)
-        self.elsewhere = ChildrenElsewhere(self.relay, nothing, nothing)
+        self.other_replicas = RemoteChildren(self.relay, nothing, nothing)
         lease = Lease(SessionId("s"), mint_request_id(THERE), False, 0.0, None)
-        work = self.elsewhere.ask(lease, call, Asked({}, "tools/call", {}, None, None))
+        work = self.other_replicas.ask(lease, call, Asked({}, "tools/call", {}, None, None))
         self.task: asyncio.Task[Served] = asyncio.create_task(work)
 
     async def asked(self) -> str:
         """Its name, once it was asked."""
-        await until(lambda: self.bus.told, "it is asked")
-        message: Ask = self.bus.told[0]
+        await until(lambda: self.bus.notified, "it is asked")
+        message: Ask = self.bus.notified[0]
         return message.ask
 
     def says(self, ask: str, **said: Any) -> None:
@@ -118,7 +118,7 @@ class Link:
     def withdraws(self, question: str) -> None:
         self.relay.gone(THERE, Gone(ask=question))
 
-    async def over(self, ask: str) -> None:
+    async def ended(self, ask: str) -> None:
         """It is answered, and so is its client."""
         result = {"result": {"ok": 1}, "handshake": {}}
         self.relay.answered(THERE, Result(ask=ask, result=result, error=None))
@@ -135,15 +135,15 @@ async def test_what_a_client_takes_too_slowly_is_bounded_in_bytes(
         link.says(ask, progress=n, message="x" * 100_000)
         await asyncio.sleep(0)
     link.client.takes.set()
-    await link.over(ask)
-    heard = link.client.heard
-    assert heard == list(range(len(heard)))
-    assert 100_000 * (len(heard) - 1) < WAITING < 100_000 * (len(heard) + 1)
+    await link.ended(ask)
+    received = link.client.received
+    assert received == list(range(len(received)))
+    assert 100_000 * (len(received) - 1) < WAITING < 100_000 * (len(received) + 1)
     assert caplog.text.count("some are dropped") == 1
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_the_last_words_of_a_process_that_is_gone_are_heard_to_their_end(
+async def test_the_last_words_of_a_process_that_is_gone_are_received_to_their_end(
     answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of them may come after it was found to be gone, and what never comes is unknown."""
@@ -161,9 +161,9 @@ async def test_the_last_words_of_a_process_that_is_gone_are_heard_to_their_end(
     monkeypatch.setattr(link.bus, "is_alive", look)
     await looked.wait()
     link.says(ask, progress=1)
-    await until(lambda: link.client.heard, "it is heard")
+    await until(lambda: link.client.received, "it is heard")
     if answers:
-        await link.over(ask)
+        await link.ended(ask)
     else:
         with pytest.raises(UpstreamError) as failed:
             await link.task
@@ -190,25 +190,25 @@ async def test_a_question_that_is_said_again_and_one_that_is_withdrawn_wait_once
     link.withdraws("asked again")
     await until(lambda: not link.bus.tasks, "nobody is asked any more")
     assert link.client.asked == ["again"]
-    await link.over(ask)
-    assert not any(isinstance(each, Result) for each in link.bus.told)
+    await link.ended(ask)
+    assert not any(isinstance(each, Result) for each in link.bus.notified)
 
 
-async def test_answers_of_a_client_are_kept_while_there_is_room_and_told_again() -> None:
+async def test_answers_of_a_client_are_kept_while_there_is_room_and_sent_again() -> None:
     link = Link()
     ask = await link.asked()
     link.client.answers.set()
     for n in range(30):
         await link.asks(ask, f"q{n}", n=n, size=400_000)
-    await until(lambda: len(link.bus.told) == 31, "all are answered")
+    await until(lambda: len(link.bus.notified) == 31, "all are answered")
     kept = link.relay._kept  # pyright: ignore[reportPrivateUsage]
     assert 400_000 * len(kept) < KEPT_BYTES < 400_000 * (len(kept) + 2)
     (pending,) = link.relay._pending.values()  # pyright: ignore[reportPrivateUsage]
     assert not pending.served
     await link.asks(ask, "q29", n=29)
-    await until(lambda: len(link.bus.told) == 32, "it is told again")
+    await until(lambda: len(link.bus.notified) == 32, "it is told again")
     assert link.client.asked == list(range(30))
-    await link.over(ask)
+    await link.ended(ask)
 
 
 async def test_answers_and_errors_of_a_child_are_kept_while_there_is_room() -> None:
@@ -223,7 +223,7 @@ async def test_answers_and_errors_of_a_child_are_kept_while_there_is_room() -> N
         work = served.asked_for(THERE, Alive(ask=f"a{n}", is_open=True))
         assert work is not None
         await work
-    first, *last = bus.told
+    first, *last = bus.notified
     assert first == Gone(ask="a0"), "nobody knows any more"
     assert [each.ask for each in last if isinstance(each, Result)][-1:] == ["a49"]
     held = served._kept  # pyright: ignore[reportPrivateUsage]
@@ -234,7 +234,7 @@ async def test_answers_and_errors_of_a_child_are_kept_while_there_is_room() -> N
     assert list(held) == before, "one answer does not push out all others"
 
 
-async def test_who_asks_and_is_cancelled_when_the_request_is_over_leaves_nothing_in_the_log(
+async def test_who_asks_and_is_cancelled_when_the_request_has_ended_leaves_nothing_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A child dies with a question to a client elsewhere."""
@@ -245,14 +245,14 @@ async def test_who_asks_and_is_cancelled_when_the_request_is_over_leaves_nothing
     waits, cancelled = (
         asyncio.create_task(call.send_request(PeerRequest("roots/list", {}))) for _ in range(2)
     )
-    await until(lambda: len(bus.told) == 2, "both are asked")
+    await until(lambda: len(bus.notified) == 2, "both are asked")
     cancelled.cancel()
     asking._end_within(asker)  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(PeerError, match="the request that asked is complete"):
         await waits
     await asyncio.wait({cancelled})
     assert cancelled.cancelled()
-    # With it its future goes, which says then what was not heard.
+    # With it its future goes, which says then what was not received.
     del waits, cancelled
     gc.collect()
     await asyncio.sleep(0)
@@ -282,13 +282,13 @@ async def test_all_calls_wait_until_a_process_of_another_version_asks_its_child_
     holders: Any = Holders(mint_request_id(mint_process(VERSION + 1)))
     bus: Any = Bus()
     bus.process = mint_process(VERSION)
-    elsewhere = ChildrenElsewhere(RequestRelay(bus), holders, holders)
+    other_replicas = RemoteChildren(RequestRelay(bus), holders, holders)
     loop = asyncio.get_running_loop()
     begun = loop.time()
     async with asyncio.TaskGroup() as together:
-        first = together.create_task(elsewhere.lease(SessionId("s")))
+        first = together.create_task(other_replicas.lease(SessionId("s")))
         await until(lambda: process_of(holders.holder) == bus.process, "it is taken")
-        second = together.create_task(elsewhere.lease(SessionId("s")))
+        second = together.create_task(other_replicas.lease(SessionId("s")))
         done, _ = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
         assert done and loop.time() >= begun + 0.5
     assert first.result().holder == second.result().holder == holders.holder

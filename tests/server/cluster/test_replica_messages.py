@@ -72,9 +72,9 @@ MESSAGES = made_of([*KINDS.values()], request=made_of([*REQUESTS.values()]))
 
 def read(text: bytes) -> tuple[str, Message]:
     """Who sends a message that is known here, and the message."""
-    told = decode(text)
-    assert told is not None
-    return told
+    notified = decode(text)
+    assert notified is not None
+    return notified
 
 
 # --- two releases ------------------------------------------------------------------------------

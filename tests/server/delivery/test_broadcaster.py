@@ -61,7 +61,7 @@ async def test_an_answer_waits_for_no_change_of_others() -> None:
         await changing
 
 
-async def test_changes_are_told_in_order() -> None:
+async def test_changes_are_reported_in_order() -> None:
     """However many, by whomever."""
     async with world() as w:
         client = await w.connected()
@@ -95,7 +95,7 @@ async def test_many_changes_at_once_let_others_run() -> None:
         await stream.until(lambda: "prompts" in stream.messages[-1]["method"])
 
 
-async def test_a_change_that_cannot_be_told_hinders_no_other() -> None:
+async def test_a_change_that_cannot_be_reported_hinders_no_other() -> None:
     """What is wrong with one is logged; the next is told, and requests are answered."""
     async with world() as w:
         client = await w.connected()
@@ -119,7 +119,7 @@ async def test_a_change_before_or_after_the_layer_runs_is_a_mistake() -> None:
         await layer.notify_resources_changed()
 
 
-async def test_a_thousand_sessions_hear_of_a_change_and_others_run_meanwhile() -> None:
+async def test_a_thousand_sessions_get_a_change_and_others_run_meanwhile() -> None:
     """A server-wide change "visits" many sessions: it must not hold the event loop."""
     async with world() as w:
         for _ in range(1_000):
@@ -128,17 +128,17 @@ async def test_a_thousand_sessions_hear_of_a_change_and_others_run_meanwhile() -
                 "resources/subscribe", {"uri": "a:1", "_meta": in_session(session)}
             )
         client = await w.connected()
-        telling = asyncio.create_task(w.layer.notify_resource_updated("a:1"))
+        notifying = asyncio.create_task(w.layer.notify_resource_updated("a:1"))
         await cycles(2)
         sent = client.call("echo", text="x")
         await cycles(4)
-        assert not telling.done()
-        await telling
+        assert not notifying.done()
+        await notifying
         assert text_of(await sent.result()) == "x"
 
 
 async def test_an_answer_waits_for_its_own_changes_only() -> None:
-    """Rule: "every change that its handler announced": thousands of sessions that hear of
+    """Rule: "every change that its handler announced": thousands of sessions that learn of
     another's change are nothing to who calls meanwhile.
     """
     async with world() as w:

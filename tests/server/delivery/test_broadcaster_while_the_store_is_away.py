@@ -1,4 +1,4 @@
-"""A server-wide change that the store fails in the middle of: who hears of it, when, how often."""
+"""A server-wide change that the store fails in the middle of: who learns of it, when, how often."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from mcp_sessions.core.messages import EXTENSION
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId
 from mcp_sessions.server.delivery import waiting_changes
-from mcp_sessions.stores.contract import TOLD_AT_ONCE, SessionStore
+from mcp_sessions.stores.contract import CHANGES_AT_ONCE, SessionStore
 from tests.support.raw import Json, in_session
 from tests.support.replicas import Backplane, SharedStore, cluster
 from tests.support.virtual_time import VIRTUAL, Backend, cycles
@@ -57,26 +57,26 @@ class Shared:
         return events
 
     def fails(self, which: Callable[[int, Sequence[SessionId]], str | None]) -> None:
-        """Have ``tell`` fail.
+        """Have ``append_change`` fail.
 
         Args:
             which: Of the number of the call and its sessions: ``before`` its effect, ``after``
                 it, or None: it does not.
         """
-        inner, calls = self.store.tell, 0
+        inner, calls = self.store.append_change, 0
 
-        async def tell(session_ids: Sequence[SessionId], *args: Any, **kwargs: Any) -> Any:
+        async def append_change(session_ids: Sequence[SessionId], *args: Any, **kwargs: Any) -> Any:
             nonlocal calls
             calls += 1
             when = which(calls, session_ids)
             if when == "before":
                 raise StoreUnavailable("away")
-            told = await inner(session_ids, *args, **kwargs)
+            notified = await inner(session_ids, *args, **kwargs)
             if when == "after":
                 raise StoreUnavailable("away")
-            return told
+            return notified
 
-        self.store.tell = tell
+        self.store.append_change = append_change
 
 
 @asynccontextmanager
@@ -91,15 +91,15 @@ async def shared(**limits: Any) -> AsyncGenerator[Shared]:
             store.bury()
 
 
-async def told(s: Shared, started: Json) -> None:
+async def notified(s: Shared, started: Json) -> None:
     """Wait until a session has the change; bounded."""
     async with asyncio.timeout(120):
         while not await s.events_of(started["sessionId"]):  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.1)
 
 
-async def test_a_change_is_told_when_the_store_is_back() -> None:
-    """Who announced it hears that it is not stored, and nobody is told ``catchup: true`` over
+async def test_a_change_is_reported_when_the_store_is_back() -> None:
+    """Who announced it learns that it is not stored, and nobody is told ``catchup: true`` over
     a hole: the event is there.
     """
     async with shared() as s:
@@ -110,7 +110,7 @@ async def test_a_change_is_told_when_the_store_is_back() -> None:
         await asyncio.sleep(60)
         s.store.backplane.is_away = False
 
-        await told(s, started)
+        await notified(s, started)
 
         client = await s.world.connected()
         resumed = await client.resume(started["sessionId"], started["sessionEventId"])
@@ -119,7 +119,7 @@ async def test_a_change_is_told_when_the_store_is_back() -> None:
 
 
 async def test_an_answer_does_not_wait_until_the_store_is_back() -> None:
-    """Its handler ran: whoever asked hears what came of it."""
+    """Its handler ran: whoever asked receives what came of it."""
     async with shared() as s:
         [started] = await s.subscribers(1)
 
@@ -133,16 +133,18 @@ async def test_an_answer_does_not_wait_until_the_store_is_back() -> None:
         client = await s.world.connected()
         assert await client.text("touch") == "touched"
         assert not await s.events_of(started["sessionId"])
-        await told(s, started)
+        await notified(s, started)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("coalesces", [True, False])
-async def test_the_rest_of_an_audience_is_told_and_nobody_twice(when: str, coalesces: bool) -> None:
+async def test_the_rest_of_an_audience_is_notified_and_nobody_twice(
+    when: str, coalesces: bool
+) -> None:
     """The store fails for some, before or after it stored their events."""
     limits: dict[str, Any] = {} if coalesces else {"coalescing": {}}
     async with shared(**limits) as s:
-        started = await s.subscribers(3 * TOLD_AT_ONCE)
+        started = await s.subscribers(3 * CHANGES_AT_ONCE)
         s.fails(lambda call, _: when if call in (2, 3, 5) else None)
         for announce in (
             lambda: s.world.layer.notify_resource_updated(URI),
@@ -159,7 +161,7 @@ async def test_the_rest_of_an_audience_is_told_and_nobody_twice(when: str, coale
             assert [event.number for event in events] == [1, 2]
 
 
-async def test_who_is_attached_hears_of_it_once() -> None:
+async def test_who_is_attached_gets_it_once() -> None:
     """Live, on a GET stream, though the store failed between what it stored and its answer."""
     async with shared(coalescing={}) as s:
         client = await s.world.connected()
@@ -187,7 +189,7 @@ async def test_who_is_attached_hears_of_it_once() -> None:
 async def test_a_session_that_the_store_fails_for_hinders_no_other() -> None:
     """Not those that are told in one step with it, and not the changes that come later."""
     async with shared() as s:
-        started = await s.subscribers(TOLD_AT_ONCE + 3)
+        started = await s.subscribers(CHANGES_AT_ONCE + 3)
         damaged = started[2]["sessionId"]
         s.fails(lambda _, session_ids: "before" if damaged in session_ids else None)
         with pytest.raises(StoreUnavailable):
@@ -205,21 +207,23 @@ async def test_a_session_that_the_store_fails_for_hinders_no_other() -> None:
 
 
 async def test_a_session_in_the_middle_of_something_keeps_nobody_waiting() -> None:
-    """A session's turn is taken by a store call that takes long; it hears when that is over."""
+    """A session's turn is taken by a store call that takes long; it receives when that has
+    ended.
+    """
     async with shared() as s:
         started = await s.subscribers(3)
         attachments = s.world.inside.attachments
         async with attachments.session_lock(SessionId(started[0]["sessionId"])):
-            telling = asyncio.create_task(s.world.layer.notify_resource_updated(URI))
+            notifying = asyncio.create_task(s.world.layer.notify_resource_updated(URI))
             for each in started[1:]:
-                await told(s, each)
-            assert not telling.done()
+                await notified(s, each)
+            assert not notifying.done()
             assert not await s.events_of(started[0]["sessionId"])
-        await telling
+        await notifying
         assert len(await s.events_of(started[0]["sessionId"])) == 1
 
 
-async def test_other_replicas_bare_connections_hear_of_it_once() -> None:
+async def test_other_replicas_bare_connections_get_it_once() -> None:
     """Its message to them is sent again, and those who have it know that."""
     async with cluster(2) as c:
         client = await c[1].connected()
@@ -233,16 +237,16 @@ async def test_other_replicas_bare_connections_hear_of_it_once() -> None:
             messages = await stream.has(1)
         assert messages[0]["params"]["uri"] == URI
         await cycles(50)
-        assert c.told("change") == 1
-        heard = c[1].inside.broadcaster
-        assert heard.is_new("x.1")
-        assert not heard.is_new("x.1")
+        assert c.notified("change") == 1
+        received = c[1].inside.broadcaster
+        assert received.is_new("x.1")
+        assert not received.is_new("x.1")
 
 
 async def test_what_is_kept_is_bounded_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In number: changes of one key are one, and who announces one too many hears it."""
+    """In number: changes of one key are one, and who announces one too many receives it."""
     monkeypatch.setattr(waiting_changes, "EACH", 2)
     monkeypatch.setattr(waiting_changes, "KEPT", 4)
     async with shared() as s:
@@ -259,7 +263,7 @@ async def test_what_is_kept_is_bounded_and_said(
         s.store.backplane.is_away = False
         await asyncio.sleep(60)
 
-        # What it missed is not there: it is not told that it has everything.
+        # What it missed is not there: it is not notified that it has everything.
         resumed = await client.resume(started["sessionId"], started["sessionEventId"])
         assert resumed["catchup"] is False
         assert (await stream.has(1))[0]["params"]["reason"] == "evicted"
@@ -268,7 +272,7 @@ async def test_what_is_kept_is_bounded_and_said(
     assert "changes were lost" in caplog.text
 
 
-async def test_a_server_that_stops_says_what_it_could_not_tell(
+async def test_a_server_that_stops_says_what_it_could_not_report(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It waits for no store that is away."""

@@ -77,7 +77,7 @@ async def test_another_process_asks_the_client_what_it_declared() -> None:
         del client
 
 
-async def test_a_key_that_runs_elsewhere_is_unknown_here() -> None:
+async def test_a_key_that_runs_at_another_replica_is_unknown_here() -> None:
     """KEY3: "Its runner gone … ``-31012``": another process cannot know how it goes, and does
     not run it again; the answer it can give.
     """
@@ -111,7 +111,7 @@ async def test_another_process_takes_a_session_over() -> None:
         assert await same.text("session_id") == session
 
 
-async def test_delete_elsewhere_ends_the_connection_here() -> None:
+async def test_delete_at_another_replica_ends_the_connection() -> None:
     """404, in every process."""
     async with two_processes() as (_, client, same):
         assert (await same.delete().done()).status == 200

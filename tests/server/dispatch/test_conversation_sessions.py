@@ -49,8 +49,8 @@ async def result(
     carrier: Carrier, era: Era, rule: Rule, key: object, tool: str = "count", **arguments: Any
 ) -> Json:
     """A call on a connection of its own, whose host says the key where the rule says it."""
-    meta = {rule.name: key} if rule.place == "meta" else {}
-    headers = {rule.name: str(key)} if rule.place == "header" else {}
+    meta = {rule.name: key} if rule.source == "meta" else {}
+    headers = {rule.name: str(key)} if rule.source == "header" else {}
     if era == "modern":
         call = ModernClient(carrier).call(tool, arguments, meta=meta, headers=headers)
         return await call.result()
@@ -68,7 +68,7 @@ async def text(carrier: Carrier, era: Era, rule: Rule, key: object, tool: str = 
 
 
 @pytest.mark.parametrize("era", ERAS)
-@pytest.mark.parametrize("rule", KNOWN_HOSTS, ids=lambda rule: f"{rule.place}-{rule.name}")
+@pytest.mark.parametrize("rule", KNOWN_HOSTS, ids=lambda rule: f"{rule.source}-{rule.name}")
 async def test_a_known_hosts_conversation_is_one_session(rule: Rule, era: Era) -> None:
     """Three calls on three connections are one session, another conversation is another; the
     answers say nothing of it.
@@ -190,8 +190,10 @@ async def test_a_platforms_id_is_a_key(era: Era) -> None:
         assert await said(ann, UUID) == "conversation 1 1"
 
 
-async def test_an_id_that_is_over_and_one_from_anybody_shut_the_door_as_ever() -> None:
-    """404: the client of a session that ended has to hear it; and without the setting, whoever."""
+async def test_an_id_that_has_ended_and_one_from_anybody_shut_the_door_as_ever() -> None:
+    """404: the client of a session that ended has to receive it; and without the setting,
+    whoever.
+    """
     settings = Conversations(platform_ids=True, anonymous=False)
     for conversations, ended in ((settings, False), (ON, False), (settings, True), (ON, True)):
         async with world(conversations=conversations) as w:
@@ -222,7 +224,7 @@ async def test_no_header_shuts_no_door() -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-@pytest.mark.parametrize("rule", KNOWN_HOSTS, ids=lambda rule: f"{rule.place}-{rule.name}")
+@pytest.mark.parametrize("rule", KNOWN_HOSTS, ids=lambda rule: f"{rule.source}-{rule.name}")
 async def test_two_users_with_one_key_have_two_sessions(rule: Rule, era: Era) -> None:
     """A key is a name, not a credential; a refreshed or weaker token of one identity keeps it."""
     async with world(conversations=ON) as w:
@@ -330,7 +332,7 @@ async def test_a_flood_of_keys_meets_its_senders_limit(caplog: pytest.LogCapture
 async def test_at_a_limit_the_senders_own_oldest_conversation_is_forgotten(
     store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else's, however old, nor one at work; a session that was started stays, too."""
+    """Nobody else's, however old, nor one running; a session that was started stays, too."""
     monkeypatch.setenv("MCP_SESSIONS_TEST_STORE", store)
     async with world(conversations=ON, max_sessions=8, max_sessions_per_principal=4) as w:
         tools(w)
@@ -417,7 +419,7 @@ async def test_a_conversation_outlives_its_process_and_a_rotation_of_keys(tmp_pa
     assert counted == [f"conversation {n} {n}" for n in (1, 2, 3, 1)]
 
 
-async def test_a_conversation_at_work_does_not_expire_and_one_that_idles_does() -> None:
+async def test_a_running_conversation_does_not_expire_and_one_that_idles_does() -> None:
     async with world(conversations=ON, idle_timeout=100, forget_after=100) as w:
         tools(w)
 
@@ -442,7 +444,7 @@ async def test_a_conversation_at_work_does_not_expire_and_one_that_idles_does() 
         assert await text(w.carrier, "modern", OPENAI, "one") == "conversation 1 1"
 
 
-async def test_a_conversation_that_nobody_used_over_the_weekend_goes_on(tmp_path: Path) -> None:
+async def test_a_conversation_that_nobody_used_over_the_weekend_continues(tmp_path: Path) -> None:
     """A store that outlives the process forgets it after 30 days; in memory it is as others are."""
     weekend, month = 3 * 86_400, 30 * 86_400
     async with world(
@@ -482,7 +484,7 @@ async def test_an_operator_who_ends_it_takes_no_request_from_its_client() -> Non
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_store_that_is_away_is_no_other_conversation(era: Era) -> None:
-    """The request is not served as if it were of none: its sender is told to come back."""
+    """The request is not served as if it were of none: its sender is asked to come back."""
     async with cluster(1, security=SECURITY, conversations=ON) as c:
         tools(c[0])
         assert await text(c[0].carrier, era, OPENAI, "one") == "conversation 1 1"

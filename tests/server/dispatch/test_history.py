@@ -26,7 +26,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     return Lines(caplog)
 
 
-def told(caplog: pytest.LogCaptureFixture, session_id: str) -> list[str]:
+def notified(caplog: pytest.LogCaptureFixture, session_id: str) -> list[str]:
     """What the log says of a session, without its name."""
     named = f"session {digest(session_id)} "
     said = [each.getMessage() for each in caplog.records if each.name == LOGGER]
@@ -71,7 +71,7 @@ async def test_a_start_and_an_end_are_one_line_and_one_record_each(
         client = await w.connected()
         session_id = (await client.start())["sessionId"]
         await ends(w, client, session_id)
-        assert told(caplog, session_id) == ["started (protocol)", said]
+        assert notified(caplog, session_id) == ["started (protocol)", said]
         name = digest(session_id)
         started, ended = [e for e in lines.sessions if e["mcp_sessions.session"] == name]
         assert started["event.name"] == "mcp_sessions.session.started"
@@ -89,7 +89,7 @@ async def test_a_delete_ends_a_transport_session_for_its_client(
         assert client.session_id is not None
         await client.delete().done()
         said = ["started (transport)", "ended: its client ended it"]
-        assert told(caplog, client.session_id) == said
+        assert notified(caplog, client.session_id) == said
 
 
 async def test_who_made_room_names_the_limit(
@@ -102,7 +102,7 @@ async def test_who_made_room_names_the_limit(
         await w.connected()
         assert first.session_id is not None
         room = "ended: it made room for another (max_sessions) after 1m1s without a request"
-        assert told(caplog, first.session_id) == ["started (transport)", room]
+        assert notified(caplog, first.session_id) == ["started (transport)", room]
 
 
 class Away(MemoryStore):
@@ -111,18 +111,18 @@ class Away(MemoryStore):
     is_away = False
 
     async def remember_ends(
-        self, ends: Sequence[SessionEnd], *, now: float, beside: bool = False
+        self, ends: Sequence[SessionEnd], *, now: float, outside: bool = False
     ) -> Sequence[SessionEnd]:
         if self.is_away:
             raise StoreUnavailable("away")
-        return await super().remember_ends(ends, now=now, beside=beside)
+        return await super().remember_ends(ends, now=now, outside=outside)
 
     async def empty(self) -> None:
         await self.close()
         self._made = None
 
 
-async def test_a_store_that_is_away_hears_of_an_end_later(
+async def test_a_store_that_is_away_learns_of_an_end_later(
     lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Away()
@@ -131,7 +131,7 @@ async def test_a_store_that_is_away_hears_of_an_end_later(
         session_id = (await client.start())["sessionId"]
         store.is_away = True
         await client.end(session_id)
-        assert told(caplog, session_id)[1:] == ["ended: its client ended it"]
+        assert notified(caplog, session_id)[1:] == ["ended: its client ended it"]
         await w.expire()
         assert await w.layer.sessions.ended() == []
         store.is_away = False
@@ -140,7 +140,7 @@ async def test_a_store_that_is_away_hears_of_an_end_later(
         assert end.session == digest(session_id)
         await w.expire()
         assert len(await w.layer.sessions.ended()) == 1
-        assert len(told(caplog, session_id)) == 2
+        assert len(notified(caplog, session_id)) == 2
 
 
 async def test_a_store_that_fails_as_it_is_found_empty_is_looked_at_again(
@@ -159,7 +159,7 @@ async def test_a_store_that_fails_as_it_is_found_empty_is_looked_at_again(
         await w.expire()
         assert client.session_id is not None
         gone = ["ended: the store was emptied or replaced"]
-        assert told(caplog, client.session_id)[1:] == gone
+        assert notified(caplog, client.session_id)[1:] == gone
         assert caplog.text.count("the sessions in it are gone") == 1
         await stream.done()
 
@@ -177,8 +177,8 @@ async def test_a_store_that_was_emptied_is_named_and_what_was_open_ends(
         await w.expire()
         assert client.session_id is not None
         gone = ["ended: the store was emptied or replaced"]
-        assert told(caplog, client.session_id)[1:] == gone
-        assert later.session_id is not None and len(told(caplog, later.session_id)) == 1
+        assert notified(caplog, client.session_id)[1:] == gone
+        assert later.session_id is not None and len(notified(caplog, later.session_id)) == 1
         assert caplog.text.count("the sessions in it are gone") == 1
         await stream.done()
         await w.expire()

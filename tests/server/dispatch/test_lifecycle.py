@@ -1,4 +1,4 @@
-"""How long a session lives, how many there may be, and what is left when it is over."""
+"""How long a session lives, how many there may be, and what is left when it has ended."""
 
 import asyncio
 from typing import Any
@@ -126,7 +126,7 @@ async def test_a_busy_session_is_never_reaped(rounds: int) -> None:
 async def test_a_session_that_cannot_be_forgotten_yet_keeps_no_other_from_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """END2: the store says once that a session is over; what follows is done for each of them,
+    """END2: the store says once that a session has ended; what follows is done for each of them,
     and for the one whose turn came while the store was away in the next round.
     """
     async with world(idle_timeout=100, max_lifetime=100) as w:
@@ -183,7 +183,7 @@ async def test_a_busy_session_is_alive_past_its_idle_deadline() -> None:
         assert text_of(await running.result()) == "decline: None"
 
 
-async def test_a_session_that_is_busy_elsewhere_is_not_reaped() -> None:
+async def test_a_session_that_is_busy_at_another_replica_is_not_reaped() -> None:
     """SES14, E: another process on the same store does not know what runs here: the deadline is
     kept ahead for it.
     """
@@ -204,7 +204,7 @@ async def test_a_session_that_is_busy_elsewhere_is_not_reaped() -> None:
         assert await client.text("session_id") != "none"
 
 
-async def test_an_unheard_request_still_holds_its_session() -> None:
+async def test_a_request_without_a_listener_still_holds_its_session() -> None:
     """SES14: its client may come back for the answer."""
     async with world(idle_timeout=100) as w:
         client = await w.connected()
@@ -378,20 +378,20 @@ async def test_sessions_that_nobody_uses_make_room_where_no_one_can_be_asked() -
         assert reply.status == 404
 
 
-async def test_a_principals_own_limit_ends_nobodys_session() -> None:
+async def test_a_principals_own_limit_ends_unowned_session() -> None:
     """SES20: others' sessions are not in its way."""
     async with world(max_sessions_per_principal=1) as w:
         token = AccessToken(token="x", client_id="c", scopes=[], subject="x")
         user = RawClient(await w.carrier_of(AuthenticatedUser(token)))
         await user.start()
-        nobodys = await w.connected()
+        unowned = await w.connected()
         w.clock.advance(61)
 
         assert (await user.error("session/start"))["code"] == -31011
-        assert await nobodys.text("echo", text="x") == "x"
+        assert await unowned.text("echo", text="x") == "x"
         w.clock.advance(61)
         await w.connected()
-        assert (await nobodys.send("tools/list").reply.done()).status == 404
+        assert (await unowned.send("tools/list").reply.done()).status == 404
 
 
 LARGE = "x" * 100_000
@@ -444,7 +444,7 @@ async def test_a_session_keeps_no_copy_of_what_its_connections_client_said() -> 
         }
 
 
-async def test_a_handler_whose_data_is_too_large_is_told_which_limit() -> None:
+async def test_a_handler_whose_data_is_too_large_is_notified_which_limit() -> None:
     """It is not stored, and the session goes on with what there was."""
     async with world(max_data_bytes=1_000) as w:
 
@@ -491,7 +491,7 @@ def test_a_limit_is_a_positive_number(wrong: float) -> None:
 @pytest.mark.in_memory
 @pytest.mark.parametrize("end", ["session/end", "expiry"])
 async def test_the_end_removes_every_trace(end: str) -> None:
-    """END2: "remove every trace (session, events, leases …)": in the store and at work."""
+    """END2: "remove every trace (session, events, leases …)": in the store and running."""
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]

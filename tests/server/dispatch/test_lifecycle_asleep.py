@@ -27,10 +27,10 @@ def that_lasts(kind: str, tmp_path: Path) -> Any:
 
 
 async def sleep(w: World) -> int:
-    """What the rounds do; how many sessions are over."""
-    over = await w.expire()
+    """What the rounds do; how many sessions have ended."""
+    ended = await w.expire()
     await w.inside.lifecycle.sleep()
-    return over
+    return ended
 
 
 def known_here(w: World) -> list[StoredConnection]:
@@ -39,7 +39,7 @@ def known_here(w: World) -> list[StoredConnection]:
     return [each for each in connections if isinstance(each, StoredConnection)]
 
 
-async def at_work(w: World) -> tuple[RawClient, str]:
+async def running(w: World) -> tuple[RawClient, str]:
     """A client that counted once, is subscribed, and had an event; and that one's id."""
     tools(w)
     client = await w.connected()
@@ -71,12 +71,12 @@ ALL = [
 ]
 
 
-async def test_a_client_that_was_idle_over_the_weekend_goes_on() -> None:
+async def test_a_client_that_was_idle_over_the_weekend_continues() -> None:
     """With its state, its subscriptions, and what it said of itself; of what it was sent it has to
     read everything again.
     """
     async with world(**ON) as w:
-        client, had = await at_work(w)
+        client, had = await running(w)
         await w.layer.notify_resource_updated("a:1")
         w.clock.advance(HALF_AN_HOUR)
         assert (await sleep(w), known_here(w)) == (0, [])
@@ -101,7 +101,7 @@ async def test_a_client_that_was_idle_over_the_weekend_goes_on() -> None:
 async def test_it_finds_what_came_while_it_slept() -> None:
     """Who had everything, and knows where it was, is sent that, and nothing else."""
     async with world(**ON) as w:
-        client, had = await at_work(w)
+        client, had = await running(w)
         w.clock.advance(HALF_AN_HOUR)
         await sleep(w)
         await w.layer.notify_resource_updated("a:1")
@@ -113,9 +113,9 @@ async def test_it_finds_what_came_while_it_slept() -> None:
         stream.leave()
 
 
-async def test_off_it_is_over_as_ever() -> None:
+async def test_off_it_ends_as_ever() -> None:
     async with world(forget_after=1) as w:
-        client, had = await at_work(w)
+        client, had = await running(w)
         w.clock.advance(HALF_AN_HOUR)
         assert (await client.send("tools/list").reply.done()).status == 404
         assert (await client.get(had).done()).status == 404
@@ -125,7 +125,7 @@ async def test_off_it_is_over_as_ever() -> None:
 async def test_a_stream_that_is_open_is_served_on() -> None:
     """The process keeps the connection, and only its past goes."""
     async with world(**ON) as w:
-        client, _ = await at_work(w)
+        client, _ = await running(w)
         stream = await client.get().started()
         w.clock.advance(HALF_AN_HOUR)
         await sleep(w)
@@ -149,7 +149,7 @@ async def test_a_call_that_takes_longer_than_the_idle_time_is_answered() -> None
 
 
 async def test_one_that_a_user_left_makes_room() -> None:
-    """As if it was over: who comes has a place, and nobody who is awake loses it."""
+    """As if it had ended: who comes has a place, and nobody who is awake loses it."""
     async with world(**ON, max_sessions=3) as w:
         ann, bob, eve = [await w.carrier_of(user(name)) for name in ("ann", "bob", "eve")]
         left, mine = RawClient(ann), RawClient(bob)
@@ -162,13 +162,13 @@ async def test_one_that_a_user_left_makes_room() -> None:
         assert (await mine.send("tools/list").reply.done()).status == 200
 
 
-async def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
+async def test_it_continues_after_a_restart(tmp_path: Path) -> None:
     """However long the server was away, and nobody put it to sleep."""
     security = SessionSecurity(["k" * 32])
     file = tmp_path / "sessions.db"
     settings: dict[str, Any] = {"conversations": Conversations(), "security": security}
     async with world(store=SQLiteStore(file), **settings) as w:
-        client, _ = await at_work(w)
+        client, _ = await running(w)
         await w.layer.notify_resource_updated("a:1")
         clock = w.clock
     clock.advance(3 * DAY)
@@ -181,9 +181,9 @@ async def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert await refetched(again, None) == ALL
 
 
-async def test_it_goes_on_at_another_replica() -> None:
+async def test_it_continues_at_another_replica() -> None:
     async with cluster(2, **ON) as c:
-        client, had = await at_work(c[0])
+        client, had = await running(c[0])
         tools(c[1])
         for _ in range(2):
             c[0].clock.advance(HALF_AN_HOUR)
@@ -204,7 +204,7 @@ async def test_over_a_store_that_lasts_it_sleeps_without_any_setting(
 ) -> None:
     """A stock client that comes back after a week is not answered 404. What it was sent is gone."""
     async with world(store=that_lasts(store, tmp_path), forget_after=None) as w:
-        client, had = await at_work(w)
+        client, had = await running(w)
         w.clock.advance(7 * DAY)
         assert await sleep(w) == 0
         assert await client.text("echo", text="x") == "x"
@@ -247,7 +247,7 @@ async def test_after_a_restart_nobody_who_comes_back_makes_room(tmp_path: Path) 
 async def test_a_session_that_a_client_started_sleeps_over_a_store_that_lasts(
     store: str, tmp_path: Path
 ) -> None:
-    """SES13: it is resumed after a weekend, with its data and its subscriptions, and hears what
+    """SES13: it is resumed after a weekend, with its data and its subscriptions, and receives what
     comes then. Its past is gone. ``expiresAt`` is the day on which it expires (SES16).
     """
     async with world(store=that_lasts(store, tmp_path), forget_after=None) as w:

@@ -35,7 +35,7 @@ def test_a_feature_that_is_off_is_not_in_the_list() -> None:
     assert names(path(remembers=False).keyed) == plain
 
 
-def test_every_feature_has_its_place() -> None:
+def test_every_feature_has_its_position() -> None:
     full = path(conversations=Conversations(handle=["echo"]))
     full.gate(tools=["echo"], methods=[])
 

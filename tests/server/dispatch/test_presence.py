@@ -44,9 +44,9 @@ async def test_a_client_whose_listen_stream_is_taken_keeps_its_session() -> None
     async with world(idle_timeout=100) as w:
         client = ModernClient(w.carrier)
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, "a:1")
+        received = await client.listening(session, "a:1")
         assert await time_passes(w, 1_000) == 0
-        assert not heard.reply.ended
+        assert not received.reply.ended
 
 
 async def test_a_stream_that_nobody_takes_from_keeps_no_session() -> None:

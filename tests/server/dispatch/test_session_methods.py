@@ -21,7 +21,7 @@ from tests.support.world import World, world
 pytestmark = pytest.mark.anyio
 
 POSITION = re.compile(r"[0-9]{19}-[0-9]{12}")
-NOBODYS = "A" * 43
+UNKNOWN_ID = "A" * 43
 
 
 async def update(w: World, session: str, *changed: str) -> None:
@@ -261,11 +261,11 @@ async def test_an_unknown_session_is_an_error_with_http_status_200(method: str) 
     """Client 2: "``-32043`` must come with HTTP 200"; from a connection and from none."""
     async with world() as w:
         for client in (await w.connected(), w.client()):
-            sent = client.send(method, {"sessionId": NOBODYS})
+            sent = client.send(method, {"sessionId": UNKNOWN_ID})
             assert await sent.error() == {
                 "code": -32043,
                 "message": "Session not found",
-                "data": {"sessionId": NOBODYS},
+                "data": {"sessionId": UNKNOWN_ID},
             }
             assert sent.reply.status == 200
 
@@ -286,8 +286,8 @@ async def test_a_lone_post_has_no_stream_and_keeps_its_position() -> None:
         assert (await holder.error("tools/list"))["code"] == -31010
         assert stream.messages == []
 
-        elsewhere = await w.connected()
-        resumed = await elsewhere.resume(started["sessionId"], started["sessionEventId"])
+        other = await w.connected()
+        resumed = await other.resume(started["sessionId"], started["sessionEventId"])
         assert (resumed["catchup"], resumed["replayed"]) == (True, 1)
 
 
@@ -469,7 +469,7 @@ async def test_end_ends_keyed_requests_too() -> None:
 
 
 async def test_end_fails_open_questions() -> None:
-    """ASK2: "fail open server-to-client requests": on the request's channel and beside it."""
+    """ASK2: "fail open server-to-client requests": on the request's channel and next to it."""
     async with world() as w:
         client = await w.connected(capabilities={"elicitation": {}})
         stream = client.get()

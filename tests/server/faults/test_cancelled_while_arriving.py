@@ -36,7 +36,7 @@ class Admission:
     async def _wait(self) -> None:
         self._asked += 1
         if self._asked != 2:
-            # First its connection is let in; and what cancels it, at once.
+            # First its connection is admitted; and what cancels it, at once.
             return
         self.asked.set()
         await self.answers.wait()
@@ -110,7 +110,7 @@ async def test_what_is_refused_after_it_was_cancelled_is_refused() -> None:
 
 
 @pytest.mark.parametrize("is_refused_before", [False, True])
-async def test_what_runs_unheard_is_cancelled_by_the_id_under_which_it_was_sent_again(
+async def test_what_runs_without_a_listener_is_cancelled_by_the_id_under_which_it_was_sent_again(
     is_refused_before: bool,
 ) -> None:
     """REQ6: also while the store is asked about the second sending, and once that was refused."""

@@ -60,7 +60,7 @@ async def test_what_is_produced_while_a_replay_runs_comes_once_and_in_order(seed
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int) -> None:
     """ATT1, ATT5: two connections in turns; each event is on exactly one of them, after what the
-    other had, and the displaced one hears nothing more.
+    other had, and the displaced one receives nothing more.
     """
     async with world(store=suspending_store(seed)) as w:
         started = await w.client().start()
@@ -84,8 +84,8 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
         await producing
         await cycles(100)
 
-        heard = [event_ids(stream.messages) for _, stream in clients]
-        for ids in heard:
+        received = [event_ids(stream.messages) for _, stream in clients]
+        for ids in received:
             assert ids == sorted(ids)
         numbers = {m["params"]["n"] for _, stream in clients for m in stream.messages}
         assert numbers == set(range(60))
@@ -94,7 +94,7 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_the_displaced_connection_hears_nothing_more(seed: int) -> None:
+async def test_the_displaced_connection_gets_nothing_more(seed: int) -> None:
     """ATT1: what was stored after the takeover never goes to the old connection."""
     async with world(store=suspending_store(seed)) as w:
         old, old_stream = await with_stream(w)
@@ -110,11 +110,11 @@ async def test_the_displaced_connection_hears_nothing_more(seed: int) -> None:
         await cycles(seed)
         new, new_stream = await with_stream(w)
         resumed = await new.resume(session, started["sessionEventId"])
-        heard = len(old_stream.messages)
+        received = len(old_stream.messages)
         await producing
         await cycles(100)
 
-        assert len(old_stream.messages) == heard
+        assert len(old_stream.messages) == received
         assert resumed["catchup"]
         assert [m["params"]["n"] for m in new_stream.messages] == [*range(30)]
 
@@ -171,12 +171,12 @@ async def test_nothing_follows_the_end(seed: int) -> None:
         waits = client.call("wait", gate="g", meta=in_session(session))
         await cycles(seed)
         ended = await w.client().end(session)
-        heard = len(stream.messages)
+        received = len(stream.messages)
         await producing
         await cycles(50)
 
         assert ended == {}
-        assert len(stream.messages) == heard
+        assert len(stream.messages) == received
         for sent in calls:
             answer = await sent.answer()
             assert "result" in answer or answer["error"]["code"] == -32043
@@ -247,7 +247,7 @@ async def test_two_requests_with_one_id_are_both_served(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_subscriptions_and_changes_interleave(seed: int) -> None:
-    """A change after the answer to ``resources/subscribe`` is heard, one after the answer to
+    """A change after the answer to ``resources/subscribe`` is received, one after the answer to
     ``resources/unsubscribe`` is not.
     """
     async with world(store=suspending_store(seed)) as w:

@@ -1,4 +1,4 @@
-"""The store's reply is lost, or it fails half way: what the caller hears, now and when it asks
+"""The store's reply is lost, or it fails half way: what the caller receives, now and when it asks
 again under the same key (KEY3, KEY11).
 """
 
@@ -57,7 +57,7 @@ async def test_a_call_whose_state_may_not_be_stored_has_an_unknown_outcome(
 
 
 async def test_every_sender_is_answered_though_a_response_stream_cannot_be_put_away() -> None:
-    """KEY5: the answer is owed to each, whatever becomes of another's stream."""
+    """KEY5: the answer is due to each, whatever becomes of another's stream."""
     async with world() as w:
         client, session = await session_of(w)
         client.call("wait", gate="g", meta=keyed("k", progressToken="t"))
@@ -73,7 +73,7 @@ async def test_every_sender_is_answered_though_a_response_stream_cannot_be_put_a
 
 def sent_channel_fails(w: World) -> list[str]:
     """The first carrier's channel fails when it has told the answer."""
-    running = next(iter(w.inside.runner.at_work))
+    running = next(iter(w.inside.runner.active))
     return fails(running.waiters[0].inbound.channel, "answer", after=True)
 
 
@@ -171,7 +171,7 @@ async def test_a_key_that_is_being_admitted_holds_nobody_elses_up() -> None:
         assert text_of(await first.result()) == "first"
 
 
-async def test_a_session_that_is_over_ends_what_is_at_work_for_it_though_a_write_fails() -> None:
+async def test_a_session_that_has_ended_ends_what_is_running_for_it_though_a_write_fails() -> None:
     """END2: nobody can end it again, so what is left of it ends when the store is back."""
     async with world() as w:
         client, session = await session_of(w)
@@ -218,12 +218,12 @@ async def test_what_runs_for_one_connection_or_session_is_bounded() -> None:
     async with world(max_running_requests=3) as w:
         client, session = await session_of(w)
         lone = w.client()
-        for key, whose, meta in (("a", client, {}), ("b", lone, in_session(session))):
-            sent = [whose.call("wait", gate="g", meta=meta) for _ in range(3)]
+        for key, owner, meta in (("a", client, {}), ("b", lone, in_session(session))):
+            sent = [owner.call("wait", gate="g", meta=meta) for _ in range(3)]
             await cycles(50)
-            error = await whose.call("echo", text="x", meta={**meta, **keyed(key)}).error()
+            error = await owner.call("echo", text="x", meta={**meta, **keyed(key)}).error()
             assert (error["code"], error["data"]["limit"]) == (-31011, "max_running_requests")
-            if whose is client:
+            if owner is client:
                 # Another's load is another's; and what ends a session is never too much.
                 assert (
                     text_of(await lone.call("echo", text="x", meta=in_session(session)).result())
@@ -235,7 +235,7 @@ async def test_what_runs_for_one_connection_or_session_is_bounded() -> None:
             for one in sent:
                 await one.result()
             w.box.gate("g").go.clear()
-            kept = await whose.call("echo", text="x", meta={**meta, **keyed(key)}).result()
+            kept = await owner.call("echo", text="x", meta={**meta, **keyed(key)}).result()
             assert text_of(kept) == "x"
         assert not len(w.inside.runner.calls.load)
 

@@ -16,7 +16,7 @@ METHODS = {"resources/subscribe": "subscribe", "resources/unsubscribe": "unsubsc
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after its effect"])
 @pytest.mark.parametrize("method", METHODS)
-async def test_over_http_its_client_is_told_to_come_back(method: str, after: bool) -> None:
+async def test_over_http_its_client_is_asked_to_come_back(method: str, after: bool) -> None:
     store = MemoryStore()
     async with world(store=store) as w:
         client = await w.connected()

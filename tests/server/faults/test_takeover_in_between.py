@@ -45,7 +45,7 @@ def reasons(stream: Reply) -> list[str]:
     return [m["params"]["reason"] for m in stream.messages if m.get("method") == DETACHED]
 
 
-def heard(stream: Reply) -> list[str]:
+def received(stream: Reply) -> list[str]:
     return [uri for uri in uris(stream.messages) if uri.startswith("note://")]
 
 
@@ -61,7 +61,7 @@ async def test_a_takeover_that_failed_half_way_leaves_nobody_in_the_dark(
         started = await old.start()
         session, position = started["sessionId"], started["sessionEventId"]
         await changed(w, session, "note://1")
-        await old_stream.until(lambda: heard(old_stream) == ["note://1"])
+        await old_stream.until(lambda: received(old_stream) == ["note://1"])
         new, new_stream = await on(w)
 
         interposed.fails(step, when)
@@ -74,7 +74,7 @@ async def test_a_takeover_that_failed_half_way_leaves_nobody_in_the_dark(
 
         is_attached = reply.status == 200
         if asks_again and not is_attached:
-            # From what it has heard by now: it may have been attached all the same.
+            # From what it has received by now: it may have been attached all the same.
             seen = [m["params"].get("sessionEventId") for m in new_stream.messages]
             assert (await new.resume(session, seen[-1] if seen else position))["catchup"] is True
             is_attached = True
@@ -82,18 +82,18 @@ async def test_a_takeover_that_failed_half_way_leaves_nobody_in_the_dark(
         await settled()
 
         if is_attached:
-            assert heard(new_stream) == ["note://1", "note://2"]
+            assert received(new_stream) == ["note://1", "note://2"]
             assert reasons(new_stream) == []
             # Perhaps more than once: whether it was stored was not known.
             assert set(reasons(old_stream)) == {"taken_over"}
-            assert heard(old_stream) == ["note://1"]
+            assert received(old_stream) == ["note://1"]
         elif reasons(old_stream):
             # It took effect: the session waits for whoever resumes it.
             assert set(reasons(old_stream)) == {"taken_over"}
-            assert heard(old_stream) == ["note://1"]
+            assert received(old_stream) == ["note://1"]
             assert (await old.resume(session, position))["replayed"] == 2
         else:
-            assert heard(old_stream) == ["note://1", "note://2"]
-            assert heard(new_stream) == []
+            assert received(old_stream) == ["note://1", "note://2"]
+            assert received(new_stream) == []
         ids = event_ids([m for m in new_stream.messages if "sessionEventId" in m["params"]])
         assert ids == sorted(set(ids))

@@ -1,4 +1,4 @@
-"""Who loses a session is told so, and nothing is left half attached, when the store fails while
+"""Who loses a session is notified, and nothing is left half attached, when the store fails while
 another connection takes it over (TKO2).
 """
 
@@ -26,18 +26,20 @@ async def connected(w: World) -> MemorySocket:
     return peer
 
 
-def told(messages: list[Json]) -> list[str]:
+def notified(messages: list[Json]) -> list[str]:
     """Why a session was detached, each time."""
     return [m["params"]["reason"] for m in messages if m.get("method") == DETACHED]
 
 
 async def later() -> None:
-    """The store is back, and what it was owed is done."""
+    """The store is back, and what it was due is done."""
     await asyncio.sleep(15)
 
 
 @pytest.mark.parametrize("retries", [True, False], ids=["asked again", "given up"])
-async def test_the_old_owner_is_told_when_the_reply_to_the_attach_is_lost(retries: bool) -> None:
+async def test_the_old_owner_is_notified_when_the_reply_to_the_attach_is_lost(
+    retries: bool,
+) -> None:
     store = MemoryStore()
     async with world(store=store) as w:
         old, new = await connected(w), await connected(w)
@@ -48,13 +50,13 @@ async def test_the_old_owner_is_told_when_the_reply_to_the_attach_is_lost(retrie
             await new.resume(session)
         await later()
 
-        assert told(old.messages) == ["taken_over"]
-        assert told(new.messages) == []
+        assert notified(old.messages) == ["taken_over"]
+        assert notified(new.messages) == []
         await new.leave()
         await old.leave()
 
 
-async def test_who_keeps_the_session_is_told_nothing() -> None:
+async def test_who_keeps_the_session_gets_nothing() -> None:
     """The attach failed before its effect."""
     store = MemoryStore()
     async with world(store=store) as w:
@@ -64,7 +66,7 @@ async def test_who_keeps_the_session_is_told_nothing() -> None:
         await new.error("session/resume", {"sessionId": session})
         await later()
 
-        assert told(old.messages) == []
+        assert notified(old.messages) == []
         assert await old.text("update", uri="a:1") == "updated"
         await old.has_events(1)
         await new.leave()
@@ -72,7 +74,7 @@ async def test_who_keeps_the_session_is_told_nothing() -> None:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after its effect"])
-async def test_the_old_owner_is_told_when_the_new_one_cannot_begin(after: bool) -> None:
+async def test_the_old_owner_is_notified_when_the_new_one_cannot_begin(after: bool) -> None:
     """The new one's GET stream does not carry it yet: what it asked fails, and is asked again."""
     store = MemoryStore()
     async with world(store=store) as w:
@@ -83,7 +85,7 @@ async def test_the_old_owner_is_told_when_the_new_one_cannot_begin(after: bool) 
         reply = await new.send("session/resume", {"sessionId": session}).reply.done()
         assert reply.status == 503
         await later()
-        assert told(old.messages) == ["taken_over"]
+        assert notified(old.messages) == ["taken_over"]
 
         await new.resume(session)
         await new.text("update", uri="a:1")
@@ -91,7 +93,7 @@ async def test_the_old_owner_is_told_when_the_new_one_cannot_begin(after: bool) 
         await old.leave()
 
 
-async def test_an_old_owner_on_http_is_told_when_the_store_is_back() -> None:
+async def test_an_old_owner_on_http_is_notified_when_the_store_is_back() -> None:
     """What tells it is stored first, for whoever opens its GET stream."""
     store = MemoryStore()
     async with world(store=store) as w:
@@ -101,7 +103,7 @@ async def test_an_old_owner_on_http_is_told_when_the_store_is_back() -> None:
         fails(store, "append", after=False)
         assert (await new.resume(session))["catchup"] is False
         await later()
-        assert told(stream.messages) == ["taken_over"]
+        assert notified(stream.messages) == ["taken_over"]
         await new.leave()
 
 

@@ -210,7 +210,7 @@ async def test_an_edit_of_another_session_does_not_wait() -> None:
         await held.result()
 
 
-async def test_an_edit_beside_another_process_is_a_conflict() -> None:
+async def test_an_edit_next_to_another_process_is_a_conflict() -> None:
     """``DataConflict``: "somebody else changed session.data first"; nothing was stored. Two
     layers over one store stand for the two processes.
     """
@@ -251,7 +251,7 @@ async def test_an_edit_beside_another_process_is_a_conflict() -> None:
 
 
 async def test_a_keyed_request_has_its_session_too() -> None:
-    """The key changes who hears the answer, not who asked."""
+    """The key changes who receives the answer, not who asked."""
     async with world() as w:
         session = (await w.client().start())["sessionId"]
         assert await w.client().text("session_id", meta=keyed("k", session)) == session
@@ -298,12 +298,12 @@ async def test_what_such_a_client_gets_is_what_it_got_before() -> None:
         assert counted == await client.call("echo", text="connection 1 1").result()
 
         await client.text("tell", method="notifications/x", params={"a": 1})
-        [told] = await client.get().has(1)
-        assert told == {"jsonrpc": "2.0", "method": "notifications/x", "params": {"a": 1}}
+        [notified] = await client.get().has(1)
+        assert notified == {"jsonrpc": "2.0", "method": "notifications/x", "params": {"a": 1}}
 
 
 async def test_the_id_of_a_connections_session_opens_nothing() -> None:
-    """It is always the same, another for each connection, and nobody is let in by it."""
+    """It is always the same, another for each connection, and nobody is admitted by it."""
     async with world() as w:
 
         @tool(w, "name")

@@ -1,4 +1,4 @@
-"""A request that was sent again elsewhere hears all that it says, and then its answer."""
+"""A request that was sent again elsewhere receives all that it says, and then its answer."""
 
 import asyncio
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from mcp_sessions.stores.records import Admitted, Peer
 pytestmark = pytest.mark.anyio
 
 
-OVER, NEVER_BEGAN, DEAD = "over", "never began", "dead"
+FINISHED, NEVER_BEGAN, DEAD = "over", "never began", "dead"
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +28,11 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "_ASK_EVERY", 0.05)
 
 
-class Elsewhere:
-    """One that waits for a run of another process, and what its client hears."""
+class OtherReplicas:
+    """One that waits for a run of another process, and what its client receives."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.known = Begun.RUNNING
         self.says: asyncio.Queue[Any] = asyncio.Queue()
         self.says_meanwhile: list[Any] = []
@@ -49,7 +49,7 @@ class Elsewhere:
         sender: Any = inbound
         waiter = Call(Message(1, "tools/call", None, None), sender)
         begin: Any = self._begin
-        bus: Any = SimpleNamespace(is_alive=self._look, tell=self._tell)
+        bus: Any = SimpleNamespace(is_alive=self._look, try_send=self._try_send)
         relay: Any = SimpleNamespace(bus=bus, ask=self._ask, listens=self._nothing)
         self.join = joining._Join(  # pyright: ignore[reportPrivateUsage]
             bus, waiter, SessionId("s"), RequestKey("k"), "runner", None, begin
@@ -66,15 +66,15 @@ class Elsewhere:
         assert self.closed == [self.join.waiter]
 
     async def _begin(self, *_: Any) -> None:
-        self.heard.append("begun here")
+        self.received.append("begun here")
 
     def _error(self, _: int, error: dict[str, Any]) -> bytes:
         return str(error["code"]).encode()
 
     async def _answered(self, message: bytes, **_: Any) -> None:
-        self.heard.append(message.decode())
+        self.received.append(message.decode())
 
-    async def _tell(self, *_: Any, **to: str) -> None: ...
+    async def _try_send(self, *_: Any, **to: str) -> None: ...
 
     def _nothing(self, *_: Any) -> None: ...
 
@@ -86,10 +86,10 @@ class Elsewhere:
         """The runner says something; whether the request is answered then."""
         self._say(said)
         async with asyncio.timeout(5):
-            return await self._joining._went_on(self.join)  # pyright: ignore[reportPrivateUsage]
+            return await self._joining._step(self.join)  # pyright: ignore[reportPrivateUsage]
 
     async def _ask(self, _: str, __: object, on_update: Any, **___: Any) -> None:
-        while (said := await self.says.get()) != OVER:
+        while (said := await self.says.get()) != FINISHED:
             if said == NEVER_BEGAN:
                 raise Unserved
             if said == DEAD:
@@ -97,7 +97,7 @@ class Elsewhere:
             await on_update({"n": said})
 
     async def _emit(self, message: bytes) -> None:
-        self.heard.append(decode(message)["n"])
+        self.received.append(decode(message)["n"])
 
     async def _look(self, _: str) -> bool:
         return False
@@ -109,55 +109,55 @@ class Elsewhere:
         return Admitted(record, self.known)
 
     async def _answer(self, *_: Any) -> None:
-        self.heard.append("answer")
+        self.received.append("answer")
 
 
 async def test_the_answer_comes_after_what_was_said_before_it() -> None:
     """The store may have it when the last words are still on their way."""
-    there = Elsewhere()
+    there = OtherReplicas()
     assert not await there.step(1)
     there.known = Begun.ANSWERED
     assert not await there.step(2)
-    assert await there.step(3, OVER)
-    assert there.heard == [1, 2, 3, "answer"]
+    assert await there.step(3, FINISHED)
+    assert there.received == [1, 2, 3, "answer"]
 
 
 async def test_what_comes_while_the_store_is_asked_is_not_left_out() -> None:
-    there = Elsewhere()
-    there.known, there.says_meanwhile = Begun.ANSWERED, [2, OVER]
+    there = OtherReplicas()
+    there.known, there.says_meanwhile = Begun.ANSWERED, [2, FINISHED]
     assert not await there.step(1)
     assert await there.step()
-    assert there.heard == [1, 2, "answer"]
+    assert there.received == [1, 2, "answer"]
 
 
-async def test_a_runner_that_does_not_say_that_it_is_over_is_waited_for_once() -> None:
-    there = Elsewhere()
+async def test_a_runner_that_does_not_say_that_it_has_ended_is_waited_for_once() -> None:
+    there = OtherReplicas()
     there.known = Begun.ANSWERED
     assert not await there.step(1)
     assert await there.step()
-    assert there.heard == [1, "answer"]
+    assert there.received == [1, "answer"]
     there.join.stops()
 
 
 async def test_of_a_runner_that_died_the_answer_is_taken_at_once_and_none_is_unknown() -> None:
-    there = Elsewhere()
+    there = OtherReplicas()
     there.known = Begun.ANSWERED
     assert await there.step(1, DEAD)
-    assert there.heard == [1, "answer"]
-    lost = Elsewhere()
+    assert there.received == [1, "answer"]
+    lost = OtherReplicas()
     with pytest.raises(OutcomeUnknown):
         await lost.step(DEAD)
 
 
 async def test_what_was_cancelled_and_never_began_there_does_not_begin_here() -> None:
-    there = Elsewhere()
+    there = OtherReplicas()
     await there.whole(NEVER_BEGAN)
-    assert there.heard == ["begun here"]
+    assert there.received == ["begun here"]
 
-    there = Elsewhere()
+    there = OtherReplicas()
     await there.join.abort({"code": -32800, "message": "Request cancelled"})
     await there.whole(NEVER_BEGAN)
-    assert there.heard == ["-32800"]
+    assert there.received == ["-32800"]
 
 
 async def test_half_a_surrogate_pair_reaches_the_process_of_the_client() -> None:

@@ -16,19 +16,19 @@ class Sending:
     """One sending of a request, and what it was told."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.notified: list[Any] = []
 
-    async def tell(self, params: Mapping[str, Any]) -> None:
+    async def notify(self, params: Mapping[str, Any]) -> None:
         """For `Reports.repeat`."""
         await anyio.lowlevel.checkpoint()
-        self.told.append(params["progress"])
+        self.notified.append(params["progress"])
 
 
 async def test_all_that_was_reported_is_repeated_in_order() -> None:
     reports, again = Reports(), Sending()
     assert all(reports.add({"progress": n}) for n in range(5))
-    await reports.repeat(again.tell)
-    assert again.told == [0, 1, 2, 3, 4]
+    await reports.repeat(again.notify)
+    assert again.notified == [0, 1, 2, 3, 4]
     assert reports.add({"progress": 5}), "from now on whoever reports tells it"
 
 
@@ -37,24 +37,24 @@ async def test_what_is_reported_meanwhile_follows_and_does_not_overtake() -> Non
     for n in range(3):
         reports.add({"progress": n})
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(reports.repeat, again.tell)
-        while not again.told:
+        tasks.start_soon(reports.repeat, again.notify)
+        while not again.notified:
             await anyio.lowlevel.checkpoint()
         assert not reports.add({"progress": 3})
-    assert again.told == [0, 1, 2, 3]
+    assert again.notified == [0, 1, 2, 3]
 
 
-async def test_a_newer_repetition_takes_the_place_of_an_older_one() -> None:
+async def test_a_newer_repetition_replaces_an_older_one() -> None:
     reports, older, newer = Reports(), Sending(), Sending()
     for n in range(50):
         reports.add({"progress": n})
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(reports.repeat, older.tell)
-        while not older.told:
+        tasks.start_soon(reports.repeat, older.notify)
+        while not older.notified:
             await anyio.lowlevel.checkpoint()
-        tasks.start_soon(reports.repeat, newer.tell)
-    assert newer.told == list(range(50))
-    assert len(older.told) < 50
+        tasks.start_soon(reports.repeat, newer.notify)
+    assert newer.notified == list(range(50))
+    assert len(older.notified) < 50
     assert reports.add({"progress": 50})
 
 
@@ -63,5 +63,5 @@ async def test_the_newest_are_kept_by_number_and_bytes(text: str, most: int) -> 
     reports, again = Reports(), Sending()
     for n in range(1_000):
         reports.add({"progress": n, "message": text})
-    await reports.repeat(again.tell)
-    assert again.told == list(range(1_000 - most, 1_000))
+    await reports.repeat(again.notify)
+    assert again.notified == list(range(1_000 - most, 1_000))

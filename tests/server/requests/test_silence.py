@@ -1,4 +1,4 @@
-"""A call whose handler says nothing for long is heard of."""
+"""A call whose handler says nothing for long is seen."""
 
 import asyncio
 from typing import Any
@@ -15,15 +15,15 @@ TOKEN: Json = {"progressToken": "t"}
 
 
 def values(reply: Reply) -> list[float]:
-    """What its client heard of progress."""
-    told = [m["params"] for m in reply.messages if m.get("method") == "notifications/progress"]
-    assert all(each["progressToken"] == "t" for each in told)
-    return [each["progress"] for each in told]
+    """What its client learned of progress."""
+    notified = [m["params"] for m in reply.messages if m.get("method") == "notifications/progress"]
+    assert all(each["progressToken"] == "t" for each in notified)
+    return [each["progress"] for each in notified]
 
 
-def rise(told: list[float]) -> bool:
+def rise(notified: list[float]) -> bool:
     """Whether each is above the one before it."""
-    return all(before < after for before, after in zip(told, told[1:], strict=False))
+    return all(before < after for before, after in zip(notified, notified[1:], strict=False))
 
 
 async def waiting(w: World, client: RawClient, meta: Json | None = TOKEN) -> Any:
@@ -32,32 +32,34 @@ async def waiting(w: World, client: RawClient, meta: Json | None = TOKEN) -> Any
     return sent
 
 
-async def test_a_silent_call_is_heard_of() -> None:
+async def test_a_silent_call_is_reported() -> None:
     """Rule 1: at least once in each period, until it is answered."""
     async with world(progress_every=60) as w:
         sent = await waiting(w, await w.connected())
-        heard: list[int] = []
+        received: list[int] = []
         for _ in range(5):
             await asyncio.sleep(61)
-            heard.append(len(values(sent.reply)))
+            received.append(len(values(sent.reply)))
         w.box.gate("g").go.set()
         assert text_of(await sent.result()) == "through g"
-        told = values(sent.reply)
-        assert all(after > before for before, after in zip([0, *heard], heard, strict=False)), heard
-        assert len(told) <= 8 and rise(told)
+        notified = values(sent.reply)
+        assert all(
+            after > before for before, after in zip([0, *received], received, strict=False)
+        ), received
+        assert len(notified) <= 8 and rise(notified)
         await asyncio.sleep(200)
-        assert values(sent.reply) == told
+        assert values(sent.reply) == notified
 
 
-async def test_a_silent_call_of_the_2026_era_is_heard_of() -> None:
+async def test_a_silent_call_of_the_2026_era_is_reported() -> None:
     """Rule 1."""
     async with world(progress_every=60) as w:
-        heard = ModernClient(w.carrier).call("wait", {"gate": "g"}, meta=TOKEN)
+        received = ModernClient(w.carrier).call("wait", {"gate": "g"}, meta=TOKEN)
         await w.box.gate("g").started.wait()
         await asyncio.sleep(130)
         w.box.gate("g").go.set()
-        await heard.result()
-        assert len(values(heard.reply)) >= 2 and rise(values(heard.reply))
+        await received.result()
+        assert len(values(received.reply)) >= 2 and rise(values(received.reply))
 
 
 async def test_it_rises_between_what_the_handler_says() -> None:
@@ -69,9 +71,9 @@ async def test_it_rises_between_what_the_handler_says() -> None:
         await asyncio.sleep(130)
         w.box.gate("g").go.set()
         await sent.result()
-        told = values(sent.reply)
-        assert len(told) >= 5 and rise(told)
-        assert (told[0], told[-2:]) == (1, [2, 3])
+        notified = values(sent.reply)
+        assert len(notified) >= 5 and rise(notified)
+        assert (notified[0], notified[-2:]) == (1, [2, 3])
 
 
 @pytest.mark.parametrize(("every", "meta"), [(0, TOKEN), (60, None)], ids=["off", "no token"])

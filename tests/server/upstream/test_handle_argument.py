@@ -111,7 +111,7 @@ async def test_the_eras_share_a_handle() -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_what_is_no_handle_is_an_error_that_says_how_to_go_on(era: Era) -> None:
+async def test_what_is_no_handle_is_an_error_that_says_how_to_continue(era: Era) -> None:
     """Guessed, of another type, too long, not to be printed, somebody's session id, a host's key,
     somebody else's: nothing is started, nothing is run, and nobody's session is found.
     """
@@ -133,7 +133,7 @@ async def test_what_is_no_handle_is_an_error_that_says_how_to_go_on(era: Era) ->
         assert text(await call(ann, era, session=handle)) == "conversation 2 []"
 
 
-async def test_a_handle_whose_session_is_over_is_an_error_too() -> None:
+async def test_a_handle_whose_session_has_ended_is_an_error_too() -> None:
     async with world(conversations=ON, idle_timeout=100, forget_after=100) as w:
         tools(w)
         handle = handle_of(await call(w.carrier, "modern"))
@@ -148,13 +148,13 @@ async def test_a_handle_said_as_a_hosts_key_is_another_conversation(era: Era) ->
         tools(w)
         handle = handle_of(await call(w.carrier, era))
         for rule in KNOWN_HOSTS:
-            if rule.place == "meta":
+            if rule.source == "meta":
                 said = await call(w.carrier, era, meta={rule.name: handle})
                 assert text(said) == "conversation 1 []"
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_who_has_a_session_is_told_no_handle(era: Era) -> None:
+async def test_who_has_a_session_gets_no_handle(era: Era) -> None:
     """One that the client named, then one of the handle, then the host's; but the one of all that
     a user does is less than a handle.
     """
@@ -276,7 +276,7 @@ async def test_it_is_found_at_every_replica_and_after_a_restart(tmp_path: Path) 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_store_that_is_away_is_no_wrong_handle(era: Era) -> None:
-    """Its model must not be told to begin anew: the sender is told to come back."""
+    """Its model must not be asked to begin anew: the sender is asked to come back."""
     async with cluster(1, security=SECURITY, conversations=ON) as c:
         w = tools(c[0])
         handle = handle_of(await call(w.carrier, era))
@@ -400,8 +400,8 @@ async def test_a_tool_that_can_take_none_is_left_alone_where_lists_are_made_anew
         for _ in range(2):
             [listed] = (await sent(w.carrier, era, "tools/list", {"cursor": "1"}))["tools"]
             assert listed["inputSchema"] == schema
-    told = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
-    assert len(told) == 1 and "the tool count has an argument session of its own" in told[0]
+    notified = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert len(notified) == 1 and "the tool count has an argument session of its own" in notified[0]
 
 
 async def test_a_tool_that_nobody_lists_starts_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -83,7 +83,7 @@ async def test_what_was_missed_comes_on_another_connection_once_coalesced_and_in
 
 @pytest.mark.parametrize("transport", ["websocket", "stdio"])
 @pytest.mark.parametrize("kind", SERVERS)
-async def test_a_session_goes_on_over_another_transport(kind: str, transport: str) -> None:
+async def test_a_session_continues_over_another_transport(kind: str, transport: str) -> None:
     async with served(kind) as w:
         client = await w.inner.connected()
         started = await client.start()
@@ -128,7 +128,7 @@ async def test_a_client_on_a_pipe_or_a_websocket_is_asked_there(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", SERVERS)
-async def test_a_session_that_was_ended_is_over(kind: str) -> None:
+async def test_a_session_that_was_ended_has_ended(kind: str) -> None:
     async with served(kind) as w:
         client = await w.inner.connected()
         session = (await client.start())["sessionId"]
@@ -152,7 +152,7 @@ async def test_state_goes_along_with_its_client(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SERVERS)
-async def test_after_a_restart_a_session_goes_on_and_no_keyed_call_runs_again(
+async def test_after_a_restart_a_session_continues_and_no_keyed_call_runs_again(
     kind: str, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {
@@ -198,7 +198,9 @@ async def test_a_modern_client_is_asked_in_a_result_and_brings_the_answer_with_i
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SERVERS if kind.endswith("command")])
-async def test_who_names_no_session_hears_of_the_resources_that_it_listens_for(kind: str) -> None:
+async def test_who_names_no_session_gets_changes_of_the_resources_that_it_listens_for(
+    kind: str,
+) -> None:
     """And of no others, whoever else listens; after the acknowledgement, under the listen's id."""
     async with served(kind) as w:
         client = ModernClient(w.inner.carrier)
@@ -207,9 +209,9 @@ async def test_who_names_no_session_hears_of_the_resources_that_it_listens_for(k
         for name in "abc":
             await client.text("update", {"uri": f"test://{name}"})
         assert uris((await one.has(3))[1:]) == ["test://a", "test://b"]
-        told = (await other.has(2))[1:]
-        assert uris(told) == ["test://b"]
-        assert told[0]["params"]["_meta"][SUBSCRIPTION_ID] == other.id
+        notified = (await other.has(2))[1:]
+        assert uris(notified) == ["test://b"]
+        assert notified[0]["params"]["_meta"][SUBSCRIPTION_ID] == other.id
         other.leave()
         await client.text("update", {"uri": "test://b"})
         assert uris((await one.has(4))[3:]) == ["test://b"], "one of two left: the other listens on"

@@ -35,9 +35,9 @@ def nodes() -> Generator[list[RedisServer]]:
         started: list[RedisServer] = []
         try:
             for number, slots in enumerate(RANGES):
-                place = Path(directory) / str(number)
-                place.mkdir()
-                node = RedisServer(place, "--cluster-enabled", "yes")
+                position = Path(directory) / str(number)
+                position.mkdir()
+                node = RedisServer(position, "--cluster-enabled", "yes")
                 node.start()
                 started.append(node)
                 assert "OK" in node.ask(f"CLUSTER SET-CONFIG-EPOCH {number + 1}")
@@ -63,7 +63,7 @@ async def test_a_store_on_a_cluster_keeps_the_contract(nodes: list[RedisServer])
     await check_session_store(lambda: store_on(nodes[next(NUMBERS) % 3]))
 
 
-async def test_processes_on_any_nodes_hear_each_other(nodes: list[RedisServer]) -> None:
+async def test_processes_on_any_nodes_get_each_other(nodes: list[RedisServer]) -> None:
     def two() -> tuple[RedisStore, RedisStore]:
         own = f"cluster-{next(NUMBERS)}"
         return store_on(nodes[0], own), store_on(nodes[1], own)

@@ -116,7 +116,7 @@ async def test_what_waits_to_be_written_when_the_connection_breaks_finds_the_sto
 
 
 async def test_who_gives_up_does_not_take_back_what_is_being_written() -> None:
-    """Half a command would be the end of what all others hear."""
+    """Half a command would be the end of what all others receive."""
     async with joined() as (exchange, connections):
         connection = connections[-1]
         connection.takes.clear()

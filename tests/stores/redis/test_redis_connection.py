@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 class FakeConnection:
-    """Connects when it is let, and answers what it is told to raise."""
+    """Connects when it is let, and answers what it is asked to raise."""
 
     def __init__(self) -> None:
         self.may_connect = asyncio.Event()
@@ -57,7 +57,7 @@ async def test_what_connects_while_the_link_is_closed_is_closed_too() -> None:
     assert not connection.is_connected
 
 
-async def test_what_the_client_library_raises_is_told_at_once_to_who_waits() -> None:
+async def test_what_the_client_library_raises_is_reported_at_once_to_who_waits() -> None:
     link, connection = linked()
     connection.may_connect.set()
     calling = asyncio.create_task(link.call("PING"))

@@ -21,7 +21,7 @@ def at_info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", LOGGER)
 
 
-def told(caplog: pytest.LogCaptureFixture, session_id: str) -> list[str]:
+def notified(caplog: pytest.LogCaptureFixture, session_id: str) -> list[str]:
     """What the log says of a session, without its name."""
     named = f"session {digest(session_id)} "
     said = [each.getMessage() for each in caplog.records if each.name == LOGGER]
@@ -54,11 +54,11 @@ async def test_one_replica_says_that_a_redis_was_flushed(
         await asyncio.gather(w.expire(), other.expire())
         assert client.session_id is not None
         gone = ["ended: the store was emptied or replaced"]
-        assert told(caplog, client.session_id)[1:] == gone
+        assert notified(caplog, client.session_id)[1:] == gone
         assert caplog.text.count("the sessions in it are gone") == 1
 
 
-async def test_a_record_that_is_lost_is_told_by_one_replica(
+async def test_a_record_that_is_lost_is_reported_by_one_replica(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a Redis that evicts: its place is there, and its record is not."""
@@ -74,10 +74,10 @@ async def test_a_record_that_is_lost_is_told_by_one_replica(
         w.clock.advance(60)
         await w.expire()
         await w.expire()
-        assert told(caplog, session_id)[1:] == ["ended: its record was lost in the store"]
+        assert notified(caplog, session_id)[1:] == ["ended: its record was lost in the store"]
 
 
-async def test_an_end_is_not_told_a_second_time_as_lost(
+async def test_an_end_is_not_notified_a_second_time_as_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Another replica sees the place of a session that is ended at that moment."""
@@ -87,8 +87,8 @@ async def test_an_end_is_not_told_a_second_time_as_lost(
         end = SessionEnd("a" * 12, EndReason.CLIENT, 1.8e9)
         await store.remember_ends([end], now=1.8e9)
         lost = SessionEnd("a" * 12, EndReason.LOST, 1.8e9 + 1)
-        await store.remember_ends([lost], now=1.8e9 + 1, beside=True)
-        assert list(await store.ended_beside(now=1.8e9 + 2)) == []
+        await store.remember_ends([lost], now=1.8e9 + 1, outside=True)
+        assert list(await store.ended_outside(now=1.8e9 + 2)) == []
         assert list(await store.ends(now=1.8e9 + 2)) == [end]
     finally:
         await store.close()

@@ -270,7 +270,7 @@ async def test_a_key_names_no_session_and_no_resource() -> None:
 
 
 async def test_every_key_goes_by_itself_when_no_server_comes_back() -> None:
-    """But nothing goes before its session is over, however late that is looked at."""
+    """But nothing goes before its session has ended, however late that is looked at."""
     async with opened() as store:
         session_id = await use_everything(store)
         of_session = [key for key in await keys_of(store) if f"{store_name(store)}:{{" in key]
@@ -356,7 +356,7 @@ async def test_the_first_event_of_a_stream_costs_the_same_however_many_others_ar
         await store.append(of, Draft(b"x"), now=NOW, stream=StreamName("post-new"))
 
         for name, count in before.items():
-            # Telling what was executed is an INFO itself.
+            # Notifier what was executed is an INFO itself.
             most = 1 + len(before) if name == "info" else 10
             assert server.executed(name) - count <= most, name
 
@@ -395,9 +395,9 @@ async def test_a_session_that_cannot_be_read_stops_no_round_for_the_others(
         else:
             field = "mode" if broken == "no record" else "expires"
             await asked(store, "HSET", key, field, "not one of ours")
-        over = [await store.expire(now=NOW + 100, held=[held], limit=1) for _ in range(3)]
+        ended = [await store.expire(now=NOW + 100, held=[held], limit=1) for _ in range(3)]
 
-        assert [each.session_id for found in over for each in found] in (
+        assert [each.session_id for found in ended for each in found] in (
             [first, last],
             [last, first],
         )
@@ -406,10 +406,10 @@ async def test_a_session_that_cannot_be_read_stops_no_round_for_the_others(
 
 
 @pytest.mark.parametrize("by", ["end", "expire"])
-async def test_who_ended_a_session_hears_so_although_its_place_could_not_be_given_up(
+async def test_who_ended_a_session_learns_so_although_its_entry_could_not_be_removed(
     by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is over: what is at work for it has to end. The place is found by who looks next."""
+    """It has ended: what runs for it has to end. The place is found by who looks next."""
     async with opened(max_sessions=1) as store:
         # Once before: where the server has a script already, running it is one command.
         before = await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)
@@ -469,7 +469,7 @@ def store_name(store: RedisStore) -> str:
     return store._namespace  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_what_a_script_refuses_is_told_without_what_it_was_sent(
+async def test_what_a_script_refuses_is_reported_without_what_it_was_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """SEC2. A full Redis is an error; nothing half written."""
@@ -486,9 +486,9 @@ async def test_what_a_script_refuses_is_told_without_what_it_was_sent(
         head = await store.head(session_id)
         await store.close()
     assert head is not None and head.number == 2
-    told = f"{refused.value!r} {caplog.text}"
-    assert "is full" in told
-    assert session_id not in told and "secret" not in told
+    notified = f"{refused.value!r} {caplog.text}"
+    assert "is full" in notified
+    assert session_id not in notified and "secret" not in notified
 
 
 # --- what each call costs ----------------------------------------------------------------
@@ -551,7 +551,7 @@ async def test_a_request_costs_one_script_for_each_session_it_is_of() -> None:
         assert await cost(w.publish(of_modern["sessionId"], "note://1", wait=True)) == ["append"]
 
 
-async def test_a_request_is_not_told_all_subscriptions_again() -> None:
+async def test_a_request_is_not_notified_all_subscriptions_again() -> None:
     """A session may have thousands; another process's change is seen all the same."""
     own = namespace()
     async with opened(own) as store, opened(own) as other:
@@ -575,7 +575,7 @@ async def test_a_request_is_not_told_all_subscriptions_again() -> None:
         assert await admitted(store, session_id) == await admitted(other, session_id) == frozenset()
 
 
-async def test_who_changes_its_subscriptions_is_not_told_all_of_them_for_that() -> None:
+async def test_who_changes_its_subscriptions_is_not_notified_all_of_them_for_that() -> None:
     """It may do so all the time, and others wait while thousands of them are read."""
     own = namespace()
     async with opened(own) as store, opened(own) as other:
@@ -601,7 +601,9 @@ async def test_who_changes_its_subscriptions_is_not_told_all_of_them_for_that() 
 
 
 @pytest.mark.parametrize("kept", [None, 4_000_000], ids=["of this version", "of an older one"])
-async def test_a_request_is_not_told_again_what_its_client_said_of_itself(kept: int | None) -> None:
+async def test_a_request_is_not_notified_again_what_its_client_said_of_itself(
+    kept: int | None,
+) -> None:
     """It never changes, and a small request would move all of it. An older version kept whatever
     a client sent, without a bound, and that is read once.
     """
@@ -625,8 +627,8 @@ async def test_a_request_is_not_told_again_what_its_client_said_of_itself(kept: 
                     await each.change_state(of, {"number": number}, ()),
                 ]
                 assert [record and record.client.peer for record in found] == [peer] * 3
-            told = ["x" * 60_000 in str(answer) for answer in answers]
-            assert told == [each is other, *(False for _ in answers[1:])]
+            notified = ["x" * 60_000 in str(answer) for answer in answers]
+            assert notified == [each is other, *(False for _ in answers[1:])]
 
 
 def test_what_is_known_of_clients_is_bounded() -> None:
@@ -648,7 +650,7 @@ def test_what_is_known_of_clients_is_bounded() -> None:
 
 @pytest.mark.parametrize("counted", [None, "0", "99"], ids=["not", "too little", "too much"])
 async def test_subscriptions_that_an_older_version_made_count_too(counted: str | None) -> None:
-    """It kept no count of their bytes, and one beside us may change them without it."""
+    """It kept no count of their bytes, and one next to us may change them without it."""
     async with opened(max_subscription_bytes=100) as store:
         of = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
         for uri in ("a" * 40, "b" * 40):

@@ -96,7 +96,7 @@ def suspended(server: RedisServer) -> Generator[None]:
         server.resume()
 
 
-def is_heard(store: RedisStore) -> bool:
+def is_awaited(store: RedisStore) -> bool:
     assert isinstance(store.exchange, RedisExchange)
     return store.exchange._connection is not None  # pyright: ignore[reportPrivateUsage]
 
@@ -114,7 +114,7 @@ async def back(store: RedisStore, session_id: SessionId) -> None:
                 return
 
 
-class Heard:
+class Received:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.gaps = 0
@@ -213,7 +213,7 @@ async def test_every_method_says_that_it_is_away_and_none_falls_back() -> None:
                 exchange.send(b""),
                 exchange.is_alive("process"),
                 exchange.watch(session_id, EVENTS),
-                exchange.join("process", Heard()),
+                exchange.join("process", Received()),
             ):
                 with pytest.raises(StoreUnavailable):
                     await call
@@ -231,7 +231,7 @@ async def test_it_is_asked_no_faster_than_it_can_come_back() -> None:
         async with opened(server) as store:
             session_id = await new(store)
             assert store.exchange is not None
-            await store.exchange.join("process", Heard())
+            await store.exchange.join("process", Received())
             server.kill()
             attempts = 0
             link = link_of(store)
@@ -401,7 +401,7 @@ async def test_a_redis_that_started_again_has_new_logs() -> None:
 
 
 async def test_a_failover_that_lost_writes_is_no_silent_hole() -> None:
-    """CUP13: a replica that missed the last events is promoted; nobody is told it has them all."""
+    """CUP13: a replica that missed the last events is promoted; nobody is sent it has them all."""
     with redis_server("--repl-diskless-sync-delay", "0") as master, redis_server() as replica:
         replica.ask(f"REPLICAOF 127.0.0.1 {master.port}")
         replica.wait_for("INFO replication", "master_link_status:up")
@@ -476,40 +476,40 @@ async def test_a_stream_takes_the_events_of_a_log_that_began_anew() -> None:
 # --- the exchange ----------------------------------------------------------------------------
 
 
-async def test_what_was_lost_while_nothing_was_heard_is_told_as_a_gap() -> None:
-    """ATT10: told after everything is heard again, so that reading then misses nothing."""
+async def test_what_was_lost_while_nothing_was_received_is_reported_as_a_gap() -> None:
+    """ATT10: told after everything is received again, so that reading then misses nothing."""
     with redis_server() as server:
         async with opened(server) as store, opened(server) as other:
-            session_id, heard = await new(store), Heard()
+            session_id, received = await new(store), Received()
             assert store.exchange is not None
-            await store.exchange.join("process", heard)
+            await store.exchange.join("process", received)
             await store.exchange.watch(session_id, EVENTS)
             await append(other, session_id)
-            await heard.until(numbers=1)
+            await received.until(numbers=1)
             for gaps in range(1, 4):
                 server.ask("CLIENT KILL TYPE pubsub")
-                await heard.until(gaps=gaps)
+                await received.until(gaps=gaps)
                 await append(other, session_id)
-                await heard.until(numbers=gaps + 1)
-            assert heard.numbers == [1, 2, 3, 4]
+                await received.until(numbers=gaps + 1)
+            assert received.numbers == [1, 2, 3, 4]
 
 
-async def test_a_listener_that_hears_nothing_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_listener_that_gets_nothing_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other end is gone without a word: the connection looks idle, and is not."""
     monkeypatch.setattr("mcp_sessions.stores.redis.pubsub.BEAT", 0.1)
     with redis_server() as server:
         async with opened(server, TIMEOUT) as store:
-            session_id, heard = await new(store), Heard()
+            session_id, received = await new(store), Received()
             assert store.exchange is not None
-            await store.exchange.join("process", heard)
+            await store.exchange.join("process", received)
             await store.exchange.watch(session_id, EVENTS)
             sent = sent_by(store)
             with suspended(server):
-                await until(lambda: not is_heard(store))
-            await heard.until(gaps=1)
+                await until(lambda: not is_awaited(store))
+            await received.until(gaps=1)
             await back(store, session_id)
             await append(store, session_id)
-            await heard.until(numbers=1)
+            await received.until(numbers=1)
             assert "SET" in sent
 
 
@@ -523,11 +523,11 @@ async def test_after_an_outage_nobody_is_taken_for_dead_at_once(
             session_id = await new(store)
             for each, name in ((store, "one"), (other, "two")):
                 assert each.exchange is not None
-                await each.exchange.join(name, Heard())
+                await each.exchange.join(name, Received())
             assert store.exchange is not None
             assert not await store.exchange.is_alive("three")
             server.kill()
-            await until(lambda: not is_heard(store))
+            await until(lambda: not is_awaited(store))
             server.start()
             await back(store, session_id)
             assert await store.exchange.is_alive("two")

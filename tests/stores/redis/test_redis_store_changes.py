@@ -10,7 +10,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.contract import TOLD_AT_ONCE
+from mcp_sessions.stores.contract import CHANGES_AT_ONCE
 from mcp_sessions.stores.records import ServerChange
 from mcp_sessions.stores.redis.lists import IN_FLIGHT
 from mcp_sessions.stores.redis.redis_store import RedisStore
@@ -77,13 +77,13 @@ async def test_who_has_a_change_is_not_given_it_again(
     async with opened(None if is_cluster else plain) as store:
         sessions = [await subscriber(store, mode) for mode in (Mode.PROTOCOL, Mode.TRANSPORT)]
         change = without_key(change_of("note://1"))
-        first = await store.tell(sessions[:2], change, now=NOW)
+        first = await store.append_change(sessions[:2], change, now=NOW)
         late = await subscriber(store, Mode.PROTOCOL)
         for session_id, stream in zip(sessions, (EVENTS, GET_STREAM), strict=True):
             for _ in range(others):
                 await store.append(session_id, Draft(b"{}"), now=NOW + 1, stream=stream)
 
-        again = await store.tell([*sessions, late], change, now=NOW + 2, again=True)
+        again = await store.append_change([*sessions, late], change, now=NOW + 2, again=True)
 
         assert [each.event.event_id for each in again[:2]] == [
             each.event.event_id for each in first
@@ -96,17 +96,20 @@ async def test_who_has_a_change_is_not_given_it_again(
         other = without_key(
             ServerChange("other.1", NOW, "note://1", None, change.event, change.bare)
         )
-        await store.tell(sessions, other, now=NOW + 3, again=True)
+        await store.append_change(sessions, other, now=NOW + 3, again=True)
         assert len(await events(store, sessions[0], EVENTS)) == 2 + others
 
 
-async def test_sessions_are_told_by_one_script(plain: str) -> None:
+async def test_sessions_are_notified_by_one_script(plain: str) -> None:
     """None is loaded first."""
     async with opened(plain) as store:
-        sessions = [await subscriber(store, Mode.PROTOCOL) for _ in range(TOLD_AT_ONCE)]
-        await store.tell(sessions, change_of("note://1"), now=NOW)
+        sessions = [await subscriber(store, Mode.PROTOCOL) for _ in range(CHANGES_AT_ONCE)]
+        await store.append_change(sessions, change_of("note://1"), now=NOW)
         before = await scripts_of(store)
-        assert len(await store.tell(sessions, change_of("note://1"), now=NOW)) == TOLD_AT_ONCE
+        assert (
+            len(await store.append_change(sessions, change_of("note://1"), now=NOW))
+            == CHANGES_AT_ONCE
+        )
         assert await scripts_of(store) == before + 1
 
 
@@ -129,8 +132,8 @@ async def test_who_is_no_subscriber_any_more_leaves_the_list(
         session_id = await subscriber(store, Mode.PROTOCOL)
         change = change_of("note://1")
         await store._command("DEL", f"{store._key(session_id)}:u")  # pyright: ignore[reportPrivateUsage]
-        assert not await store.tell([session_id], change, now=NOW)
+        assert not await store.append_change([session_id], change, now=NOW)
         assert (await store.audience(change, None)).session_ids == [session_id]
         monkeypatch.setattr("mcp_sessions.stores.redis.lists.IN_FLIGHT", -IN_FLIGHT)
-        assert not await store.tell([session_id], change, now=NOW)
+        assert not await store.append_change([session_id], change, now=NOW)
         assert not (await store.audience(change, None)).session_ids

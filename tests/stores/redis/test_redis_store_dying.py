@@ -108,7 +108,7 @@ async def test_a_process_that_dies_between_two_commands_leaves_nothing_wrong(
         await dying.close()
 
         await check_whole(store)
-        # Later, when whoever is at work still would have finished.
+        # Later, when whoever is running still would have finished.
         with monkeypatch.context() as later:
             later.setattr(lists, "IN_FLIGHT", -10)
             await check_whole(store)
@@ -117,8 +117,8 @@ async def test_a_process_that_dies_between_two_commands_leaves_nothing_wrong(
             with pytest.raises(LimitReached):
                 await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)
             await check_whole(store)
-            over = await store.expire(now=NOW + 1_000, held=(), limit=9)
-            assert len(over) == POLICY.max_sessions
+            ended = await store.expire(now=NOW + 1_000, held=(), limit=9)
+            assert len(ended) == POLICY.max_sessions
             for uri in URIS:
                 assert not await store.subscribers(uri)
         # How sessions ended is remembered, and nothing else.
@@ -222,7 +222,7 @@ async def test_two_processes_neither_repeat_nor_skip_a_number() -> None:
     await store.close()
 
 
-async def test_what_a_killed_process_was_told_is_stored_is_there_without_a_hole() -> None:
+async def test_what_a_killed_process_was_assured_is_stored_is_there_without_a_hole() -> None:
     own = namespace()
     store = redis_store(own=own)
     await store.open(SessionPolicy(max_events=100_000, max_bytes=10_000_000))

@@ -1,4 +1,6 @@
-"""A request that is let into its connection and the connection's current session by one script."""
+"""A request that is admitted to its connection and the connection's current session by one
+script.
+"""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager

@@ -80,7 +80,7 @@ async def test_a_start_that_is_refused_names_the_url_without_its_secret(what: st
     with redis_server() as server:
         for command in commands:
             server.ask(command)
-        store = RedisStore(url.format(place=f"127.0.0.1:{server.port}"), timeout=10)
+        store = RedisStore(url.format(position=f"127.0.0.1:{server.port}"), timeout=10)
         for _ in range(2):
             # Also while it rests after a failure.
             with pytest.raises(StoreRefused) as refused:

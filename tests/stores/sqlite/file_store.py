@@ -52,7 +52,7 @@ async def refusal_of(path: Path) -> str:
 
 
 def copied(path: Path) -> bytes:
-    """The file as a backup has it that is made beside who serves."""
+    """The file as a backup has it that is made next to who serves."""
     source, target = sqlite3.connect(path), sqlite3.connect(":memory:")
     try:
         source.backup(target)
@@ -63,7 +63,7 @@ def copied(path: Path) -> bytes:
 
 
 async def counted(store: SQLiteStore) -> None:
-    """Until what is beside the file says all that was written; that is looked after twice a
+    """Until what is next to the file says all that was written; that is looked after twice a
     second.
     """
     seen = store._seen  # pyright: ignore[reportPrivateUsage]

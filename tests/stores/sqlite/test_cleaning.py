@@ -113,35 +113,35 @@ async def test_positions_are_refused_where_a_file_may_be_a_copy_and_nowhere_else
     path: Path, tmp_path: Path, what: str, is_kept: bool
 ) -> None:
     """What was written is there, and what a client saw has no other meaning now."""
-    beside = path.with_name(path.name + "-seen")
+    seen_file = path.with_name(path.name + "-seen")
     async with opened(path) as store:
         of = await new(store)
         appended = await store.append(of, Draft(b"1"), now=NOW)
         assert appended is not None
-        before = beside.read_bytes()
+        before = seen_file.read_bytes()
         await counted(store)
         killed = {each: each.read_bytes() for each in path.parent.iterdir()}
     if what.startswith("killed"):
         for each, content in killed.items():
             each.write_bytes(content)
     if what == "killed before it was said":
-        beside.write_bytes(before)
+        seen_file.write_bytes(before)
     elif what.startswith("moved"):
-        place = tmp_path / "elsewhere" / "other.db"
-        place.parent.mkdir()
-        path.rename(place)
+        position = tmp_path / "elsewhere" / "other.db"
+        position.parent.mkdir()
+        path.rename(position)
         if what != "moved alone":
-            beside.rename(place.with_name("other.db-seen"))
-        path = place
+            seen_file.rename(position.with_name("other.db-seen"))
+        path = position
     elif what == "what is beside it is not ours":
-        beside.write_text("something")
+        seen_file.write_text("something")
     elif "older version" in what:
         other = sqlite3.connect(path)
         other.execute("DELETE FROM meta WHERE name IN ('file', 'count')")
         other.commit()
         other.close()
         if what == "of an older version":
-            beside.unlink()
+            seen_file.unlink()
     async with opened(path) as store:
         _, refusal = await store.read(of, appended.event.event_id, now=NOW)
         assert refusal is (None if is_kept else Refusal.LOG_REPLACED)
@@ -167,7 +167,7 @@ async def test_response_streams_of_the_process_before_give_back_their_room(path:
         assert await sql(store, old) == (0, 0, 1, 1)
 
 
-async def test_a_new_file_in_the_place_of_another_is_named(
+async def test_a_new_file_instead_of_another_is_named(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else nobody knows why every session is gone."""

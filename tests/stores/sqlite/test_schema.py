@@ -41,8 +41,8 @@ async def test_a_file_of_an_older_version_is_migrated(path: Path, version: int) 
     }
     if version < 3:
         row |= {"key_bytes": 0, "key_answers": 0}
-    names, places = ", ".join(row), ", ".join("?" * len(row))
-    connection.execute(f"INSERT INTO sessions ({names}) VALUES ({places})", tuple(row.values()))
+    names, positions = ", ".join(row), ", ".join("?" * len(row))
+    connection.execute(f"INSERT INTO sessions ({names}) VALUES ({positions})", tuple(row.values()))
     connection.execute("UPDATE meta SET value = 1")
     connection.close()
     async with opened(path) as store:
@@ -124,8 +124,8 @@ async def test_a_session_that_cannot_be_read_stops_no_round_for_the_others(
     other.commit()
     other.close()
     async with opened(path) as store:
-        over = await store.expire(now=NOW + 1_000, held=(), limit=9)
+        ended = await store.expire(now=NOW + 1_000, held=(), limit=9)
 
-        assert {each.session_id for each in over} == {first, last}
+        assert {each.session_id for each in ended} == {first, last}
         assert await sql(store, "SELECT count(*) FROM sessions") == (0,)
         assert "could not be read" in caplog.text and bad not in caplog.text

@@ -59,7 +59,7 @@ class AwayForTheSecond(SQLiteStore):
 
 
 async def test_those_that_ended_are_named_though_the_next_could_not_end(path: Path) -> None:
-    """Nobody is told of them a second time."""
+    """Nobody is notified of them a second time."""
     store = AwayForTheSecond(path)
     await store.open(POLICY)
     try:

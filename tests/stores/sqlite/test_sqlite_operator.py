@@ -8,7 +8,7 @@ from mcp_sessions import SessionLayer
 from mcp_sessions.core.ends import EndReason
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.operator import open_beside
+from mcp_sessions.stores.operator import open_for_operator
 from mcp_sessions.stores.records import SessionRecord
 from tests.support.raw import RawClient, in_process
 from tests.support.world import Toolbox
@@ -19,18 +19,18 @@ pytestmark = pytest.mark.anyio
 async def test_an_end_by_an_operator_is_remembered_if_the_server_stops_at_once(
     tmp_path: Path,
 ) -> None:
-    async def nobody(store: SessionStore, record: SessionRecord) -> None:
+    async def no_client(store: SessionStore, record: SessionRecord) -> None:
         raise AssertionError("a file is served by one process, which is asked")
 
     url = f"sqlite:///{tmp_path}/sessions.db"
     layer = SessionLayer(Toolbox().server, store=url)
     app = layer.asgi_app()
-    beside = None
+    operator_store = None
     async with layer.lifespan(), in_process(app) as carrier:
         client = RawClient(carrier)
         await client.initialize()
         session_id = SessionId((await client.start())["sessionId"])
-        beside = await open_beside(url, nobody)
-        assert await beside.end(session_id)
-    [end] = [each for each in await beside.ends() if each.session == digest(session_id)]
+        operator_store = await open_for_operator(url, no_client)
+        assert await operator_store.end(session_id)
+    [end] = [each for each in await operator_store.ends() if each.session == digest(session_id)]
     assert end.reason is EndReason.OPERATOR

@@ -222,9 +222,9 @@ async def test_who_gives_up_while_the_file_is_opened_leaves_it_to_the_next(
 async def test_an_operators_command_copies_no_log(path: Path) -> None:
     """Rule 5 of the writer: the next commit would sync, wherever it is made."""
     async with opened(path):
-        beside = sqlite_schema.open_beside(path)
-        assert beside.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
-        beside.close()
+        connection = sqlite_schema.open_for_operator(path)
+        assert connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
+        connection.close()
 
 
 async def test_a_path_may_be_no_utf_8(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ async def test_an_old_sqlite_is_said_to_be_too_old(
 
 
 async def test_one_process_serves_from_a_file_once(path: Path) -> None:
-    """The same answer to a second store of this process, which its lock would let in."""
+    """The same answer to a second store of this process, which its lock would admitted."""
     async with opened(path) as store:
         assert f"in use by process {os.getpid()}" in await refusal_of(path)
         assert await new(store)

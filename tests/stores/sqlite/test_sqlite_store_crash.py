@@ -78,13 +78,13 @@ async def test_what_was_acknowledged_survives_kill_9_and_nothing_is_half(tmp_pat
 
 async def check_acknowledged(path: Path, said: list[dict[str, Any]]) -> None:
     """Every line that a killed process managed to say is true."""
-    over = {each["session"] for each in said if each["what"] == "ended"}
+    ended = {each["session"] for each in said if each["what"] == "ended"}
     # Ended or not: it was killed before it knew.
     unknown = {each["session"] for each in said if each["what"] == "ending"}
     store = SQLiteStore(path)
     await store.open(SessionPolicy())
     try:
-        for session_id in over:
+        for session_id in ended:
             assert await store.load(session_id, now=NOW) is None
         outcomes = {
             (each["session"], each["key"]): each for each in said if each["what"] == "answered"

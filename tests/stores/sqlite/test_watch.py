@@ -52,7 +52,7 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 4_096)
 
 
-IN_PLACE: dict[str, Callable[[Path], None]] = {
+WITHOUT_REPLACING: dict[str, Callable[[Path], None]] = {
     "emptied": emptied,
     "cut": cut,
 }
@@ -96,7 +96,7 @@ async def test_a_file_that_is_gone_is_served_no_more(
         assert len(errors(caplog)) == 1
 
 
-@pytest.mark.parametrize("how", list(IN_PLACE))
+@pytest.mark.parametrize("how", list(WITHOUT_REPLACING))
 async def test_a_file_that_is_shortened_in_place_is_served_no_more(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,7 +107,7 @@ async def test_a_file_that_is_shortened_in_place_is_served_no_more(
     async with opened(path) as store:
         session_id = await new(store)
         whole = path.read_bytes()
-        IN_PLACE[how](path)
+        WITHOUT_REPLACING[how](path)
         assert "sessions.db was" in await refused(caplog)
         for call in (
             store.load(session_id, now=NOW),
@@ -116,7 +116,7 @@ async def test_a_file_that_is_shortened_in_place_is_served_no_more(
         ):
             with pytest.raises(StoreRefused, match="overwritten") as failed:
                 await call
-            assert failed.value.told == "the session store refuses requests (lost)"
+            assert failed.value.client_text == "the session store refuses requests (lost)"
         with path.open("r+b") as file:
             file.write(whole)
         async with asyncio.timeout(10):
@@ -198,7 +198,7 @@ async def test_a_file_that_is_put_back_is_served_again(
         assert await store.append(session_id, Draft(b"{}"), now=NOW) is not None
 
 
-async def test_who_closes_it_writes_nothing_beside_the_file_of_another(
+async def test_who_closes_it_writes_nothing_next_to_the_file_of_another(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A second process may serve a new file at the same path by then."""
@@ -242,7 +242,7 @@ async def test_a_lock_that_was_deleted_while_it_was_asked_for_is_none(tmp_path: 
     lock.release()
 
 
-async def test_clients_and_load_balancers_are_told(
+async def test_clients_and_load_balancers_are_notified(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """HTP5: 503 with ``Retry-After`` instead of answers that nothing keeps."""

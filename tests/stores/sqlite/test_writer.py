@@ -311,7 +311,7 @@ async def test_the_durability_is_what_sqlite_is_asked_for(
         SQLiteStore(path, "most")  # type: ignore[arg-type]
 
 
-async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(
+async def test_a_full_disk_stores_nothing_half_and_has_ended_when_there_is_room(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error for who calls, and counted; what was there is served on."""
@@ -364,7 +364,7 @@ async def test_a_full_disk_is_not_ready_until_a_larger_write_fits(
         for _ in range(2):
             with pytest.raises(StoreRefused, match="no space left") as refused:
                 await store.probe()
-            assert refused.value.told == "the session store refuses requests (full)"
+            assert refused.value.client_text == "the session store refuses requests (full)"
         # The quota is gone, and the disk is full.
         await sql(store, "PRAGMA max_page_count = 1073741823")
         disk.f_bavail = 10
@@ -437,7 +437,7 @@ async def test_a_file_that_is_locked_while_it_is_closed_is_waited_for(path: Path
     other.close()
 
 
-async def test_who_comes_too_late_is_told(path: Path) -> None:
+async def test_who_comes_too_late_is_notified(path: Path) -> None:
     """By the future, as for every other failure: also who comes while an answer is given."""
     store = SQLiteStore(path)
     await store.open(POLICY)

@@ -27,10 +27,10 @@ class Flaky(MemoryStore):
             raise self.failure
         return await super().append(*args, **kwargs)
 
-    async def tell(self, *args: Any, **kwargs: Any) -> Any:
+    async def append_change(self, *args: Any, **kwargs: Any) -> Any:
         if self.is_away:
             raise self.failure
-        return await super().tell(*args, **kwargs)
+        return await super().append_change(*args, **kwargs)
 
 
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
@@ -76,7 +76,9 @@ async def test_a_store_that_refuses_is_not_said_to_be_away(method: str) -> None:
 
 
 async def test_a_store_that_goes_away_under_a_change_ends_no_server() -> None:
-    """What cannot be stored while it is away is told when it is back, and so is the next one."""
+    """What cannot be stored while it is away is notified when it is back, and so is the next
+    one.
+    """
     store = Flaky()
     async with world(store=store) as w:
         client = await w.connected()

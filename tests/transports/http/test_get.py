@@ -112,7 +112,7 @@ async def test_a_later_stream_without_a_position_detaches() -> None:
         assert uris(await stream.has(3)) == ["a:1", "a:2", "a:3"]
 
 
-async def test_a_later_stream_without_a_position_hears_what_follows() -> None:
+async def test_a_later_stream_without_a_position_gets_what_follows() -> None:
     """Of its connection's own subscriptions; and what nobody was handed meanwhile."""
     async with world() as w:
         client = await subscribed(w, "b:1", "b:2")
@@ -132,7 +132,7 @@ async def test_a_later_stream_without_a_position_hears_what_follows() -> None:
 
 async def test_a_stream_that_only_looks_open_was_handed_what_it_was_handed() -> None:
     """HTL8: "Half-open old connection: reconnect before the server noticed the drop works at
-    once" (the SDK answers 409), and what the dead stream took is not told a second time.
+    once" (the SDK answers 409), and what the dead stream took is not notified a second time.
     """
     async with world() as w:
         client = await subscribed(w, "b:1", "b:2")
@@ -156,7 +156,7 @@ async def test_a_stream_that_only_looks_open_was_handed_what_it_was_handed() -> 
 # --- Last-Event-ID ----------------------------------------------------------------------------
 
 
-async def test_a_cut_stream_goes_on_where_it_was_cut() -> None:
+async def test_a_cut_stream_continues_where_it_was_cut() -> None:
     """Rule: "a client that re-opens a cut GET with ``Last-Event-ID`` gets them once, in order", and
     the session never left its connection.
     """
@@ -275,7 +275,7 @@ async def test_an_evicted_position_is_answered_with_the_truth() -> None:
         await cycles()
         assert len(stream.messages) == 4
 
-        # A client that is cut before the last of them has no newer position, and is told all
+        # A client that is cut before the last of them has no newer position, and is sent all
         # of them again; after that its position is as good as any.
         assert [event.fields.get("id") for event in stream.events[:3]] == [None] * 3
         good = stream.events[3].id
@@ -324,7 +324,7 @@ async def test_an_evicted_position_lets_go_of_the_connections_sessions() -> None
 
 async def test_a_first_stream_that_came_too_late_lets_go_of_the_connections_sessions() -> None:
     """HTL6, HTL9: it was treated like a later stream without a position. Its client was not
-    told, and went on with requests by rule 2 as if it heard what they caused.
+    told, and went on with requests by rule 2 as if it received what they caused.
     """
     async with world(max_events=3) as w:
         client = await w.connected(capabilities={"extensions": {EXTENSION: {}}})
@@ -334,9 +334,9 @@ async def test_a_first_stream_that_came_too_late_lets_go_of_the_connections_sess
 
         stream = client.get()
 
-        told = (await stream.has(4))[3]
-        assert told["method"] == "notifications/sessions/detached"
-        assert told["params"]["reason"] == "evicted"
+        notified = (await stream.has(4))[3]
+        assert notified["method"] == "notifications/sessions/detached"
+        assert notified["params"]["reason"] == "evicted"
         assert (await client.error("tools/list"))["code"] == -31010
 
 

@@ -254,7 +254,7 @@ async def test_the_answer_can_be_fetched_after_its_stream_was_cut() -> None:
         assert w.box.calls == ["wait"]
 
 
-async def test_a_stream_fetched_while_its_request_runs_goes_on_live() -> None:
+async def test_a_stream_fetched_while_its_request_runs_continues_live() -> None:
     """ATT6: what was missed, then what comes, once and in order, then the end."""
     async with world() as w:
         client = await w.connected()
@@ -585,7 +585,7 @@ async def test_a_stalled_post_reader_is_cut(lone: bool) -> None:
 async def test_a_handler_that_never_waits_yields_to_the_writer(lone: bool) -> None:
     """Rule: "A handler that emits faster than its own session's connection takes yields to the
     writer": its messages fell out of the stream's window before anybody had read one, and
-    its client, who read as fast as it could, heard ``-31012``.
+    its client, who read as fast as it could, received ``-31012``.
     """
     async with world(max_events=100) as w:
         client = await w.connected()

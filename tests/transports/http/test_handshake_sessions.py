@@ -372,14 +372,14 @@ async def test_a_foreign_session_looks_unknown() -> None:
                 await thief.error("tools/call", call_params("echo", {}, keyed("k", target))),
             ]
 
-        def told(target: str) -> Json:
+        def notified(target: str) -> Json:
             data = {"sessionId": target}
             return {"code": -32043, "message": "Session not found", "data": data}
 
         assert owner.session_id is not None
-        assert await answers(session) == [told(session)] * 4
-        assert await answers(owner.session_id) == [told(owner.session_id)] * 4
-        assert await answers(UNKNOWN) == [told(UNKNOWN)] * 4
+        assert await answers(session) == [notified(session)] * 4
+        assert await answers(owner.session_id) == [notified(owner.session_id)] * 4
+        assert await answers(UNKNOWN) == [notified(UNKNOWN)] * 4
         await owner.text("update", uri="a:1", meta=in_session(session))
         assert uris(await stream.has(1)) == ["a:1"]
         assert w.box.calls == ["update"]

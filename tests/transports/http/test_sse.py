@@ -485,7 +485,7 @@ async def test_an_event_that_was_read_already_is_not_sent_twice() -> None:
 
 
 async def test_events_whose_appends_return_out_of_order_are_sent_in_order() -> None:
-    """ATT6: two writers, one store, and the second heard back first."""
+    """ATT6: two writers, one store, and the second received back first."""
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
     feed = LogFeed(stream, log.read, log.start, frame=plain_frame, is_behind=False)
     task = serving(stream, peer)
@@ -583,7 +583,7 @@ async def test_a_final_event_that_was_read_already_ends_the_stream() -> None:
 @pytest.mark.parametrize("found", ["an event", "a hole", "a store that is away"])
 async def test_what_a_feed_was_reading_when_it_ended_is_nothing_to_the_others(found: str) -> None:
     """ATT6: a session left a connection while its log was read for it. That its log was refused,
-    as that of a session which is over, closed the connection with all its other sessions.
+    as that of a session which has ended, closed the connection with all its other sessions.
     """
     left, stays, stream, peer = Log(max_events=1), Log(), stream_of(limit=10**6), Peer()
     going = asyncio.Event()

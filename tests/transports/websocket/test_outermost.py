@@ -308,12 +308,12 @@ async def test_the_outermost_application_is_found_with_the_scope_it_was_given(fo
     around = _Forms(endpoint)
     app: ASGIApp = {"object": around, "method": around.named, "nested": endpoint}[form]
 
-    async def nobody(*_: Any) -> Any:
+    async def no_client(*_: Any) -> Any:
         raise AssertionError("nothing is received or sent")
 
     async def server() -> None:
         scope: Scope = {"type": "websocket", "path": "/a"}
-        await app(scope, nobody, nobody)
+        await app(scope, no_client, no_client)
 
     # In a task of its own, as servers do.
     await asyncio.create_task(server())

@@ -1,4 +1,4 @@
-"""The binding beside an HTTP server that closes by itself."""
+"""The binding next to an HTTP server that closes by itself."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ Message = dict[str, Any]
 
 async def test_an_answer_after_the_http_server_closed_is_dropped_without_a_traceback() -> None:
     """Uvicorn closes after a frame that it cannot read, and refuses what is sent after that. Its
-    refusal came before the reader heard of the close, and was an error in the log.
+    refusal came before the reader learned of the close, and was an error in the log.
     """
     ping = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"})
     arriving: list[Message] = [

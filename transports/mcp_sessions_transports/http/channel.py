@@ -45,7 +45,7 @@ JSON_DEADLINE = 0.1
 
 class Finished(NamedTuple):
     """A response stream that was answered and that nobody reads: all that stays of its request
-    beside the messages.
+    next to the messages.
     """
 
     request_id: RequestId
@@ -62,7 +62,7 @@ class Finished(NamedTuple):
 @dataclass(slots=True, eq=False, repr=False)
 class ResponseStreams:
     """The response streams of one transport-mode session that this process answers: those that
-    are at work, and the newest of those that were answered, which can be fetched for a while;
+    are running, and the newest of those that were answered, which can be fetched for a while;
     and those of other processes that are read here.
 
     Args:
@@ -116,7 +116,7 @@ class ResponseStreams:
             try:
                 await self.log(oldest).drop()
             except StoreUnavailable:
-                # Whoever got an answer is not told of it. The session's end forgets it, too.
+                # Whoever got an answer is not notified of it. The session's end forgets it, too.
                 logger.warning("a response stream is deleted later: the store is away")
                 return
             self._forgotten = [name for name in self._forgotten or () if name != oldest] or None
@@ -172,7 +172,7 @@ class PostChannel(WatchedChannel):
     """The processes that serve its stream from the store."""
 
     close_stream: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
-    is_let_in = True
+    is_admitted = True
     _is_read: bool = field(init=False, default=True)
     _json: bytes | None = field(init=False, default=None)
     _away: StoreUnavailable | None = field(init=False, default=None)
@@ -272,13 +272,13 @@ class PostChannel(WatchedChannel):
         try:
             appended = await self._log.append(plain_draft(message, key))
         except StoreUnavailable:
-            # Who listens is told all the same, but by no id that could be come back to.
+            # Who listens gets it all the same, but by no id that could be come back to.
             logger.warning("a message of a response stream is not stored: the store is away")
             self._push_unkept(message, final=final)
             return
         if appended is None:
-            # The transport session is over: nobody can come back for this. Who still listens
-            # is told what became of it (END6).
+            # The transport session has ended: nobody can come back for this. Who still listens
+            # gets its outcome (END6).
             self._push_unkept(message, final=final)
             return
         self._size += len(message)
@@ -309,7 +309,7 @@ class PostChannel(WatchedChannel):
             try:
                 stream = await self._until_decided()
             except BaseException:
-                # Nobody will ever read it: what is at work for it is unheard from now on.
+                # Nobody will ever read it: what runs for it is without a listener from now on.
                 self._is_read = False
                 self._on_closed()
                 raise
@@ -328,7 +328,7 @@ class PostChannel(WatchedChannel):
             await self._serve(stream, session_id, call)
         finally:
             if self._next is not None:
-                self.over()
+                self.run_after_answer()
 
     async def _until_decided(self) -> SseStream | None:
         if not self._turn.done():
@@ -355,14 +355,14 @@ class PostChannel(WatchedChannel):
         self._on_reopened()
         await self._serve(stream, streams.session_id, call)
 
-    def read_elsewhere(self, process: str) -> None:
+    def read_at_replica(self, process: str) -> None:
         """Another process serves the stream, from the store; what is open here is dead."""
         self.readers.add(process)
         if self._stream is not None:
             self._stream.cut()
         self._on_reopened()
 
-    async def left_elsewhere(self, process: str) -> None:
+    async def left_at_replica(self, process: str) -> None:
         self.readers.discard(process)
         if self.is_open:
             return

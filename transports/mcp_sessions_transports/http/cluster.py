@@ -44,10 +44,10 @@ class ClusterStreams:
         if message.is_read:
             channel = responses.read_again(message.stream)
             if channel is not None:
-                channel.read_elsewhere(sender)
+                channel.read_at_replica(sender)
             return None
         channel = responses.channels.get(message.stream)
-        return channel.left_elsewhere(sender) if channel is not None else None
+        return channel.left_at_replica(sender) if channel is not None else None
 
     async def round(self, carrying: Collection[SessionId]) -> None:
         unused = self._clock() - self._policy.idle_timeout
@@ -62,7 +62,7 @@ class ClusterStreams:
             elif self._connections.in_use_at(connection) < unused and not (
                 responses.has_any or self._calls.has(connection.id)
             ):
-                await self._connections.let_go(connection)
+                await self._connections.release(connection)
             for channel in list(responses.channels.values()):
                 await self._check_readers(channel)
         for connection in streaming:
@@ -73,4 +73,4 @@ class ClusterStreams:
         # One that is gone is taken out, and others come, while this waits for the store.
         for process in list(channel.readers):
             if not await self._bus.is_alive(process):
-                await channel.left_elsewhere(process)
+                await channel.left_at_replica(process)

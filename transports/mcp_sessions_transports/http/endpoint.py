@@ -72,14 +72,14 @@ class MountedApp:
         websocket: WebSocket to the endpoint; it authenticates by itself.
         path: The endpoint's. It is served with and without a slash at its end: a redirect
             would lose a credential, or send it in clear behind a proxy that ends TLS.
-        beside: Routes that nothing stands before.
+        extra_routes: Routes that nothing stands before.
     """
 
     _inner: Starlette
     _endpoint: ASGIApp
     _websocket: ASGIApp
     _path: str
-    _beside: Sequence[BaseRoute] = ()
+    _extra_routes: Sequence[BaseRoute] = ()
 
     @property
     def lifespan(self) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
@@ -106,7 +106,7 @@ class MountedApp:
             scope["app"], scope["router"] = self._inner, self._inner.router
             await self._endpoint(scope, receive, send)
         else:
-            for route in self._beside:
+            for route in self._extra_routes:
                 match, more = route.matches(scope)
                 if match is not Match.NONE:
                     await route.handle({**scope, **more}, receive, send)
@@ -207,7 +207,7 @@ class StreamableHttp:
             return
         # Without authentication there is no user: most servers have none.
         principal = self._principal_of(scope) if "user" in scope else ANONYMOUS
-        watch = partial(self._credentials.over, scope, principal)
+        watch = partial(self._credentials.watch, scope, principal)
         header = headers.get(b"mcp-session-id")
         call = HttpCall(
             scope,
@@ -229,7 +229,7 @@ class StreamableHttp:
         except StoreUnavailable as failed:
             # A line for each request, not a traceback: what is wrong is not in this program.
             logger.error("the session store failed: %s", failed)
-            await _unavailable(send, failed.told, RETRY_AFTER_STORE)
+            await _unavailable(send, failed.client_text, RETRY_AFTER_STORE)
 
     async def _refuse(self, send: Send) -> None:
         await _unavailable(send, _DRAINING, self._availability.retry_after or 0)

@@ -48,8 +48,8 @@ class HttpGet:
         served, sessions = self._served, self._served.transport_sessions
         send, principal = call.send, call.principal
         connection = served.connections.stored(record)
-        if not await sessions.may_hear(record, principal):
-            # A weaker credential does not hear what a stronger one may (SEC3).
+        if not await sessions.may_receive(record, principal):
+            # A weaker credential does not receive what a stronger one may (SEC3).
             await send_not_found(send)
             return
         last_event_id = call.headers.get(b"last-event-id", b"").decode("latin-1") or None

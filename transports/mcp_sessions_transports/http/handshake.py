@@ -200,7 +200,7 @@ class HandshakeHttp:
                 await self._served.router.request(message, inbound)
             except BaseException:
                 # Also if it is the store's absence that is answered.
-                channel.over()
+                channel.run_after_answer()
                 raise
             return channel
         else:
@@ -218,7 +218,7 @@ class HandshakeHttp:
     def _handle(
         self, sender: ConnectionId | Principal, handling: Coroutine[Any, Any, None]
     ) -> None:
-        """Handle a notification beside those of the same sender, of which no more may be at
+        """Handle a notification next to those of the same sender, of which no more may be at
         work than requests (SEC8).
         """
         most = self._served.policy.max_running_requests
@@ -254,7 +254,7 @@ class HandshakeHttp:
         answer, connection = await served.router.initialize(request, alone, register)
         session_id = connection.transport_session if connection is not None else None
         if session_id is not None and not channel.has_stream and await has_left(call.receive):
-            # Nobody was told its name: a client that tries again would leave one each time.
+            # Nobody knows its name: a client that tries again would leave one each time.
             await served.lifecycle.finish(session_id, EndReason.CLIENT)
             return
         if not channel.has_stream:
@@ -271,7 +271,7 @@ class HandshakeHttp:
         if served.conversations is not None:
             # Hosts that start no session have one all the same: no header shuts them out.
             return True
-        # What is wrong with a notification's metadata is owed no answer.
+        # What is wrong with a notification's metadata gets no answer.
         return message.names_session and not (message.is_notification and message.is_misnamed)
 
     async def _admitted(self, call: HttpCall) -> SessionRecord | None:

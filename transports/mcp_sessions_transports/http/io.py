@@ -55,7 +55,7 @@ class HttpCall:
 
     watch: Watch
     """Over the credential that it came with. A stream ends with it (SEC4), and is one that was cut:
-    its request runs on, unheard."""
+    its request runs on, without a listener."""
 
     arrived: Callable[[], None]
     """Says that the server need not wait for it any more before it stops: it runs, or was

@@ -1,4 +1,4 @@
-"""A session's ``subscriptions/listen`` stream: the modern era's way to hear its events.
+"""A session's ``subscriptions/listen`` stream: the modern era's way to receive its events.
 
 Acknowledged first, then what waits, then live. Each event carries the listen request's id
 and its own session event id; a client that was cut resumes the session and listens again.
@@ -32,7 +32,7 @@ class ListenStream:
 
     Args:
         is_shared: Other processes may store events of the session.
-        result: Adds what the stream's last message carries beside its subscription id.
+        result: Adds what the stream's last message carries in addition to its subscription id.
         encode: Writes that message.
     """
 
@@ -79,8 +79,8 @@ class ListenStream:
     def send(self, draft: Draft) -> None:
         self._stream.push(modern_event(stamped(draft.before, self._request_id)), draft.origin)
 
-    def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
-        self._finish(wire_error(SessionNotFound(session_id)) if is_over else None)
+    def withdraw(self, session_id: SessionId, *, has_ended: bool = False) -> None:
+        self._finish(wire_error(SessionNotFound(session_id)) if has_ended else None)
 
     async def drain(self) -> None:
         await self._stream.drain()

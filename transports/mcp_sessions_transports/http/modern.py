@@ -123,7 +123,7 @@ class ModernHttp:
         try:
             await self._served.router.request(request, inbound)
         except BaseException:
-            channel.over()
+            channel.run_after_answer()
             raise
         call.arrived()
         await channel.respond(call)

@@ -47,7 +47,7 @@ class ModernChannel(WatchedChannel):
         encode: Writes a message as the SDK's own entry does.
     """
 
-    cancels = is_let_in = True
+    cancels = is_admitted = True
 
     _policy: SessionPolicy
     _loop: asyncio.AbstractEventLoop
@@ -109,7 +109,7 @@ class ModernChannel(WatchedChannel):
             if self.is_open:
                 self._close()
             if self._next is not None:
-                self.over()
+                self.run_after_answer()
 
     async def _wait(self, receive: Receive) -> None:
         if self._turn.done():

@@ -63,7 +63,7 @@ def may_read(stream: StreamName, beyond: frozenset[str]) -> bool:
     if spelled is None:
         return True
     if spelled.startswith("="):
-        # Too many to be told apart: the very same.
+        # Too many to be distinguished: the very same.
         return spelled == _spelled(beyond)
     needed: Any = _unwrapped(spelled)
     return isinstance(needed, list) and beyond.issuperset(needed)  # pyright: ignore[reportUnknownArgumentType]

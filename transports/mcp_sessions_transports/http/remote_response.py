@@ -77,7 +77,7 @@ class RemoteResponse:
         background = Background()
         try:
             await self._bus.watch(log.session_id, log.name, self)
-            await self._tell(is_read=True)
+            await self._send_read(is_read=True)
             feed = self._feed
             background.loop("watching the replica that answers", lambda: self._watch_runner(feed))
             await stream.serve(call.receive, call.send, sse_headers(log.session_id))
@@ -86,7 +86,7 @@ class RemoteResponse:
             await background.close()
             await self._bus.unwatch(log.session_id, log.name, self)
             if not self._superseded:
-                await self._tell(is_read=False)
+                await self._send_read(is_read=False)
 
     def appended(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
@@ -98,10 +98,10 @@ class RemoteResponse:
         if self._feed is not None:
             self._feed.check_position(head)
 
-    async def _tell(self, *, is_read: bool) -> None:
+    async def _send_read(self, *, is_read: bool) -> None:
         if self._runner is not None:
             read = StreamRead(session_id=self.log.session_id, stream=self.log.name, is_read=is_read)
-            await self._bus.tell(read, to=self._runner)
+            await self._bus.try_send(read, to=self._runner)
 
     async def _watch_runner(self, feed: LogFeed) -> None:
         while not self.stream.closed:

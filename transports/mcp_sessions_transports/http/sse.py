@@ -178,7 +178,7 @@ class GetStream:
         Args:
             first: Messages. They are in no log, which may be too small for them; only the
                 last has an id, so that a client that is cut before it comes back with its
-                old position and is told all of them again.
+                old position and gets all of them again.
             primes: The client understands an event without data.
         """
         at = self._after.event_id()
@@ -203,7 +203,7 @@ class GetStream:
         if entry.origin is None or entry.origin in self._cleared:
             self._feed.offer(entry)
         else:
-            # Whether it may be heard here has to be asked; reading the log asks it.
+            # Whether it may be sent here has to be asked; reading the log asks it.
             self._feed.check_position(None)
 
     def check_position(self, head: Position | None) -> None:
@@ -218,13 +218,13 @@ class GetStream:
         self.stream.cut()
 
     async def _read(self, position: str) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        heard = await self._connection.heard(position, self._scopes, self._cleared)
-        if heard is None:
+        found = await self._connection.events_after(position, self._scopes, self._cleared)
+        if found is None:
             self.stream.cut()
-        return heard or ((), None)
+        return found or ((), None)
 
     def _frame(self, event: LoggedEvent) -> bytes | None:
-        return None if event.origin in self._connection.over else plain_frame(event)
+        return None if event.origin in self._connection.ended else plain_frame(event)
 
 
 class Responses(Protocol):
@@ -254,7 +254,7 @@ class HttpTransport(Generic[ResponsesT]):
     """A request has a connection of its own, which the server that runs us sees to."""
 
     _get: GetStream | None = None
-    _is_over: bool = False
+    _has_ended: bool = False
 
     def __post_init__(self) -> None:
         if self.responses.primes:
@@ -287,7 +287,7 @@ class HttpTransport(Generic[ResponsesT]):
     def send(self, draft: Draft) -> None:
         raise AssertionError("what goes on a GET stream is an entry of its log")
 
-    def withdraw(self, session_id: SessionId, *, is_over: bool = False) -> None:
+    def withdraw(self, session_id: SessionId, *, has_ended: bool = False) -> None:
         if self._get is not None:
             self._get.stream.purge(session_id)
 
@@ -302,7 +302,7 @@ class HttpTransport(Generic[ResponsesT]):
         return self._get.stream.hold() if self._get is not None else lambda: None
 
     def close(self) -> None:
-        self._is_over = True
+        self._has_ended = True
         if self._get is not None:
             self._get.stream.finish()
         self.responses.close()
@@ -344,8 +344,8 @@ class HttpTransport(Generic[ResponsesT]):
         )
         self._get = get
         get.open_with(first, primes=self.responses.primes)
-        if self._is_over:
-            # Closed after this GET was admitted: its client comes back, and hears so.
+        if self._has_ended:
+            # Closed after this GET was admitted: its client comes back, and learns so.
             get.stream.finish()
         headers = sse_headers(connection.session_id)
         try:

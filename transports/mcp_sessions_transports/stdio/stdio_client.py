@@ -57,7 +57,7 @@ class StdioLink:
                     tasks.start_soon(self._cancel_when_closing, tasks.cancel_scope)
                     async for item in read:
                         if not isinstance(item, SessionMessage):
-                            # A line without a usable id: nobody can be told.
+                            # A line without a usable id: nobody can be notified.
                             logger.warning("dropped an invalid message: %s", type(item).__name__)
                         else:
                             message = item.message.model_dump(

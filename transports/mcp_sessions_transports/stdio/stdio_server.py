@@ -63,7 +63,7 @@ class StdioBinding:
         self._served.connections.add(connection.client)
         writer = asyncio.ensure_future(self._write(connection, wire_out))
         reader = asyncio.ensure_future(self._read(connection, wire_in))
-        # A writer whose peer takes nothing hears of no cut: it waits for the pipe.
+        # A writer whose peer takes nothing learns of no cut: it waits for the pipe.
         cut = asyncio.ensure_future(connection.transport.outbox.until_cut())
         try:
             await asyncio.wait({reader, writer, cut}, return_when=asyncio.FIRST_COMPLETED)

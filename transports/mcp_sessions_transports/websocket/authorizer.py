@@ -132,7 +132,7 @@ class _Asked:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     body: list[bytes] = field(default_factory=list[bytes])
     was_sent: bool = False
-    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def here(self, scope: Scope, send: Send) -> None:
         self.reached = Authorized(self.principal_of(scope), contextvars.copy_context())
@@ -144,7 +144,7 @@ class _Asked:
         if not self.was_sent:
             self.was_sent = True
             return {"type": "http.request", "body": b"", "more_body": False}
-        await self.is_over.wait()
+        await self.has_ended.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
@@ -153,7 +153,7 @@ class _Asked:
         elif message["type"] == "http.response.body":
             self.body.append(message.get("body", b""))
             if not message.get("more_body", False):
-                self.is_over.set()
+                self.has_ended.set()
 
     def outcome(self) -> Authorized | Denied:
         if self.status < 300:

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Scope
 
-_LET_IN_ALL = (
+_ALLOW_ALL = (
     "daphne",
     "granian",
     "hypercorn",
@@ -50,7 +50,7 @@ def outermost() -> Outermost | None:
     found: Outermost | None = None
     for frame, scope in _serving():
         module = str(frame.f_globals.get("__name__"))
-        if not f"{module}.".startswith(tuple(f"{name}." for name in _LET_IN_ALL)):
+        if not f"{module}.".startswith(tuple(f"{name}." for name in _ALLOW_ALL)):
             described = f"{module}.{frame.f_code.co_qualname}"
             found = Outermost(_called(frame), scope, described)
     return found

@@ -39,7 +39,7 @@ from mcp_sessions.client.dialer import (
     Unanswered,
 )
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.rpc import CANCELLED, in_place_of_dropped, received
+from mcp_sessions.client.rpc import CANCELLED, instead_of_dropped, received
 from mcp_sessions.core.messages import RequestId, encode, error_body, members_of
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import Cause
@@ -186,7 +186,7 @@ class WebSocketLink:
         return Failure(Cause.STATUS, text, status=413, error=error, is_answer=True)
 
     async def _was_dropped(self, sink: Sink, outline: Outline) -> None:
-        answer = in_place_of_dropped(outline, self.name, self._policy.max_message)
+        answer = instead_of_dropped(outline, self.name, self._policy.max_message)
         if answer is None:
             await sink(self, Missed())
         elif outline.has_method:

@@ -83,9 +83,9 @@ class WebSocketBinding:
             # Since it came.
             return
         principal = outcome.principal
-        whose = share_of(principal, scope)
+        owner = share_of(principal, scope)
         most = self._served.policy.max_connections_per_principal
-        if most is not None and self._open.get(whose, 0) >= most:
+        if most is not None and self._open.get(owner, 0) >= most:
             refused = LimitReached("max_connections_per_principal", most, _FULL)
             self._served.router.limits.reached(refused)
             wait = f"come back in {math.ceil(_FULL)} s"
@@ -93,16 +93,16 @@ class WebSocketBinding:
             too_many.headers.append((b"retry-after", str(math.ceil(_FULL)).encode()))
             await deny(scope, receive, send, too_many)
             return
-        self._open[whose] = self._open.get(whose, 0) + 1
+        self._open[owner] = self._open.get(owner, 0) + 1
         try:
             connected = self._connected(scope, receive, send, principal, SUBPROTOCOL in offered)
             await asyncio.create_task(connected, context=outcome.context)
         finally:
-            left = self._open[whose] - 1
+            left = self._open[owner] - 1
             if left:
-                self._open[whose] = left
+                self._open[owner] = left
             else:
-                del self._open[whose]
+                del self._open[owner]
 
     async def _is_away(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Whether the server stops. A session must not be attached where it is about to be cut
@@ -132,7 +132,7 @@ class WebSocketBinding:
         closing = Closing()
         reader = asyncio.ensure_future(self._read(connection, receive, closing))
         writer = asyncio.ensure_future(self._write(connection, send, closing))
-        # A writer whose peer takes nothing hears of no cut: it waits for the network.
+        # A writer whose peer takes nothing learns of no cut: it waits for the network.
         cut = asyncio.ensure_future(connection.transport.outbox.until_cut())
 
         def expired() -> None:
@@ -140,7 +140,7 @@ class WebSocketBinding:
             connection.transport.outbox.cut()
 
         try:
-            async with self._credentials.over(scope, principal, expired):
+            async with self._credentials.watch(scope, principal, expired):
                 await asyncio.wait({reader, writer, cut}, return_when=asyncio.FIRST_COMPLETED)
             if writer.done() and not writer.cancelled() and writer.exception() is not None:
                 # The peer is gone, and perhaps said why.
@@ -151,7 +151,7 @@ class WebSocketBinding:
                 closing.because(CloseCode.TRY_AGAIN_LATER, f"{said}; come back in {_BACK} s")
             elif connection.transport.is_draining:
                 closing.because(CloseCode.SERVICE_RESTART, "the server is shutting down")
-                # Before the store is told: what the client asks meanwhile nobody reads.
+                # Before the store is written: what the client asks meanwhile nobody reads.
                 await closing.say(send)
             await connection.gone()
             failures = await stopped(reader, writer, cut)
@@ -206,7 +206,7 @@ class WebSocketBinding:
                     await send({"type": "websocket.send", "text": chunk.decode()})
                 except RuntimeError as refused:
                     # The HTTP server closes the connection itself after a frame that it cannot
-                    # read. It then refuses what we send, before the reader hears of the close.
+                    # read. It then refuses what we send, before the reader learns of the close.
                     raise ConnectionResetError("the HTTP server closed it") from refused
 
         await connection.transport.outbox.empty_into(write, idle=None, interval=0)
@@ -235,7 +235,7 @@ class Closing:
         if self._is_said:
             return
         message = {"type": "websocket.close", "code": int(self._code), "reason": self._reason}
-        # A peer that is gone already cannot be told why.
+        # A peer that is gone already cannot be notified why.
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             async with asyncio.timeout(1):
                 await send(message)

@@ -1,1 +1,1 @@
-"""The features on the path of a request, one file each. ``path.py`` beside has their order."""
+"""The features on the path of a request, one file each. ``path.py`` has their order."""

@@ -172,7 +172,7 @@ class Association(Stage):
         )
 
     async def attach_if_free(self, record: SessionRecord, inbound: Inbound) -> None:
-        """Attach a session to where it was named, if nobody hears its events.
+        """Attach a session to where it was named, if nobody receives its events.
 
         Rule 1 only. A current session that was detached here waits for ``session/resume``:
         attached in passing, its client would go past what it missed and never get it.
@@ -186,7 +186,7 @@ class Association(Stage):
             # Its process died with the connection, and could not say so (ATT9).
             await self._store.detach(record.session_id, attachment.fencing_epoch)
         if not inbound.principal.scopes >= record.principal.scopes:
-            # A weaker credential may use the session, but not hear what a stronger one may
+            # A weaker credential may use the session, but not receive what a stronger one may
             # have caused (SEC3).
             return
         attached = await self._attachments.attach(record.session_id, connection, only_if_free=True)

@@ -33,15 +33,15 @@ class LearnedTools(Stage):
             return None
         if self._conversations.argument_for(inbound) is None:
             return None
-        peer, beside = self._peers.beside(Call(request, inbound))
+        peer, inner = self._peers.peer_and_call(Call(request, inbound))
         try:
-            await argument.learn(peer, beside, request)
+            await argument.learn(peer, inner, request)
         except UpstreamError:
             logger.warning(
                 "a client called a tool that should take a handle, but the server did not list it"
             )
         finally:
-            beside.end()
+            inner.end()
             if inbound.is_alone:
                 await peer.close()
         return None
@@ -74,4 +74,4 @@ class HandleTools(Stage):
         tool = argument.tool_of(request)
         if request.method != method_names.CALL_TOOL or tool is None or call.started is None:
             return outcome
-        return outcome._replace(result=argument.told(tool, result, call.started))
+        return outcome._replace(result=argument.with_handle(tool, result, call.started))

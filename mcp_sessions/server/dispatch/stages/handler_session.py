@@ -33,7 +33,8 @@ class HandlerSession(Stage):
     A session is the one that the client started, else its conversation's, else its connection's.
 
     Args:
-        attach: Attaches a session to the connection where it was named, if nobody hears its events.
+        attach: Attaches a session to the connection where it was named, if nobody receives its
+            events.
         check_token: Raises if a state could not be sent to the client that keeps it.
         visibility: What is hidden outside of a session.
     """
@@ -94,7 +95,7 @@ class HandlerSession(Stage):
     def _way_to(self, connection: ClientConnection | None) -> Notify:
         """The client gets the messages that its connection gets."""
         if connection is None:
-            return _not_told
+            return _not_notified
         return partial(self._publisher.send_sessionless, connection, wait=True)
 
     def _check_size(self, record: SessionRecord, state: Mapping[str, Any]) -> None:
@@ -112,5 +113,5 @@ class HandlerSession(Stage):
             raise SessionNotFound(session_id)
 
 
-async def _not_told(method: str, params: Mapping[str, Any] | None) -> None:
+async def _not_notified(method: str, params: Mapping[str, Any] | None) -> None:
     logger.debug("dropped %s: no standalone channel", method)

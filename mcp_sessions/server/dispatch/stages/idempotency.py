@@ -39,7 +39,7 @@ class Idempotency:
         self.association, self._sealed = association, sealed
         self.begin_of = Locks[tuple[SessionId, RequestKey]]().of
         """A lock that is held until a request runs or is refused. The same key again, in the same
-        session, waits that long: recorded in the store, but at work nowhere yet, the first would
+        session, waits that long: recorded in the store, but running nowhere yet, the first would
         look lost.
         """
 
@@ -56,10 +56,10 @@ class Idempotency:
             OutcomeUnknown: It was begun in another session.
         """
         inbound, session_id = call.inbound, None
-        # If it is let in with its connection, the lock is held.
+        # If it is admitted with its connection, the lock is held.
         joint = inbound.http.joint
-        is_let_in = joint is not None and joint.is_let_in
-        if not is_let_in:
+        is_admitted = joint is not None and joint.is_admitted
+        if not is_admitted:
             session_id = await self.association.session_of(call.request, inbound)
         if call.known_in is not None and session_id != call.known_in:
             # Its connection went on to another session.
@@ -109,7 +109,7 @@ class Idempotency:
                 if running is not None:
                     await running.join(call)
                     return ANSWERED
-                if self._bus.is_elsewhere(runner):
+                if self._bus.is_remote(runner):
                     self.joining.begin(
                         call, record.session_id, key, runner, admitted.run, begin_anew
                     )

@@ -87,11 +87,11 @@ class UpstreamPeers(Stage):
             self._shared, call, partial(self.standalone, call.inbound, call.record)
         )
 
-    def beside(self, call: Call) -> tuple[UpstreamPeer, RunningRequest]:
+    def peer_and_call(self, call: Call) -> tuple[UpstreamPeer, RunningRequest]:
         return self.of(call.inbound, call.record), self.running(call)
 
     async def before(self, call: Call) -> Outcome | None:
-        if self._shared.calls.is_over:
+        if self._shared.calls.has_ended:
             # Since it was accepted. A key that it recorded is one of a run that never began.
             return stopping()
         request, inbound, record = call.request, call.inbound, call.record
@@ -138,9 +138,9 @@ class UpstreamPeers(Stage):
             outbound = self._of_session(record)
             self._connections.used(record.session_id, connection)
             past = self._past(record)
-            beside = connection.upstream_peers.get(None)
+            connection_peer = connection.upstream_peers.get(None)
             peer = self.upstream.peer(
-                inbound.peer, outbound, record.session_id, beside=beside, **past
+                inbound.peer, outbound, record.session_id, connection_peer=connection_peer, **past
             )
         else:
             outbound = self._of_connection(connection)
@@ -180,8 +180,8 @@ class UpstreamPeers(Stage):
         was_served = record.life.created_at < self._began_at
         wanted = wanted_by(record)
         if wanted.subscriptions:
-            may_hear = self._visibility.of(record.state.values).may_hear
-            wanted = wanted._replace(subscriptions=list(filter(may_hear, wanted.subscriptions)))
+            may_receive = self._visibility.of(record.state.values).may_receive
+            wanted = wanted._replace(subscriptions=list(filter(may_receive, wanted.subscriptions)))
         return {"wanted": wanted, "was_served": was_served}
 
     def _of_session(self, record: SessionRecord) -> SessionOutbound:

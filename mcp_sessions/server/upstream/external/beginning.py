@@ -16,7 +16,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import ANSWERING, Refused
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class NoMeans(UpstreamError):
 
 
 class Starter(Protocol):
-    async def start(self, place: Place, principal: Principal) -> Child:
+    async def start(self, slot: Slot, principal: Principal) -> Child:
         """Make a child that has not got any message yet.
 
         Raises:
@@ -58,7 +58,7 @@ class Starter(Protocol):
 
     def use(self, server: ExternalServer) -> None: ...
 
-    def session_over(self, session_id: SessionId) -> None:
+    def session_ended(self, session_id: SessionId) -> None:
         """Delete data that was kept for a session's children: the session cannot resume."""
         ...
 
@@ -70,7 +70,7 @@ def not_started(why: str) -> UpstreamError:
     return UpstreamError(error_body(INTERNAL_ERROR, f"{NOT_STARTED_TEXT}{why}", data))
 
 
-async def made(starter: Starter, place: Place, principal: Principal) -> Child:
+async def made(starter: Starter, slot: Slot, principal: Principal) -> Child:
     """Make a child that has not got any message yet.
 
     Raises:
@@ -78,7 +78,7 @@ async def made(starter: Starter, place: Place, principal: Principal) -> Child:
         UpstreamError: The child cannot be started.
     """
     try:
-        return await starter.start(place, principal)
+        return await starter.start(slot, principal)
     except OSError as failed:
         why = not_started(str(failed.strerror))
         raise (NoMeans(why.error) if failed.errno in NO_MEANS else why) from failed
@@ -87,7 +87,7 @@ async def made(starter: Starter, place: Place, principal: Principal) -> Child:
 async def begin(
     server: ExternalServer,
     child: Child,
-    place: Place,
+    slot: Slot,
     client: Mapping[str, Any],
     versions: Collection[str],
 ) -> None:
@@ -106,35 +106,35 @@ async def begin(
     """
     try:
         async with asyncio.timeout(server.start_timeout):
-            await child.shake_hands(client, versions, list(place.subscribers))
-        await tell_what_was_told(place, child)
+            await child.shake_hands(client, versions, list(slot.subscribers))
+        await restore_settings(slot, child)
     except TimeoutError:
         why = f"it did not answer initialize in {server.start_timeout:g} seconds"
         raise not_started(await _cause(child, why)) from None
     except UpstreamError as failed:
-        if isinstance(failed, Refused) and not child.is_over and not child.failure:
+        if isinstance(failed, Refused) and not child.has_ended and not child.failure:
             raise
         said = str(failed.error.get("message")).removeprefix(f"{OutcomeUnknown.message}: ")
-        kind = Ended if child.is_over else UpstreamError
+        kind = Ended if child.has_ended else UpstreamError
         kind = NoMeans if isinstance(failed, NoMeans) else kind
         why = await _cause(child, child.failure or said[:_REASON])
         raise kind(not_started(why).error) from failed
 
 
 async def _cause(child: Child, why: str) -> str:
-    return await child.last_words() if child.is_over and not child.failure else why
+    return await child.last_words() if child.has_ended and not child.failure else why
 
 
-async def tell_what_was_told(place: Place, child: Child) -> None:
+async def restore_settings(slot: Slot, child: Child) -> None:
     """Send a child the log level and the subscriptions that the child before it had, or would have.
 
     Raises:
         UpstreamError: The child has ended.
     """
     again: list[tuple[str, Mapping[str, Any]]] = []
-    if place.level is not None:
-        again.append((SET_LEVEL, {"level": place.level}))
-    left = [uri for uri in place.subscribers if uri not in child.subscribed]
+    if slot.level is not None:
+        again.append((SET_LEVEL, {"level": slot.level}))
+    left = [uri for uri in slot.subscribers if uri not in child.subscribed]
     again += [("resources/subscribe", {"uri": uri}) for uri in left]
     for method, params in again:
         try:
@@ -142,11 +142,9 @@ async def tell_what_was_told(place: Place, child: Child) -> None:
                 await child.request(None, method, params)
         except TimeoutError:
             # It would not answer the other requests either.
-            logger.warning("%s: after its restart it does not answer %s", place.label(), method)
+            logger.warning("%s: after its restart it does not answer %s", slot.label(), method)
             return
         except UpstreamError as refused:
-            if child.is_over:
+            if child.has_ended:
                 raise
-            logger.warning(
-                "%s: after its restart it refuses %s: %s", place.label(), method, refused
-            )
+            logger.warning("%s: after its restart it refuses %s: %s", slot.label(), method, refused)

@@ -29,7 +29,7 @@ Several clients may share a child: those of one principal outside of sessions, o
 7. Only such a child gets the notifications of its client. A child of several clients gets none: a
    message caused by a notification would be taken for the work of another client's request.
 
-``sharing.py`` gives clients that can be asked no common child, so that rule 4 is rare. ``place.py``
+``sharing.py`` gives clients that can be asked no common child, so that rule 4 is rare. ``slot.py``
 applies these rules. ``tests/server/upstream/external/test_cause.py`` tests the property.
 """
 

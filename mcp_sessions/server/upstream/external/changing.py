@@ -17,8 +17,8 @@ from contextlib import suppress
 from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.failures import Failures
-from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.room import LOOKS
+from mcp_sessions.server.upstream.external.slot import Slot
 
 
 def can_follow(before: ExternalServer, after: ExternalServer) -> bool:
@@ -41,20 +41,20 @@ class ChangingChildren(Children):
         self.starter.use(server)
         self._failures = Failures(self.ours)
         self._is_of_the_era_before = False
-        for place in self.places(lambda _: True):
-            if not place.clients.is_one_client:
-                self._background.run("the change of a child", self._change(place))
+        for slot in self.slots(lambda _: True):
+            if not slot.clients.is_one_client:
+                self._background.run("the change of a child", self._change(slot))
 
-    async def _change(self, place: Place) -> None:
-        if place.starting is not None:
-            await asyncio.wait({place.starting})
-        calls, child = set(place.calls), place.vacate()
+    async def _change(self, slot: Slot) -> None:
+        if slot.starting is not None:
+            await asyncio.wait({slot.starting})
+        calls, child = set(slot.calls), slot.vacate()
         if child not in self._living:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(self.server.child_idle):
                 while True:
-                    if not calls & place.calls.keys():
+                    if not calls & slot.calls.keys():
                         break
                     await asyncio.sleep(LOOKS)
         await self._stop(child)

@@ -1,7 +1,7 @@
 """Speak JSON-RPC with one child, and match its answers, progress and questions to requests.
 
 A child is a wire and an era. The wire knows how messages come and go (``child_wire.py``). The era
-knows how a server of that era is asked (``either_era.py``).
+knows how a server of that era is asked (``child_eras.py``).
 
 Its messages pass unchanged, but for ids and progress tokens. When it ends, each of its requests
 gets a definite answer, so that no client waits for ever.
@@ -40,6 +40,12 @@ from mcp_sessions.errors import (
     OutcomeUnknown,
 )
 from mcp_sessions.server.upstream.external.cause import TOKEN, Cause, Unanswered, with_own_token
+from mcp_sessions.server.upstream.external.child_eras import (
+    SUBSCRIPTIONS,
+    HandshakeEra,
+    ModernEra,
+    read_again,
+)
 from mcp_sessions.server.upstream.external.child_reading import Reading
 from mcp_sessions.server.upstream.external.child_requests import (
     NOT_STARTED,
@@ -49,12 +55,6 @@ from mcp_sessions.server.upstream.external.child_requests import (
     Waiting,
 )
 from mcp_sessions.server.upstream.external.child_wire import ChildWire
-from mcp_sessions.server.upstream.external.either_era import (
-    SUBSCRIPTIONS,
-    HandshakeEra,
-    ModernEra,
-    read_again,
-)
 from mcp_sessions.server.upstream.external.modern_requests import DISCOVER, VERSION
 from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.server_stream import Listening
@@ -94,7 +94,7 @@ class Child:
         self.failure = ""
         """Fault of the child that ended it, if there was one."""
 
-        self.is_over = False
+        self.has_ended = False
         """Whether it accepts no requests any more."""
 
         self.unanswered = Unanswered()
@@ -181,7 +181,7 @@ class Child:
                     raise
         if speaks_modern:
             self.subscribed.update(uris)
-        await self.hear_anew()
+        await self.reopen_stream()
 
     async def _initialize(self, client: Mapping[str, Any], versions: frozenset[str]) -> None:
         result = await self.request(None, "initialize", client)
@@ -210,7 +210,7 @@ class Child:
         self._era = HandshakeEra(self, self._wire)
         return False
 
-    async def hear_anew(self) -> None:
+    async def reopen_stream(self) -> None:
         stream = self._era.stream()
         if stream is None:
             return
@@ -234,10 +234,10 @@ class Child:
         return await self._wire.last_words()
 
     def forget(self) -> None:
-        self.is_over = True
+        self.has_ended = True
 
     def give_up(self) -> None:
-        self.is_over = True
+        self.has_ended = True
         for waiting in self._open.values():
             if not waiting.future.done():
                 waiting.future.set_result(Answer(None, None, wire_error(OutcomeUnknown())))
@@ -292,7 +292,7 @@ class Child:
         room = self._wire.room()
         if room is not None:
             await room
-        if self.is_over:
+        if self.has_ended:
             raise Forgotten
         params = with_own_token(request_id, params)
         message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "method": method}
@@ -444,8 +444,8 @@ class Child:
         token = progress_token(request.params)
 
         async def report(progress: float, total: float | None, message: str | None) -> None:
-            told = {TOKEN: token, "progress": progress, "total": total, "message": message}
-            params = {name: value for name, value in told.items() if value is not None}
+            members = {TOKEN: token, "progress": progress, "total": total, "message": message}
+            params = {name: value for name, value in members.items() if value is not None}
             await self.notify("notifications/progress", params)
 
         try:

@@ -105,7 +105,7 @@ class Reading:
                 size = 0
             if later is not None:
                 await later()
-            if time_slice.is_over():
+            if time_slice.has_ended():
                 await give_way()
 
     def _take_one(

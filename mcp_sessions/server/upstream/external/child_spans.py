@@ -10,7 +10,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, ge
 
 from mcp_sessions.core.messages import meta_of
 from mcp_sessions.server.loggable import KnownNames
-from mcp_sessions.server.upstream.external.elsewhere import Served
+from mcp_sessions.server.upstream.external.other_replicas import Served
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 from mcp_sessions.server.upstream.sdk.sdk_spans import CONVERSATION, SESSION_DIGEST, is_tracing
 

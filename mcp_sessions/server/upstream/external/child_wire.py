@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from mcp_sessions.background import Background
 from mcp_sessions.server.upstream.external.child_requests import Waiting
 from mcp_sessions.server.upstream.external.receiver import Client
-from mcp_sessions.server.upstream.external.server_stream import Hear, Heard
+from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.unreadable import Unreadable
 from mcp_sessions.server.upstream.port import Call
 
@@ -55,7 +55,7 @@ class Conversation(Protocol):
     def is_modern(self) -> bool: ...
 
     @property
-    def is_over(self) -> bool: ...
+    def has_ended(self) -> bool: ...
 
     @property
     def failure(self) -> str:
@@ -133,7 +133,7 @@ class Conversation(Protocol):
         """Note its log level."""
         ...
 
-    async def hear_anew(self) -> None:
+    async def reopen_stream(self) -> None:
         """Open the stream of its own messages again, for all wanted changes."""
         ...
 
@@ -180,7 +180,7 @@ class ChildWire(Protocol):
         """
         ...
 
-    def stream(self) -> Hear | None:
+    def stream(self) -> ReadStream | None:
         """Return the stream of the child's own messages in the handshake era, not opened yet. None:
         it needs no stream.
         """
@@ -190,14 +190,14 @@ class ChildWire(Protocol):
         self,
         request_id: int,
         params: dict[str, Any],
-        heard: Heard,
+        receiver: StreamReceiver,
         *,
-        is_heard: Callable[[], bool],
+        is_acknowledged: Callable[[], bool],
     ) -> float | None:
-        """Send a listen of the modern era, and read its stream until it ends; see :data:`Hear`.
+        """Send a listen of the modern era, and read its stream to its end; see :data:`ReadStream`.
 
         Args:
-            is_heard: Returns whether the listen was acknowledged.
+            is_acknowledged: Returns whether the listen was acknowledged.
         """
         ...
 

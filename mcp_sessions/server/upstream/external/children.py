@@ -1,4 +1,4 @@
-"""Give each session, connection or principal a place for its children, which follow each other
+"""Give each session, connection or principal a slot for its children, which follow each other
 there.
 
 Rules:
@@ -48,10 +48,10 @@ from mcp_sessions.server.upstream.external.beginning import (
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Refused
 from mcp_sessions.server.upstream.external.failures import Failures
-from mcp_sessions.server.upstream.external.place import ONE_CLIENT, Place, Services
 from mcp_sessions.server.upstream.external.receiver import LISTS, UPDATED
 from mcp_sessions.server.upstream.external.room import LOOKS, WAITS, Starts, can_share, spare
-from mcp_sessions.server.upstream.external.server_messages import Telling
+from mcp_sessions.server.upstream.external.server_messages import Notifier
+from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Services, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ _CLOSING = 10.0
 """Seconds that background work for children has when the layer stops."""
 
 _LEAVING = "the layer stops"
-_OVER = "its session or connection ended"
+_ENDED = "its session or connection ended"
 _HUNG = "it started too slowly while other clients waited for room"
 
 
@@ -95,8 +95,8 @@ class Children:
         self.capabilities: Mapping[str, Any] | None = None
         """Capabilities of the last child. None: there was none."""
 
-        self.telling = Telling()
-        self._places: dict[Hashable, Place] = {}
+        self.notifier = Notifier()
+        self._slots: dict[Hashable, Slot] = {}
         self._living: dict[Child, Principal] = {}
         self._ending: set[Child] = set()
         """Living children that are ending. A start that needs their room waits for it."""
@@ -118,93 +118,93 @@ class Children:
         self._rounds.loop("the rounds over idle children", self._round)
 
     def services(self, announce: Announce) -> Services:
-        """Return what the places of the server have in common.
+        """Return what the slots of the server have in common.
 
         Args:
             announce: See :attr:`Services.announce`.
         """
-        return Services(self.start, announce, self.telling, self.server.title)
+        return Services(self.start, announce, self.notifier, self.server.title)
 
-    def place(self, key: Hashable, make: Callable[[], Place]) -> Place:
-        place = self._places.get(key)
-        if place is None:
-            place = self._places[key] = make()
-        return place
+    def slot(self, key: Hashable, make: Callable[[], Slot]) -> Slot:
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = make()
+        return slot
 
-    def known(self, key: Hashable) -> Place | None:
-        return self._places.get(key)
+    def known(self, key: Hashable) -> Slot | None:
+        return self._slots.get(key)
 
-    def places(self, are: Callable[[Hashable], bool]) -> list[Place]:
-        return [place for key, place in self._places.items() if are(key)]
+    def slots(self, are: Callable[[Hashable], bool]) -> list[Slot]:
+        return [slot for key, slot in self._slots.items() if are(key)]
 
     def rename(self, key: Hashable, new: Hashable) -> None:
-        place = self._places.pop(key, None)
-        if place is not None:
-            self._places[new] = place
-            place.belongs_to(new)
-        for each in [place] if place is not None else list(self._places.values()):
+        slot = self._slots.pop(key, None)
+        if slot is not None:
+            self._slots[new] = slot
+            slot.belongs_to(new)
+        for each in [slot] if slot is not None else list(self._slots.values()):
             each.rename(key, new)
 
-    def renew(self, place: Place) -> None:
-        child = place.vacate()
+    def renew(self, slot: Slot) -> None:
+        child = slot.vacate()
         if child in self._living and not self._is_closed:
             self._ending.add(child)
             self._background.run("the end of a child", self._stop(child))
 
-    def move(self, place: Place, new: Place) -> None:
-        """Move a child from one place to another. A request at the old place starts a new child
+    def move(self, slot: Slot, new: Slot) -> None:
+        """Move a child from one slot to another. A request at the old slot starts a new child
         there, so that it cannot use the moved one.
         """
-        child = place.vacate()
+        child = slot.vacate()
         if child is None:
             raise AssertionError("it has a child")
-        del self._places[place.key]
+        del self._slots[slot.key]
         child.belongs_to(new)
         new.occupy(child)
         new.serves()
 
-    def forget(self, place: Place) -> None:
-        """Remove a place that no client needs. A request that is there already starts a new
+    def forget(self, slot: Slot) -> None:
+        """Remove a slot that no client needs. A request that is there already starts a new
         child.
         """
-        del self._places[place.key]
-        self.renew(place)
+        del self._slots[slot.key]
+        self.renew(slot)
 
     def alike(self, client: Mapping[str, Any], principal: Principal) -> Child | None:
         """Return a living child of that principal whose handshake had a client with the same
         description.
         """
-        for place in self._places.values():
-            child = place.living
+        for slot in self._slots.values():
+            child = slot.living
             # A server's handshake may hold text for its user alone.
             if child is not None and self._living.get(child) == principal:
-                if place.client == client:
+                if slot.client == client:
                     return child
         return None
 
-    def over(self, key: Hashable) -> None:
-        place = self._places.pop(key, None)
-        if place is not None:
-            place.end()
-            if place.child in self._living:
-                self._ending.add(place.child)
+    def remove(self, key: Hashable) -> None:
+        slot = self._slots.pop(key, None)
+        if slot is not None:
+            slot.end()
+            if slot.child in self._living:
+                self._ending.add(slot.child)
             if not self._is_closed:
-                self._background.run("the end of a child", self._end(place))
+                self._background.run("the end of a child", self._end(slot))
             return
-        for other in list(self._places.values()):
-            self.unheard(other, key)
+        for other in list(self._slots.values()):
+            self.remove_listener(other, key)
 
-    def unheard(self, place: Place, who: Hashable) -> None:
-        """Send a client nothing more from a place. The child is unsubscribed from resources that no
+    def remove_listener(self, slot: Slot, who: Hashable) -> None:
+        """Send a client nothing more from a slot. The child is unsubscribed from resources that no
         other client there wants.
         """
-        before = list(place.subscribers)
-        place.leave(who)
-        self.telling.forget((place.key, who))
-        left = [uri for uri in before if uri not in place.subscribers]
-        principal = self._living.get(place.child) if place.child is not None else None
+        before = list(slot.subscribers)
+        slot.leave(who)
+        self.notifier.forget((slot.key, who))
+        left = [uri for uri in before if uri not in slot.subscribers]
+        principal = self._living.get(slot.child) if slot.child is not None else None
         if left and principal is not None and not self._is_closed:
-            self._background.run("the end of a listen", place.settle(left, principal))
+            self._background.run("the end of a listen", slot.settle(left, principal))
 
     async def leave(self, grace: float) -> None:
         with suppress(TimeoutError):
@@ -215,14 +215,14 @@ class Children:
         await stopped(*self._starting())
 
     def _starting(self) -> list[asyncio.Task[Child | UpstreamError]]:
-        return [place.starting for place in self._places.values() if place.starting is not None]
+        return [slot.starting for slot in self._slots.values() if slot.starting is not None]
 
     async def close(self) -> None:
         self._is_closed = self._is_leaving = True
         try:
             await stopped(*self._starting())
             await self._rounds.close()
-            await self.telling.close()
+            await self.notifier.close()
             if self._background.tasks:
                 await asyncio.wait(self._background.tasks, timeout=_CLOSING)
             await self._background.close()
@@ -235,28 +235,28 @@ class Children:
                 child.kill()
             await self.starter.close()
 
-    async def start(self, place: Place, principal: Principal) -> Child:
+    async def start(self, slot: Slot, principal: Principal) -> Child:
         loop = asyncio.get_running_loop()
-        refusal = self._failures.refusal(principal, place.client, loop.time())
+        refusal = self._failures.refusal(principal, slot.client, loop.time())
         if refusal is not None:
             raise refusal
         if self._is_leaving:
             raise not_started(_LEAVING)
-        if place.is_over:
-            # No code would end that child: its place is no longer known.
-            raise not_started(_OVER)
-        await self._make_room(place, principal)
+        if slot.has_ended:
+            # No code would end that child: its slot is no longer known.
+            raise not_started(_ENDED)
+        await self._make_room(slot, principal)
         try:
-            with self._hanging.one(place, principal):
-                child = await self._start_in_an_era(place, principal)
+            with self._hanging.one(slot, principal):
+                child = await self._start_in_an_era(slot, principal)
         except asyncio.CancelledError:
-            if not self._hanging.made_room(place):
+            if not self._hanging.made_room(slot):
                 # The clients that wait for it were not cancelled, and get an answer.
-                raise not_started(_LEAVING if self._is_leaving else _OVER) from None
+                raise not_started(_LEAVING if self._is_leaving else _ENDED) from None
             hangs = not_started(_HUNG)
-            logger.warning("%s: %s", place.label(), hangs.error["message"])
+            logger.warning("%s: %s", slot.label(), hangs.error["message"])
             metrics.child_begun("failed")
-            self._failures.hung(principal, place.client, hangs, loop.time())
+            self._failures.hung(principal, slot.client, hangs, loop.time())
             raise hangs from None
         except UpstreamError as failed:
             if isinstance(failed, NoMeans):
@@ -266,20 +266,20 @@ class Children:
             if isinstance(failed, Refused):
                 # Its error is for its client: it may be long, or quote its input.
                 code = failed.error.get("code")
-                logger.warning("%s: it refuses initialize of a client (%s)", place.label(), code)
+                logger.warning("%s: it refuses initialize of a client (%s)", slot.label(), code)
             else:
-                logger.warning("%s: %s", place.label(), failed.error["message"])
+                logger.warning("%s: %s", slot.label(), failed.error["message"])
             metrics.child_begun("failed")
-            tries = self._failures.failed(principal, place.client, failed, loop.time())
+            tries = self._failures.failed(principal, slot.client, failed, loop.time())
             if tries:
-                self._background.run("a retry of a server", self._try(place, principal, tries))
+                self._background.run("a retry of a server", self._try(slot, principal, tries))
             raise
         metrics.child_begun("started")
-        self._failures.started(principal, place.client)
+        self._failures.started(principal, slot.client)
         return child
 
     async def _try(
-        self, place: Place, principal: Principal, tries: Sequence[Mapping[str, Any]]
+        self, slot: Slot, principal: Principal, tries: Sequence[Mapping[str, Any]]
     ) -> None:
         """Try whether the server fails for every client. If there is little room there is no try: a
         client may need the room.
@@ -290,7 +290,7 @@ class Children:
                 if self._is_leaving or self._limit(principal, more=1) is not None:
                     failed = None
                     return
-                own = Place(place.services, object(), client, ONE_CLIENT)
+                own = Slot(slot.services, object(), client, ONE_CLIENT)
                 try:
                     await self._start_in_an_era(own, principal)
                     metrics.child_begun("started")
@@ -308,26 +308,26 @@ class Children:
             now = asyncio.get_running_loop().time()
             self._failures.was_tried(principal, failed, now)
 
-    async def _start_in_an_era(self, place: Place, principal: Principal) -> Child:
-        client = place.client
+    async def _start_in_an_era(self, slot: Slot, principal: Principal) -> Child:
+        client = slot.client
         if client.get("protocolVersion") in self.versions:
-            return await self._start(place, principal, client)
+            return await self._start(slot, principal, client)
         older = {**client, "protocolVersion": max(self.versions)}
         if self._is_of_the_era_before:
-            return await self._start(place, principal, older)
+            return await self._start(slot, principal, older)
         try:
-            child = await self._start(place, principal, client)
+            child = await self._start(slot, principal, client)
         except Ended:
             # Some servers exit at a message before the handshake.
-            child = await self._start(place, principal, older)
+            child = await self._start(slot, principal, older)
         self._is_of_the_era_before = not child.is_modern
         return child
 
-    async def _start(self, place: Place, principal: Principal, client: Mapping[str, Any]) -> Child:
+    async def _start(self, slot: Slot, principal: Principal, client: Mapping[str, Any]) -> Child:
         self._starts[principal] += 1
         try:
-            await self._vacate(place)
-            child = await made(self.starter, place, principal)
+            await self._vacate(slot)
+            child = await made(self.starter, slot, principal)
         finally:
             self._starts[principal] -= 1
             if not self._starts[principal]:
@@ -335,82 +335,82 @@ class Children:
         self._living[child] = principal
         metrics.child_runs()
         try:
-            await begin(self.server, child, place, client, self.versions)
+            await begin(self.server, child, slot, client, self.versions)
         except BaseException:
             await self._stop(child)
             raise
-        place.occupy(child)
+        slot.occupy(child)
         self.capabilities = child.capabilities
-        if place.serves():
-            self._background.run("asking clients to read again", self._tell_again(place, child))
+        if slot.serves():
+            self._background.run("asking clients to read again", self._notify_again(slot, child))
         return child
 
-    def keep(self, place: Place, child: Child) -> bool:
-        """Give a place a child that began already, if it has none and there is room for it."""
-        if place.living or place.starting or place.is_over or self._is_leaving:
+    def keep(self, slot: Slot, child: Child) -> bool:
+        """Give a slot a child that began already, if it has none and there is room for it."""
+        if slot.living or slot.starting or slot.has_ended or self._is_leaving:
             return False
-        # A place that was idle for long is no longer known.
-        is_known = self.place(place.key, lambda: place) is place
+        # A slot that was idle for long is no longer known.
+        is_known = self.slot(slot.key, lambda: slot) is slot
         if not is_known or self._limit(ANONYMOUS) is not None:
             return False
         self._living[child] = ANONYMOUS
         metrics.child_begun("started")
         metrics.child_runs()
-        place.occupy(child)
-        place.serves()
+        slot.occupy(child)
+        slot.serves()
         self.capabilities = child.capabilities
         return True
 
-    async def _tell_again(self, place: Place, child: Child) -> None:
+    async def _notify_again(self, slot: Slot, child: Child) -> None:
         for name in LISTS:
             if name in child.capabilities:
-                await place.notified(f"notifications/{name}/list_changed", None)
-        for uri in list(place.subscribers):
-            await place.notified(UPDATED, {"uri": uri})
+                await slot.notified(f"notifications/{name}/list_changed", None)
+        for uri in list(slot.subscribers):
+            await slot.notified(UPDATED, {"uri": uri})
 
     # --- when they end -----------------------------------------------------------------------
 
-    async def _end(self, place: Place) -> None:
-        if place.starting is not None:
-            await stopped(place.starting)
-        await self._vacate(place)
+    async def _end(self, slot: Slot) -> None:
+        if slot.starting is not None:
+            await stopped(slot.starting)
+        await self._vacate(slot)
 
-    async def _vacate(self, place: Place) -> None:
-        child = place.vacate()
+    async def _vacate(self, slot: Slot) -> None:
+        child = slot.vacate()
         if child is not None:
             await self._stop(child)
 
     async def _stop(self, child: Child) -> None:
         if child in self._living:
-            reason = "died" if child.is_over else "ended"
+            reason = "died" if child.has_ended else "ended"
             self._ending.add(child)
             await child.stop()
             self._ending.discard(child)
             if self._living.pop(child, None) is not None:
-                metrics.child_over(reason)
+                metrics.child_ended(reason)
 
     async def _round(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(5.0, self.server.child_idle / 4))
-            for child in [child for child in self._living if child.is_over]:
+            for child in [child for child in self._living if child.has_ended]:
                 await self._stop(child)
-            for key, place in list(self._places.items()):
-                is_idle = not place.calls and place.starting is None
+            for key, slot in list(self._slots.items()):
+                is_idle = not slot.calls and slot.starting is None
                 patience = self.server.child_idle
-                if place.is_spare:
+                if slot.is_spare:
                     patience = min(patience, _EVICTABLE)
-                if is_idle and loop.time() - place.used_at >= patience:
-                    # Another place may have the key by now: the end of each child takes a while.
-                    if not place.outbounds and self._places.get(key) is place:
-                        del self._places[key]
-                    await self._vacate(place)
+                if is_idle and loop.time() - slot.used_at >= patience:
+                    # Another slot may have the key by now: the end of each child takes a while.
+                    if not slot.outbounds and self._slots.get(key) is slot:
+                        del self._slots[key]
+                    await self._vacate(slot)
 
     def _count(self, of: Principal | None = None) -> int:
         if of is None:
             return len(self._living) + self._starts.total()
-        living = sum(whose.is_user_of(of) for whose in self._living.values())
-        return living + sum(n for whose, n in self._starts.items() if whose.is_user_of(of))
+        living = sum(owner.is_user_of(of) for owner in self._living.values())
+        return living + sum(n for owner, n in self._starts.items() if owner.is_user_of(of))
 
     def has_room(self, principal: Principal, *, by_ending: bool = False) -> bool:
         """Whether there is room for one more without ending a child.
@@ -421,9 +421,9 @@ class Children:
         limit = self._limit(principal)
         if limit is None or not by_ending:
             return limit is None
-        whose = principal if limit == "max_children_per_principal" else None
-        older = spare(self._places.values(), self._living)
-        return any(place.is_nobodys or place in older for place in self._idle(whose))
+        owner = principal if limit == "max_children_per_principal" else None
+        older = spare(self._slots.values(), self._living)
+        return any(slot.is_replaceable or slot in older for slot in self._idle(owner))
 
     def _limit(self, principal: Principal, more: int = 0) -> str | None:
         own = self.server.max_children_per_principal
@@ -431,18 +431,18 @@ class Children:
             return "max_children_per_principal"
         return "max_children" if self._count() + more >= self.server.max_children else None
 
-    async def _make_room(self, place: Place, principal: Principal) -> None:
+    async def _make_room(self, slot: Slot, principal: Principal) -> None:
         loop = asyncio.get_running_loop()
-        shares = can_share(place, principal, self._places.values(), self._living)
+        shares = can_share(slot, principal, self._slots.values(), self._living)
         until = loop.time() + (0 if shares else WAITS)
         # Check again after each wait: others wait for the same room.
         while (limit := self._limit(principal)) is not None:
-            whose = principal if limit == "max_children_per_principal" else None
-            made = await self._end_one(whose) or await self.give_up(whose)
-            if made or await self._end_a_start(whose):
+            owner = principal if limit == "max_children_per_principal" else None
+            made = await self._end_one(owner) or await self.give_up(owner)
+            if made or await self._end_a_start(owner):
                 continue
-            idle = [place.used_at + _EVICTABLE for place in self._idle(whose)]
-            free_at = min([*idle, self.gives_up_at(whose)])
+            idle = [slot.used_at + _EVICTABLE for slot in self._idle(owner)]
+            free_at = min([*idle, self.gives_up_at(owner)])
             if max(free_at, loop.time()) > until:
                 raise self._no_room(limit)
             await asyncio.sleep(LOOKS)
@@ -471,30 +471,30 @@ class Children:
         """End a child of one principal, or of any. A child that has ended or is ending goes first,
         then one that no client needs, then the one that is idle for longest. False: none may end.
         """
-        for child, whose in self._living.items():
-            if (child.is_over or child in self._ending) and whose.is_user_of(of):
+        for child, owner in self._living.items():
+            if (child.has_ended or child in self._ending) and owner.is_user_of(of):
                 await self._stop(child)
                 return True
         now = asyncio.get_running_loop().time()
-        older = spare(self._places.values(), self._living)
+        older = spare(self._slots.values(), self._living)
         idle = [
-            place
-            for place in self._idle(of)
-            if place.is_nobodys or place in older or now - place.used_at >= _EVICTABLE
+            slot
+            for slot in self._idle(of)
+            if slot.is_replaceable or slot in older or now - slot.used_at >= _EVICTABLE
         ]
         if idle:
-            place = min(idle, key=lambda it: (not it.is_nobodys, it not in older, it.used_at))
-            if place.is_nobodys:
+            slot = min(idle, key=lambda it: (not it.is_replaceable, it not in older, it.used_at))
+            if slot.is_replaceable:
                 # No client has anything of it to read again.
-                del self._places[place.key]
-            await self._vacate(place)
+                del self._slots[slot.key]
+            await self._vacate(slot)
         return bool(idle)
 
-    def _idle(self, of: Principal | None) -> list[Place]:
-        found = list[Place]()
-        for place in self._places.values():
-            if place.child is not None and not place.calls:
-                whose = self._living.get(place.child)
-                if of is None or (whose is not None and whose.is_user_of(of)):
-                    found.append(place)
+    def _idle(self, of: Principal | None) -> list[Slot]:
+        found = list[Slot]()
+        for slot in self._slots.values():
+            if slot.child is not None and not slot.calls:
+                owner = self._living.get(slot.child)
+                if of is None or (owner is not None and owner.is_user_of(of)):
+                    found.append(slot)
         return found

@@ -79,7 +79,7 @@ class Failures:
         self._by_description.pop((principal, description_of(client)), None)
         self._doubted.pop(principal, None)
         if len(encode(client)) <= _REMEMBERED:
-            _put(self._served, principal, client)
+            _keep(self._served, principal, client)
 
     def failed(
         self, principal: Principal, client: Client, failed: UpstreamError, now: float
@@ -119,18 +119,18 @@ def description_of(client: object) -> bytes:
         return bytes(32)
 
 
-def _count(failures: _Refusals[_K], whose: _K, failed: UpstreamError, now: float) -> None:
-    known = failures.pop(whose, None)
+def _count(failures: _Refusals[_K], key: _K, failed: UpstreamError, now: float) -> None:
+    known = failures.pop(key, None)
     backoff = known[0] if known is not None else Backoff(base=1, cap=30)
     until = now + backoff.failed(1.0)
     error = failed.error
     if len(encode(error)) > _KEPT:
         message = str(error.get("message"))[:_BEGINNING]
         error = {"code": error.get("code", INTERNAL_ERROR), "message": message}
-    _put(failures, whose, (backoff, until, raised_anew(failed, error)))
+    _keep(failures, key, (backoff, until, raised_anew(failed, error)))
 
 
-def _put(known: dict[_K, _V], key: _K, value: _V) -> None:
+def _keep(known: dict[_K, _V], key: _K, value: _V) -> None:
     known.pop(key, None)
     known[key] = value
     _bound(known)

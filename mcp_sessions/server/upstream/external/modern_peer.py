@@ -40,7 +40,7 @@ class ModernPeer:
     _served: Served
     """Sends a request to its child; returns the result and the child's answer to ``initialize``."""
 
-    _hears: Callable[[Call, Mapping[str, Any] | None], AbstractAsyncContextManager[Call]]
+    _listens: Callable[[Call, Mapping[str, Any] | None], AbstractAsyncContextManager[Call]]
     """Sends the changes of its child that a listen wants."""
 
     _listen: Callable[[Call, Collection[str]], Awaitable[None]]
@@ -58,8 +58,8 @@ class ModernPeer:
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
         if method == LISTEN:
-            async with self._hears(call, params) as heard:
-                return await self._stand_in().request(heard, method, params)
+            async with self._listens(call, params) as acknowledging:
+                return await self._stand_in().request(acknowledging, method, params)
         if method == "server/discover":
             return await self._discover(call, params)
         if method in _REMOVED:

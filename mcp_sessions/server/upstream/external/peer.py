@@ -21,12 +21,18 @@ from mcp_sessions.server.upstream.external.child_requests import ANSWERING
 from mcp_sessions.server.upstream.external.child_spans import Spans
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
-from mcp_sessions.server.upstream.external.elsewhere import Asked, Elsewhere, Lease, Moved, Served
 from mcp_sessions.server.upstream.external.failures import description_of
-from mcp_sessions.server.upstream.external.heard import Listen
+from mcp_sessions.server.upstream.external.modern_listen import Listen
 from mcp_sessions.server.upstream.external.modern_requests import VERSION
-from mcp_sessions.server.upstream.external.place import Clients, Place, Services
+from mcp_sessions.server.upstream.external.other_replicas import (
+    Asked,
+    Lease,
+    Moved,
+    OtherReplicas,
+    Served,
+)
 from mcp_sessions.server.upstream.external.sharing import Sessionless, Sharing
+from mcp_sessions.server.upstream.external.slot import Clients, Services, Slot
 from mcp_sessions.server.upstream.external.takeover import hand_over, spare, take_over
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, Wanted
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
@@ -55,7 +61,7 @@ class Wrapped:
     sharing: Sharing
     declared: DeclaredHeaders
     spans: Spans
-    elsewhere: Elsewhere | None
+    other_replicas: OtherReplicas | None
     """The processes that serve the same sessions. None: there are none, or no child belongs to a
     session.
     """
@@ -81,7 +87,7 @@ class ExternalPeer:
     _session_id: SessionId | None
     _wanted: Wanted
     _was_served: bool
-    _beside: ExternalPeer | None = None
+    _connection_peer: ExternalPeer | None = None
     """The same client outside of its session."""
 
     _asks: Asks | None = None
@@ -124,21 +130,21 @@ class ExternalPeer:
         self, call: Call, method: str | None, params: dict[str, Any] | None, level: str | None
     ) -> Served:
         asked = Asked(self._client, method, params, level, self._asks)
-        elsewhere = self._wrapped.elsewhere
-        if elsewhere is None:
+        other_replicas = self._wrapped.other_replicas
+        if other_replicas is None:
             return await self.here(call, asked, None)
         key = self._key(call, self._who(call))
         if not isinstance(key, str):
             return await self.here(call, asked, None)
         session_id = SessionId(key)
         while True:
-            lease = await elsewhere.lease(session_id)
+            lease = await other_replicas.lease(session_id)
             try:
                 if lease.is_here:
                     return await self.here(call, asked, lease)
                 # Another process has the session now. The child here is of no use.
-                self._wrapped.children.over(session_id)
-                return await elsewhere.ask(lease, call, asked)
+                self._wrapped.children.remove(session_id)
+                return await other_replicas.ask(lease, call, asked)
             except Moved:
                 # The request was not sent.
                 continue
@@ -153,43 +159,43 @@ class ExternalPeer:
             Moved: Another process has it now.
         """
         check = None
-        if lease is None or self._wrapped.elsewhere is None:
-            place = self.place(call)
+        if lease is None or self._wrapped.other_replicas is None:
+            slot = self.slot(call)
         else:
             self._leave_old(lease)
-            place = self.place(call, lease.inherited)
-            place.held_by(lease.holder)
-            check = partial(self._wrapped.elsewhere.check, lease)
-        key, sharing = place.key, self._wrapped.sharing
+            slot = self.slot(call, lease.inherited)
+            slot.held_by(lease.holder)
+            check = partial(self._wrapped.other_replicas.check, lease)
+        key, sharing = slot.key, self._wrapped.sharing
         method, params = asked.method, asked.params
-        if method == "ping" and place.living is None:
+        if method == "ping" and slot.living is None:
             return {}, {}
         if method is None:
-            return {}, (await self._discovered(place, call)).result
+            return {}, (await self._discovered(slot, call)).result
         if method in ("resources/subscribe", "resources/unsubscribe"):
-            result = await self._subscribe(place, call, method, params or {}, check)
+            result = await self._subscribe(slot, call, method, params or {}, check)
         elif method == LISTEN:
-            result = await self._listen(place, call, Filter(params or {}), check)
+            result = await self._listen(slot, call, Filter(params or {}), check)
         elif isinstance(key, Sessionless):
-            find = partial(self.place, call)
+            find = partial(self.slot, call)
             result = await sharing.request(find, call, asked.sender, method, params)
         else:
             sender = asked.sender if asked.asks is not None else None
-            result = await place.request(call, sender, method, params, check)
-        child = place.living
+            result = await slot.request(call, sender, method, params, check)
+        child = slot.living
         if child is None and isinstance(key, Sessionless):
             child = sharing.child(key)
         return result, child.result if child is not None else {}
 
-    async def _discovered(self, place: Place, call: Call) -> Child:
+    async def _discovered(self, slot: Slot, call: Call) -> Child:
         """Return a child that describes the server. If there is no room for its own, another child
         of its principal outside of sessions gives the same description.
         """
-        key, children, other = place.key, self._wrapped.children, None
-        if place.living is None and isinstance(key, Sessionless):
+        key, children, other = slot.key, self._wrapped.children, None
+        if slot.living is None and isinstance(key, Sessionless):
             if not children.has_room(call.principal):
                 other = self._wrapped.sharing.child(key)
-        return place.living or other or await place.started(call.principal)
+        return slot.living or other or await slot.started(call.principal)
 
     def _leave_old(self, lease: Lease) -> None:
         """End a child of this process from before another process had the session."""
@@ -197,11 +203,11 @@ class ExternalPeer:
         if known is None or known.holder == lease.holder:
             return
         if known.holder is not None or lease.inherited is not None:
-            self._wrapped.children.over(lease.session_id)
+            self._wrapped.children.remove(lease.session_id)
 
     async def _subscribe(
         self,
-        place: Place,
+        slot: Slot,
         call: Call,
         method: str,
         params: dict[str, Any],
@@ -211,34 +217,34 @@ class ExternalPeer:
         if it can be.
         """
         who, uri = self._who(call), params["uri"]
-        child = place.living or await place.started(call.principal)
+        child = slot.living or await slot.started(call.principal)
         result: dict[str, Any] = {}
-        subscribed = place.subscribers.setdefault(uri, set())
+        subscribed = slot.subscribers.setdefault(uri, set())
         others = subscribed - {who}
         try:
             if child.has_subscriptions and (method == "resources/subscribe" or not others):
-                result = await place.request(call, None, method, params, check)
+                result = await slot.request(call, None, method, params, check)
             if method == "resources/subscribe":
                 subscribed.add(who)
             else:
                 subscribed.discard(who)
         finally:
             if not subscribed:
-                place.subscribers.pop(uri, None)
+                slot.subscribers.pop(uri, None)
         return result
 
     async def _listen(
         self,
-        place: Place,
+        slot: Slot,
         call: Call,
         wanted: Filter,
         check: Callable[[], Awaitable[None]] | None,
     ) -> dict[str, Any]:
-        changed = place.listens_for(self._who(call), wanted.uris)
+        changed = slot.listens_for(self._who(call), wanted.uris)
         if check is not None:
             await check()
         # Resources of earlier listens are asked for as well: it may be another child.
-        await place.settle(changed | wanted.uris, call.principal)
+        await slot.settle(changed | wanted.uris, call.principal)
         return {}
 
     async def listen(self, call: Call, uris: Collection[str]) -> None:
@@ -254,7 +260,7 @@ class ExternalPeer:
             await self._served(call, LISTEN, wanted, None)
 
     @asynccontextmanager
-    async def hears(self, call: Call, params: Mapping[str, Any] | None) -> AsyncGenerator[Call]:
+    async def listens(self, call: Call, params: Mapping[str, Any] | None) -> AsyncGenerator[Call]:
         """Deliver the changes that a listen outside of sessions wants, as long as it lasts.
 
         Yields:
@@ -269,13 +275,13 @@ class ExternalPeer:
         most = self._wrapped.max_subscriptions
         if len(listen.uris) > most:
             raise UpstreamError(wire_error(LimitReached("max_subscriptions", most)))
-        place = self.place(call)
-        place.is_heard_by(listen, listen.uris)
+        slot = self.slot(call)
+        slot.add_listen(listen, listen.uris)
         try:
-            await place.settle(listen.uris, call.principal)
+            await slot.settle(listen.uris, call.principal)
             yield listen.call
         finally:
-            self._wrapped.children.unheard(place, listen)
+            self._wrapped.children.remove_listener(slot, listen)
 
     async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
         """Send a notification to a child that runs and serves this client only (rule 7 of
@@ -283,26 +289,26 @@ class ExternalPeer:
         """
         if method in _ENDED_HERE:
             return
-        key, elsewhere = self._key(call, self._who(call)), self._wrapped.elsewhere
-        if elsewhere is not None and isinstance(key, str):
-            if await elsewhere.notify(SessionId(key), method, params):
+        key, other_replicas = self._key(call, self._who(call)), self._wrapped.other_replicas
+        if other_replicas is not None and isinstance(key, str):
+            if await other_replicas.notify(SessionId(key), method, params):
                 return
-        place = self.place(call)
-        if place.living is not None and place.clients.is_one_client:
-            await place.notify(place.living, method, params)
+        slot = self.slot(call)
+        if slot.living is not None and slot.clients.is_one_client:
+            await slot.notify(slot.living, method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:
         self._session_id = session_id
         if self._wrapped.children.server.names_sessions:
             # The child of this handshake was started without the session's name.
-            self._wrapped.children.over(self)
+            self._wrapped.children.remove(self)
         else:
             self._wrapped.children.rename(self, session_id)
 
     async def close(self) -> None:
         """End the connection's child. A session's child continues."""
         if self._session_id is None and self._outbound is not None:
-            self._wrapped.children.over(self)
+            self._wrapped.children.remove(self)
 
     async def shakes_hands(self, call: Call) -> Child:
         """Return a child for the answer to the handshake: its own, which is started if there is
@@ -315,59 +321,59 @@ class ExternalPeer:
         Raises:
             UpstreamError: It cannot be started.
         """
-        place, children = self.place(call), self._wrapped.children
+        slot, children = self.slot(call), self._wrapped.children
         alike = None
-        if place.living is None and not children.has_room(call.principal):
-            alike = children.alike(place.client, call.principal)
-        return place.living or alike or await place.started(call.principal)
+        if slot.living is None and not children.has_room(call.principal):
+            alike = children.alike(slot.client, call.principal)
+        return slot.living or alike or await slot.started(call.principal)
 
-    def place(self, call: Call, inherited: Wanted | None = None) -> Place:
+    def slot(self, call: Call, inherited: Wanted | None = None) -> Slot:
         who = self._who(call)
         key = self._key(call, who)
         is_one_client = self._wrapped.children.server.per == "session" and not isinstance(
             key, (Principal, Sessionless)
         )
-        make = partial(self._new_place, key, is_one_client, inherited)
+        make = partial(self._new_slot, key, is_one_client, inherited)
         children = self._wrapped.children
         known = children.known(key)
         if known is None and inherited is None:
-            place = self._begun(key, call, make)
+            slot = self._begun(key, call, make)
         else:
-            place = children.place(key, make)
+            slot = children.slot(key, make)
         if known is not None and known.living is not None and not self._came_back:
             self._came_back = True
             self._leave_unused(known)
-        place.is_asked_by(self._client)
+        slot.is_asked_by(self._client)
         if self._outbound is not None and self._wrapped.remembers:
-            place.outbounds[who] = self._outbound
-        return place
+            slot.outbounds[who] = self._outbound
+        return slot
 
-    def _begun(self, key: Hashable, call: Call, make: Callable[[], Place]) -> Place:
-        """Make a place. A new session takes the child that its client used before, if that was used
+    def _begun(self, key: Hashable, call: Call, make: Callable[[], Slot]) -> Slot:
+        """Make a slot. A new session takes the child that its client used before, if that was used
         for nothing else (``takeover.py``).
         """
         children = self._wrapped.children
-        own = self._own if self._beside is None else self._beside._own
+        own = self._own if self._connection_peer is None else self._connection_peer._own
         is_new = not self._was_served and (
             call.bound_session is not None or not self._wanted.subscriptions
         )
         if not is_new or self._wrapped.children.server.per != "session":
-            return children.place(key, make)
+            return children.slot(key, make)
         if own is not None and own != key:
             hand_over(children, own, key)
-        place = children.place(key, make)
+        slot = children.slot(key, make)
         if own in (None, key) and self._asks is not None and not isinstance(key, Sessionless):
             outside = self._wrapped.sharing.of_one(call.principal, self._asks, self._description)
             if outside is not None:
-                take_over(children, outside, place, self._description)
-        return place
+                take_over(children, outside, slot, self._description)
+        return slot
 
-    def _leave_unused(self, place: Place) -> None:
+    def _leave_unused(self, slot: Slot) -> None:
         """Release the child of this connection's handshake: a session that continues here has its
         own.
         """
-        own = self._beside._own if self._beside is not None else None
-        if own is not None and own != place.key:
+        own = self._connection_peer._own if self._connection_peer is not None else None
+        if own is not None and own != slot.key:
             spare(self._wrapped.children, own)
 
     @property
@@ -398,19 +404,19 @@ class ExternalPeer:
             return self._session_id
         return self if self._outbound is not None else call.principal
 
-    def _new_place(self, key: Hashable, is_one_client: bool, inherited: Wanted | None) -> Place:
+    def _new_slot(self, key: Hashable, is_one_client: bool, inherited: Wanted | None) -> Slot:
         if self._wrapped.children.server.per == "shared":
-            return shared_place(self._wrapped)
+            return shared_slot(self._wrapped)
         wanted = self._wanted if inherited is None else inherited
         was_served = self._was_served or inherited is not None
-        is_told = is_one_client or isinstance(key, Sessionless)
-        client = self._client if is_told else OURS
+        is_described = is_one_client or isinstance(key, Sessionless)
+        client = self._client if is_described else OURS
         if self._asks is not None:
             # A server of the handshake era learns from it which requests the client accepts.
             client = {**client, "capabilities": self._asks}
         if isinstance(key, Sessionless) and key.is_modern:
             client = {**client, "protocolVersion": VERSION}
-        return Place(
+        return Slot(
             self._wrapped.services,
             key,
             client,
@@ -421,5 +427,5 @@ class ExternalPeer:
         )
 
 
-def shared_place(wrapped: Wrapped) -> Place:
-    return Place(wrapped.services, None, OURS, Clients(is_shared=True))
+def shared_slot(wrapped: Wrapped) -> Slot:
+    return Slot(wrapped.services, None, OURS, Clients(is_shared=True))

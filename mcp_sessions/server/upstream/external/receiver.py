@@ -1,4 +1,4 @@
-"""Define the receiver of a child's messages: ``child.py`` calls it, ``place.py`` implements it."""
+"""Define the receiver of a child's messages: ``child.py`` calls it, ``slot.py`` implements it."""
 
 from __future__ import annotations
 

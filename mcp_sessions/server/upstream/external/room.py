@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.slot import Slot
 
 _SEVERAL: Final = 3.0
 _LEAST: Final = 5.0
@@ -34,19 +34,19 @@ class Starts:
         self._longest: float | None = None
         """Seconds of the longest start that succeeded."""
 
-        self._began: dict[Place, tuple[float, Principal]] = {}
-        self._made_room: set[Place] = set()
+        self._began: dict[Slot, tuple[float, Principal]] = {}
+        self._made_room: set[Slot] = set()
 
     @contextmanager
-    def one(self, place: Place, principal: Principal) -> Generator[None]:
+    def one(self, slot: Slot, principal: Principal) -> Generator[None]:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self._began[place] = began, principal
+        self._began[slot] = began, principal
         try:
             yield
             self._longest = max(self._longest or 0.0, loop.time() - began)
         finally:
-            del self._began[place]
+            del self._began[slot]
 
     def oldest(self, of: Principal | None) -> asyncio.Task[Any] | None:
         """Return the oldest start that hangs, to make room now. None: none hangs.
@@ -58,24 +58,24 @@ class Starts:
         if self._longest is not None:
             patience = min(patience, max(_LEAST, _SEVERAL * self._longest))
         now = asyncio.get_running_loop().time()
-        for place, (began, principal) in self._began.items():
+        for slot, (began, principal) in self._began.items():
             if now - began < patience:
                 return None
-            is_one = principal.is_user_of(of) and place not in self._made_room
-            if is_one and place.starting is not None:
-                self._made_room.add(place)
-                return place.starting
+            is_one = principal.is_user_of(of) and slot not in self._made_room
+            if is_one and slot.starting is not None:
+                self._made_room.add(slot)
+                return slot.starting
         return None
 
-    def made_room(self, place: Place) -> bool:
+    def made_room(self, slot: Slot) -> bool:
         try:
-            self._made_room.remove(place)
+            self._made_room.remove(slot)
         except KeyError:
             return False
         return True
 
 
-def spare(places: Iterable[Place], living: Mapping[Child, Principal]) -> set[Place]:
+def spare(slots: Iterable[Slot], living: Mapping[Child, Principal]) -> set[Slot]:
     """Return the children outside of sessions that may end first. Nothing lasts there between
     requests. A principal may have several there, for clients that accept different requests, and
     keeps the one used last.
@@ -83,22 +83,23 @@ def spare(places: Iterable[Place], living: Mapping[Child, Principal]) -> set[Pla
     Args:
         living: Child → the principal that it was started for.
     """
-    last: dict[Principal, Place] = {}
-    found: set[Place] = set()
-    for place in places:
-        whose = living.get(place.child) if place.child is not None else None
-        if whose is not None and place.clients.is_sessionless:
-            other = last.get(whose, place)
-            last[whose], older = sorted((other, place), key=lambda it: -it.used_at)
-            if older is not last[whose] and not older.outbounds and older.starting is None:
+    last: dict[Principal, Slot] = {}
+    found: set[Slot] = set()
+    for slot in slots:
+        owner = living.get(slot.child) if slot.child is not None else None
+        if owner is not None and slot.clients.is_sessionless:
+            other = last.get(owner, slot)
+            last[owner], older = sorted((other, slot), key=lambda it: -it.used_at)
+            if older is not last[owner] and not older.outbounds and older.starting is None:
                 found.add(older)
     return found
 
 
 def can_share(
-    place: Place, principal: Principal, places: Iterable[Place], living: Mapping[Child, Principal]
+    slot: Slot, principal: Principal, slots: Iterable[Slot], living: Mapping[Child, Principal]
 ) -> bool:
-    beside = (other for other in places if other.clients.is_sessionless)
-    return place.clients.is_sessionless and any(
-        other.child is not None and living.get(other.child) == principal for other in beside
+    connection_peer = (other for other in slots if other.clients.is_sessionless)
+    return slot.clients.is_sessionless and any(
+        other.child is not None and living.get(other.child) == principal
+        for other in connection_peer
     )

@@ -62,7 +62,7 @@ class _Notification:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    told: dict[Hashable, _Notification] = field(default_factory=dict[Hashable, _Notification])
+    queued: dict[Hashable, _Notification] = field(default_factory=dict[Hashable, _Notification])
     """Notifications in order. A change has its object as key."""
 
     size: int = 0
@@ -70,7 +70,7 @@ class _Waiting:
     task: asyncio.Task[None] | None = None
 
 
-class Telling:
+class Notifier:
     def __init__(self, *, draw: Callable[[], float] = random.random) -> None:
         """Create it without any queue.
 
@@ -139,7 +139,7 @@ class Telling:
         uri = (params or {}).get("uri")
         is_resource = isinstance(uri, str)
         name = (method, uri if is_resource else said) if is_change else object()
-        if name in waiting.told:
+        if name in waiting.queued:
             return
         size = len(said) + OVERHEAD
         if waiting.size and waiting.size + size > (CHANGES if is_change else WAITING):
@@ -151,15 +151,15 @@ class Telling:
             # The message no longer names the object. It only asks the client to read again.
             method, params, size = _READ_AGAIN if is_resource else method, None, OVERHEAD
             name = (method, None)
-            if name in waiting.told:
+            if name in waiting.queued:
                 return
-        waiting.told[name] = _Notification(way, method, params, is_change, size)
+        waiting.queued[name] = _Notification(way, method, params, is_change, size)
         waiting.size += size
 
-    def is_telling(self, who: Hashable) -> bool:
+    def has_pending(self, who: Hashable) -> bool:
         return who in self._waiting
 
-    async def told(self, who: Hashable) -> None:
+    async def flush(self, who: Hashable) -> None:
         waiting = self._waiting.get(who)
         if waiting is not None and waiting.task is not None:
             await asyncio.wait({waiting.task})
@@ -175,24 +175,24 @@ class Telling:
 
     async def _work(self, who: Hashable, waiting: _Waiting) -> None:
         try:
-            while waiting.told:
+            while waiting.queued:
                 # From now on an equal change is a new one: the client may read this one already.
-                first = waiting.told.pop(next(iter(waiting.told)))
-                await self._tell(first)
+                first = waiting.queued.pop(next(iter(waiting.queued)))
+                await self._deliver(first)
                 waiting.size -= first.size
         finally:
             if self._waiting.get(who) is waiting:
                 del self._waiting[who]
 
-    async def _tell(self, told: _Notification) -> None:
+    async def _deliver(self, notification: _Notification) -> None:
         backoff = Backoff(base=_BASE, cap=_CAP)
         while True:
             try:
-                await told.way(told.method, told.params)
+                await notification.way(notification.method, notification.params)
                 return
             except StoreUnavailable as away:
                 report(_WHAT, away)
-                if not told.is_change:
+                if not notification.is_change:
                     return
             except Exception as failed:
                 # This is the boundary to one client: its failure does not affect others.

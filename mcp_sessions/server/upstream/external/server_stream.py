@@ -22,19 +22,19 @@ _STREAM: Final = 1.0
 """Seconds that a caller waits for the stream. Some servers do not confirm it at once."""
 
 
-class Heard(Protocol):
-    async def begun(self, *, goes_on: bool) -> None:
+class StreamReceiver(Protocol):
+    async def begun(self, *, continues: bool) -> None:
         """Note that the stream is open.
 
         Args:
-            goes_on: Whether it continues where it ended before, without a gap.
+            continues: Whether it continues where it ended before, without a gap.
         """
         ...
 
     def progressed(self) -> None: ...
 
 
-Hear = Callable[[Heard], Awaitable[float | None]]
+ReadStream = Callable[[StreamReceiver], Awaitable[float | None]]
 """Function that opens a stream for all wanted changes, and reads it until it ends. It returns the
 seconds before the stream may be opened again, if the server names them.
 
@@ -74,10 +74,10 @@ class Listening:
         if self._stream is not None:
             self._stream.sooner()
 
-    async def begin_anew(self, hear: Hear) -> None:
+    async def begin_anew(self, read_stream: ReadStream) -> None:
         """Open a new stream. The one before it ends afterwards."""
         again = Reopening(self._retry)
-        stream = _Stream(hear, self._missed, again, self._label, self._retry, self._task)
+        stream = _Stream(read_stream, self._missed, again, self._label, self._retry, self._task)
         self._stream = stream
         self._task = self._background.run("the stream for changes of a server", stream.run())
         # Otherwise changes until then would reach no client.
@@ -86,7 +86,7 @@ class Listening:
 
 @dataclass(eq=False)
 class _Stream:
-    _hear: Hear
+    _read_stream: ReadStream
     _missed: Callable[[], Awaitable[None]]
     _reopening: Reopening
     _label: Callable[[], str]
@@ -116,7 +116,7 @@ class _Stream:
                 self._was_begun = False
                 self._answers.clear()
                 try:
-                    retry = await self._hear(self)
+                    retry = await self._read_stream(self)
                 except Forgotten:
                     return
                 except UpstreamError as refused:
@@ -137,11 +137,11 @@ class _Stream:
             if self._before is not None:
                 self._before.cancel()
 
-    async def begun(self, *, goes_on: bool) -> None:
+    async def begun(self, *, continues: bool) -> None:
         if self._before is not None:
             self._before.cancel()
             self._before = None
-        has_gap, self._has_gap = self._has_gap and not goes_on, False
+        has_gap, self._has_gap = self._has_gap and not continues, False
         self._is_needed = self._was_begun = True
         self._sooner.progressed()
         self._set_tried()

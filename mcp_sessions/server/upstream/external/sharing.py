@@ -38,7 +38,7 @@ from mcp_sessions.server.upstream.asks import Asks, kind_of
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import NotStarted, Sender
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 from mcp_sessions.server.upstream.rounds import Rounds
 
@@ -80,8 +80,8 @@ class Sharing:
     def key(self, principal: Principal, asks: Asks, description: bytes) -> Sessionless:
         """Return the key of a client's child: another client's that is in use, or one of its own.
 
-        A place of another client that is not in use is forgotten. So names that clients make up
-        leave no places behind, also if no child starts.
+        A slot of another client that is not in use is forgotten. So names that clients make up
+        leave no slots behind, also if no child starts.
 
         Args:
             description: A key that is equal for clients with equal descriptions.
@@ -89,13 +89,13 @@ class Sharing:
         own = self._key(principal, asks, description)
         if self._children.known(own) is not None:
             return own
-        for place in self._children.places(lambda it: _is_anothers(it, own)):
-            if _runs(place) or place.calls or place.outbounds:
-                return replace(cast("Sessionless", place.key), number=0)
-            self._children.forget(place)
+        for slot in self._children.slots(lambda it: _is_anothers(it, own)):
+            if _runs(slot) or slot.calls or slot.outbounds:
+                return replace(cast("Sessionless", slot.key), number=0)
+            self._children.forget(slot)
         return own
 
-    def of_one(self, principal: Principal, asks: Asks, description: bytes) -> Place | None:
+    def of_one(self, principal: Principal, asks: Asks, description: bytes) -> Slot | None:
         return self._children.known(self._key(principal, asks, description))
 
     def _key(self, principal: Principal, asks: Asks, description: bytes) -> Sessionless:
@@ -104,7 +104,7 @@ class Sharing:
 
     async def request(
         self,
-        find: Callable[[], Place],
+        find: Callable[[], Slot],
         call: Call,
         sender: Sender | None,
         method: str,
@@ -124,7 +124,7 @@ class Sharing:
 
     async def _request(
         self,
-        first: Place,
+        first: Slot,
         call: Call,
         sender: Sender | None,
         method: str,
@@ -132,26 +132,26 @@ class Sharing:
     ) -> dict[str, Any]:
         key = cast("Sessionless", first.key)
         # It may have ended since, or belong to a session now.
-        first = self._children.place(key, lambda: first)
-        place = self._own(first, key, sender)
-        if place is None and await self._rounds.give_up_oldest(key.principal):
-            first = self._children.place(key, lambda: first)
-            place = self._own(first, key, sender)
-        place = place or self._shared(key) or first
-        child = place.living
+        first = self._children.slot(key, lambda: first)
+        slot = self._own(first, key, sender)
+        if slot is None and await self._rounds.give_up_oldest(key.principal):
+            first = self._children.slot(key, lambda: first)
+            slot = self._own(first, key, sender)
+        slot = slot or self._shared(key) or first
+        child = slot.living
         if (
-            _is_told(sender)
-            and not place.calls
+            _is_notified(sender)
+            and not slot.calls
             and child is not None
             and child.unanswered.has_given_up
         ):
-            self._children.renew(place)
+            self._children.renew(slot)
         try:
-            return await place.request(call, sender, method, params)
+            return await slot.request(call, sender, method, params)
         except NotStarted as failed:
             # The request did not run. Another one took the room, or the machine has none.
             is_full = failed.error.get("code") == LIMIT_REACHED
-            other = self._shared(key) if is_full else _least_busy(self._places(key), key)
+            other = self._shared(key) if is_full else _least_busy(self._slots(key), key)
             if other is None:
                 raise
             return await other.request(call, sender, method, params)
@@ -160,43 +160,43 @@ class Sharing:
         """Return a child that answered a handshake, if any: all describe the server in the same
         way.
         """
-        places = (*self._places(key), *self._all(key.principal))
-        living = (place.living for place in places)
+        slots = (*self._slots(key), *self._all(key.principal))
+        living = (slot.living for slot in slots)
         return next((child for child in living if child is not None), None)
 
-    def _own(self, first: Place, key: Sessionless, sender: Sender | None) -> Place | None:
-        """Return a place without requests that must not share with this one. None: it has to
+    def _own(self, first: Slot, key: Sessionless, sender: Sender | None) -> Slot | None:
+        """Return a slot without requests that must not share with this one. None: it has to
         share.
         """
-        places = [first, *(each for each in self._places(key) if each is not first)]
-        for place in places:
-            if _fits(place, sender) and (_runs(place) or self._may_start(key, place is first)):
-                return place
+        slots = [first, *(each for each in self._slots(key) if each is not first)]
+        for slot in slots:
+            if _fits(slot, sender) and (_runs(slot) or self._may_start(key, slot is first)):
+                return slot
         if not self._may_start(key, False):
             return None
-        taken = {place.key for place in places}
-        keys = (replace(key, number=number) for number in range(1, len(places) + 1))
+        taken = {slot.key for slot in slots}
+        keys = (replace(key, number=number) for number in range(1, len(slots) + 1))
         free = next(each for each in keys if each not in taken)
-        return self._children.place(free, lambda: first.another(free))
+        return self._children.slot(free, lambda: first.another(free))
 
     def _may_start(self, key: Sessionless, is_first: bool) -> bool:
         room = self._children.server.room_of_one
         most = max(min(2, room), room // 2) + (room // 4 if is_first else 0)
-        if sum(1 for place in self._all(key.principal) if place.calls) >= most:
+        if sum(1 for slot in self._all(key.principal) if slot.calls) >= most:
             return False
         # The first one may end a child that was idle for long.
         return is_first or self._children.has_room(key.principal, by_ending=True)
 
-    def _shared(self, key: Sessionless) -> Place | None:
+    def _shared(self, key: Sessionless) -> Slot | None:
         return _least_busy(self._all(key.principal), key)
 
-    def _all(self, principal: Principal) -> list[Place]:
-        return self._children.places(
+    def _all(self, principal: Principal) -> list[Slot]:
+        return self._children.slots(
             lambda it: isinstance(it, Sessionless) and it.principal == principal
         )
 
-    def _places(self, key: Sessionless) -> list[Place]:
-        return self._children.places(
+    def _slots(self, key: Sessionless) -> list[Slot]:
+        return self._children.slots(
             lambda it: isinstance(it, Sessionless) and replace(it, number=0) == key
         )
 
@@ -209,23 +209,23 @@ def _is_anothers(key: Hashable, own: Sessionless) -> bool:
     )
 
 
-def _fits(place: Place, sender: Sender | None) -> bool:
-    if not place.calls or (place.living is not None and place.living.always_says_cause):
+def _fits(slot: Slot, sender: Sender | None) -> bool:
+    if not slot.calls or (slot.living is not None and slot.living.always_says_cause):
         return True
-    return not any(_is_told(each) for each in (sender, *place.calls.values()))
+    return not any(_is_notified(each) for each in (sender, *slot.calls.values()))
 
 
-def _is_told(sender: Sender | None) -> bool:
+def _is_notified(sender: Sender | None) -> bool:
     return sender is not None and (sender.is_asked or sender.level is not None)
 
 
-def _runs(place: Place) -> bool:
-    return place.living is not None or place.starting is not None
+def _runs(slot: Slot) -> bool:
+    return slot.living is not None or slot.starting is not None
 
 
-def _least_busy(places: list[Place], key: Sessionless) -> Place | None:
-    def rank(place: Place) -> tuple[bool, bool, int]:
-        kind = place.key.kind if isinstance(place.key, Sessionless) else key.kind
-        return kind != key.kind, not kind <= key.kind, len(place.calls)
+def _least_busy(slots: list[Slot], key: Sessionless) -> Slot | None:
+    def rank(slot: Slot) -> tuple[bool, bool, int]:
+        kind = slot.key.kind if isinstance(slot.key, Sessionless) else key.kind
+        return kind != key.kind, not kind <= key.kind, len(slot.calls)
 
-    return min((place for place in places if _runs(place)), key=rank, default=None)
+    return min((slot for slot in slots if _runs(slot)), key=rank, default=None)

@@ -12,7 +12,7 @@ Rules, owned by ``tests/server/upstream/external/test_takeover.py``:
    its session again.
 4. Outside of sessions a server of both eras is spoken to in the modern era, in a session in the
    handshake era. So a child that is spoken to in the modern era is not taken over.
-5. The child moves, and not its place. A request that was about to use it there gets another one.
+5. The child moves, and not its slot. A request that was about to use it there gets another one.
 6. Clients of one principal with the same description are taken for one client. If it is another
    one, it has lost nothing: the child kept nothing of it.
 7. Otherwise the session has a new child. A child that only this client used outside of sessions
@@ -25,29 +25,29 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.slot import Slot
 
 
 def hand_over(children: Children, key: Hashable, new: Hashable) -> None:
-    place = children.known(key)
-    if place is not None and place.is_unused and not children.server.names_sessions:
+    slot = children.known(key)
+    if slot is not None and slot.is_unused and not children.server.names_sessions:
         children.rename(key, new)
 
 
 def spare(children: Children, key: Hashable) -> None:
-    place = children.known(key)
-    if place is not None and place.is_unused:
-        children.over(key)
+    slot = children.known(key)
+    if slot is not None and slot.is_unused:
+        children.remove(key)
 
 
-def take_over(children: Children, outside: Place, new: Place, description: bytes) -> None:
+def take_over(children: Children, outside: Slot, new: Slot, description: bytes) -> None:
     """Give a new session the child that its client used outside of sessions, or end that child.
 
     Args:
-        outside: The place that it used.
-        description: See :attr:`Place.asked_by`.
+        outside: The slot that it used.
+        description: See :attr:`Slot.asked_by`.
     """
-    if not outside.is_nobodys or outside.asked_by != {description}:
+    if not outside.is_replaceable or outside.asked_by != {description}:
         return
     if not children.server.names_sessions and _is_as_new(outside, new):
         children.move(outside, new)
@@ -55,14 +55,14 @@ def take_over(children: Children, outside: Place, new: Place, description: bytes
         children.forget(outside)
 
 
-def _is_as_new(outside: Place, new: Place) -> bool:
+def _is_as_new(outside: Slot, new: Slot) -> bool:
     child = outside.living
     if child is None or not outside.is_unused or child.is_modern:
         return False
-    is_told_more = child.level is not None or bool(child.subscribed)
-    is_owed_more = new.level is not None or bool(new.subscribers) or new.was_served
+    knows_more = child.level is not None or bool(child.subscribed)
+    needs_more = new.level is not None or bool(new.subscribers) or new.was_served
     return (
-        not (is_told_more or is_owed_more)
+        not (knows_more or needs_more)
         and child.unanswered.is_settled(is_late=not child.is_in_order)
         and _described(outside.client) == _described(new.client)
     )

@@ -17,44 +17,44 @@ from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.server.upstream.external.beginning import NOT_STARTED_TEXT, begin, made
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.place import ONE_CLIENT, Place
+from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
 
 
-class _Nobodys(Place):
+class _TrialSlot(Slot):
     def label(self) -> str:
         return f"{self.services.title}, first start"
 
 
-def place_of_nobody(children: Children) -> Place:
+def trial_slot(children: Children) -> Slot:
     async def announce(_: str, __: Mapping[str, Any] | None) -> None:
         """Do nothing: no client gets its changes."""
 
-    return _Nobodys(children.services(announce), object(), children.ours, ONE_CLIENT)
+    return _TrialSlot(children.services(announce), object(), children.ours, ONE_CLIENT)
 
 
-async def tried(children: Children, place: Place) -> Mapping[str, Any]:
+async def tried(children: Children, slot: Slot) -> Mapping[str, Any]:
     """Start a child once, and return its answer to ``initialize``.
 
     Raises:
         UpstreamError: It cannot be started.
     """
-    child = await made(children.starter, place, ANONYMOUS)
+    child = await made(children.starter, slot, ANONYMOUS)
     is_kept = False
     try:
-        await begin(children.server, child, place, children.ours, children.versions)
-        is_kept = place.clients.is_shared and children.keep(place, child)
+        await begin(children.server, child, slot, children.ours, children.versions)
+        is_kept = slot.clients.is_shared and children.keep(slot, child)
         return child.result
     finally:
         if not is_kept:
             await child.stop()
 
 
-async def warn_unless_it_starts(children: Children, place: Place) -> None:
+async def warn_unless_it_starts(children: Children, slot: Slot) -> None:
     try:
-        await tried(children, place)
+        await tried(children, slot)
     except UpstreamError as failed:
         server = children.server
         name = (

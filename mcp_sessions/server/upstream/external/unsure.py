@@ -29,9 +29,9 @@ class Unsure:
                 finally:
                     del self.questions[limit]
         except TimeoutError:
-            raise PeerError(INVALID_REQUEST, "the request that asks is over") from None
+            raise PeerError(INVALID_REQUEST, "the request that asks has ended") from None
 
-    def is_over(self, call: Call) -> None:
+    def remove(self, call: Call) -> None:
         """End the questions that were about this call only. Others continue."""
         for limit, calls in self.questions.items():
             if call in calls:

@@ -25,14 +25,14 @@ from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.changing import ChangingChildren
 from mcp_sessions.server.upstream.external.child_spans import Spans
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
-from mcp_sessions.server.upstream.external.elsewhere import Elsewhere
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
-from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped, shared_place
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.other_replicas import OtherReplicas
+from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped, shared_slot
 from mcp_sessions.server.upstream.external.receiver import LISTS
 from mcp_sessions.server.upstream.external.sharing import Sharing
+from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.external.trial import (
-    place_of_nobody,
+    trial_slot,
     tried,
     warn_unless_it_starts,
 )
@@ -68,7 +68,7 @@ class ExternalUpstream:
         starter: Starter,
         shell: SdkUpstream,
         *,
-        elsewhere: Elsewhere | None,
+        other_replicas: OtherReplicas | None,
         policy: SessionPolicy,
         declared: DeclaredHeaders,
         rounds: Rounds,
@@ -79,12 +79,12 @@ class ExternalUpstream:
         Args:
             shell: Stands in for it; see :func:`shell_of`.
             declared: Learns the headers that its tools declare.
-            elsewhere: The processes that serve the same sessions. None: there are none.
+            other_replicas: The processes that serve the same sessions. None: there are none.
             rounds: The calls whose clients were asked in results.
             remembers: Whether there is a store.
         """
         self._asks_clients = policy.question_timeout > 0
-        reachable = elsewhere if server.per == "session" else None
+        reachable = other_replicas if server.per == "session" else None
         away = rounds.give_up_oldest, rounds.gives_up_at
         self.children = ChangingChildren(server, starter, HANDSHAKE_VERSIONS, OURS, *away)
         self._trials = Background()
@@ -117,7 +117,7 @@ class ExternalUpstream:
 
     def _try(self) -> None:
         if self.children.server.try_at_start:
-            first = warn_unless_it_starts(self.children, self._place_to_try())
+            first = warn_unless_it_starts(self.children, self._slot_to_try())
             self._trials.run("the first start of a server", first)
 
     async def try_once(self) -> Mapping[str, Any]:
@@ -126,15 +126,15 @@ class ExternalUpstream:
         Raises:
             UpstreamError: It cannot be started.
         """
-        return await tried(self.children, place_of_nobody(self.children))
+        return await tried(self.children, trial_slot(self.children))
 
-    def _place_to_try(self) -> Place:
-        """Return the place for the first start. If all clients share one place, they get its
+    def _slot_to_try(self) -> Slot:
+        """Return the slot for the first start. If all clients share one slot, they get its
         child.
         """
         if self.children.server.per != "shared":
-            return place_of_nobody(self.children)
-        return self.children.place(None, lambda: shared_place(self._wrapped))
+            return trial_slot(self.children)
+        return self.children.slot(None, lambda: shared_slot(self._wrapped))
 
     def peer(
         self,
@@ -144,7 +144,7 @@ class ExternalUpstream:
         *,
         ready: bool = True,
         is_alone: bool = False,
-        beside: UpstreamPeer | None = None,
+        connection_peer: UpstreamPeer | None = None,
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> UpstreamPeer:
@@ -153,7 +153,7 @@ class ExternalUpstream:
         client = {**OURS, **(peer.initialize_params or {})}
         client["protocolVersion"] = peer.protocol_version
         way = None if is_alone and session_id is None else outbound
-        outside = beside if isinstance(beside, ExternalPeer) else None
+        outside = connection_peer if isinstance(connection_peer, ExternalPeer) else None
         return ExternalPeer(self._wrapped, client, way, session_id, wanted, was_served, outside)
 
     async def initialize(
@@ -196,7 +196,7 @@ class ExternalUpstream:
         )
         make_shell = partial(self._wrapped.shell.modern_peer, route, outbound, session_id)
         adds = self._wrapped.remembers
-        return ModernPeer(peer.served, peer.hears, peer.listen, make_shell, adds)
+        return ModernPeer(peer.served, peer.listens, peer.listen, make_shell, adds)
 
     def validate(self, method: str, version: str, params: Mapping[str, Any] | None) -> None:
         self._wrapped.shell.validate(method, version, params)
@@ -239,12 +239,12 @@ class ExternalUpstream:
             said = failed.error.get("message")
             logger.warning("a listen gets no resource updates for now: %s", said)
 
-    async def session_over(self, session_id: SessionId, *, sleeps: bool = False) -> None:
-        if self._wrapped.elsewhere is not None:
-            self._wrapped.elsewhere.over(session_id)
-        self.children.over(session_id)
+    async def session_ended(self, session_id: SessionId, *, sleeps: bool = False) -> None:
+        if self._wrapped.other_replicas is not None:
+            self._wrapped.other_replicas.release(session_id)
+        self.children.remove(session_id)
         if not sleeps:
-            self.children.starter.session_over(session_id)
+            self.children.starter.session_ended(session_id)
 
     def hosted(
         self,
@@ -261,9 +261,9 @@ class ExternalUpstream:
     async def notify_here(
         self, session_id: SessionId, method: str, params: Mapping[str, Any] | None
     ) -> None:
-        place = self.children.known(session_id)
-        if place is not None and place.living is not None:
-            await place.notify(place.living, method, params)
+        slot = self.children.known(session_id)
+        if slot is not None and slot.living is not None:
+            await slot.notify(slot.living, method, params)
 
 
 def shell_of(server: ExternalServer, *, remembers: bool) -> SdkUpstream:

@@ -48,7 +48,11 @@ from mcp_sessions.server.upstream.port import (
 )
 from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes, RequestConnection
 from mcp_sessions.server.upstream.sdk.sdk_spans import is_in_no_trace, is_tracing, traced, untraced
-from mcp_sessions.server.upstream.sdk.store_failures import crashed_with, failed_with, told_once
+from mcp_sessions.server.upstream.sdk.store_failures import (
+    crashed_with,
+    failed_with,
+    filter_store_failures,
+)
 from mcp_sessions.server.upstream.sdk.ways_back import CallContext, ModernOutbound, SdkOutbound
 from mcp_sessions.stores.records import Peer
 
@@ -133,7 +137,7 @@ class SdkUpstream:
         self._is_tracing = False
         self._untraced = untraced(self.lowlevel)
         self._envelopes = Envelopes()
-        told_once()
+        filter_store_failures()
         self._adds_subscriptions = adds_subscriptions
 
     is_outside = False
@@ -162,7 +166,7 @@ class SdkUpstream:
         *,
         ready: bool = True,
         is_alone: bool = False,
-        beside: UpstreamPeer | None = None,
+        connection_peer: UpstreamPeer | None = None,
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> SdkPeer:
@@ -256,7 +260,7 @@ class SdkUpstream:
         if self._bus is None:
             return lambda: None
 
-        def heard(event: ServerEvent) -> None:
+        def forward(event: ServerEvent) -> None:
             if _ECHOES.get():
                 return
             notification = event_to_notification(event, {})
@@ -265,7 +269,7 @@ class SdkUpstream:
             params.pop("_meta", None)
             listener(dumped["method"], params or None)
 
-        return self._bus.subscribe(heard)
+        return self._bus.subscribe(forward)
 
     async def publish(self, method: str, params: Mapping[str, Any] | None) -> bool:
         event = event_from_wire(method, params)
@@ -294,7 +298,7 @@ class SdkUpstream:
     async def listen(self, peer: UpstreamPeer, call: Call, uris: Collection[str]) -> None:
         """Do nothing: the server publishes its changes by itself."""
 
-    async def session_over(self, session_id: SessionId, *, sleeps: bool = False) -> None:
+    async def session_ended(self, session_id: SessionId, *, sleeps: bool = False) -> None:
         """Do nothing: the session's peers keep its data."""
 
     @property

@@ -92,14 +92,14 @@ class _Traced:
         return getattr(self._server, name)
 
     def get_request_handler(self, method: str) -> Any:
-        self._tell()
+        self._announce()
         return self._server.get_request_handler(method)
 
     def get_notification_handler(self, method: str) -> Any:
-        self._tell()
+        self._announce()
         return self._server.get_notification_handler(method)
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         call, span = CALL.get(), trace.get_current_span()
         session = conversation = None
         if call is not None:

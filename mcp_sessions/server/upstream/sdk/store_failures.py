@@ -39,7 +39,7 @@ _LOGGERS = (
 """Loggers that log a crash with its traceback."""
 
 
-def told_once() -> None:
+def filter_store_failures() -> None:
     """Filter the loggers of the SDK and of FastMCP, since the layer logs such a failure in one
     line.
     """

@@ -20,7 +20,7 @@ from mcp_sessions.server.upstream.port import (
     Outbound,
     PeerError,
     PeerRequest,
-    told_handler,
+    note_store_failure,
 )
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class CallContext:
         try:
             await self._call.notify(method, params)
         except StoreUnavailable as failed:
-            told_handler(failed)
+            note_store_failure(failed)
             raise
 
     async def progress(
@@ -79,7 +79,7 @@ class CallContext:
         try:
             await self._call.progress(progress, total, message)
         except StoreUnavailable as failed:
-            told_handler(failed)
+            note_store_failure(failed)
             raise
 
 
@@ -98,7 +98,7 @@ class SdkOutbound:
         try:
             await self._outbound.notify(method, params)
         except StoreUnavailable as failed:
-            told_handler(failed)
+            note_store_failure(failed)
             raise
 
 
@@ -133,7 +133,7 @@ class ModernOutbound:
         try:
             await self._outbound.notify(method, params)
         except StoreUnavailable as failed:
-            told_handler(failed)
+            note_store_failure(failed)
             raise
 
 
@@ -146,7 +146,7 @@ async def _ask(
             PeerRequest(method, params, options.get("timeout"), options.get("on_progress"))
         )
     except StoreUnavailable as failed:
-        told_handler(failed)
+        note_store_failure(failed)
         raise
     except NotAskable as failed:
         raise NoBackChannelError(method) from failed

@@ -43,7 +43,7 @@ class Directories:
         self._processes = Counter[str]()
         """Directory → number of processes that run there."""
 
-        self._over: set[str] = set()
+        self._left: set[str] = set()
         """Directories that are deleted once no process runs there."""
 
         self._background = Background()
@@ -61,7 +61,7 @@ class Directories:
         """
         self._processes[path] += 1
         if session is None:
-            self._over.add(path)
+            self._left.add(path)
         else:
             self._of.pop(session, None)
             self._of[session] = path
@@ -77,11 +77,11 @@ class Directories:
         self._processes[path] -= 1
         if self._processes[path] <= 0:
             del self._processes[path]
-            if path in self._over:
-                self._over.discard(path)
+            if path in self._left:
+                self._left.discard(path)
                 self._background.run("the end of a directory", self._delete(path))
 
-    def session_over(self, session: str, before: str | None = None) -> None:
+    def session_ended(self, session: str, before: str | None = None) -> None:
         """Delete the directory of a session that cannot resume.
 
         Args:
@@ -89,7 +89,7 @@ class Directories:
         """
         path = self._of.pop(session, before)
         if path is not None:
-            self._over.add(path)
+            self._left.add(path)
             # If no process runs there, it is deleted now.
             self._processes[path] += 1
             self.leave(path)
@@ -97,7 +97,7 @@ class Directories:
     async def close(self) -> None:
         if not self._is_lasting:
             for session in list(self._of):
-                self.session_over(session)
+                self.session_ended(session)
         if self._background.tasks:
             await asyncio.wait(self._background.tasks)
         await self._background.close()

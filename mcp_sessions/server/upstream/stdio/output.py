@@ -100,7 +100,7 @@ class Output:
         self._size = 0
         self._is_paused = False
         self._reader: _Reader | None = None
-        self._is_at_work = False
+        self._is_working = False
         self._is_left = False
 
     def opened(self, pipe: asyncio.ReadTransport) -> None:
@@ -122,17 +122,17 @@ class Output:
         self._go_on()
 
     def read(
-        self, longest: int, take: Take, over: Callable[[], None], background: Background
+        self, longest: int, take: Take, ended: Callable[[], None], background: Background
     ) -> None:
         """Read the output from its beginning, once.
 
         Args:
             longest: Bytes of a line, at most.
             take: Takes a line.
-            over: Called when no line is taken any more.
+            ended: Called when no line is taken any more.
             background: Runs the reading while a line needs a wait.
         """
-        self._reader = _Reader(Lines(longest), take, over, background)
+        self._reader = _Reader(Lines(longest), take, ended, background)
         self._go_on()
 
     def leave(self) -> None:
@@ -142,10 +142,10 @@ class Output:
         self._size = 0
         self._resume()
         if reader is not None:
-            reader.over()
+            reader.ended()
 
     def _go_on(self) -> None:
-        if self._reader is None or self._is_at_work:
+        if self._reader is None or self._is_working:
             return
         try:
             later = self._take_some()
@@ -188,10 +188,10 @@ class Output:
     def _work(self, later: Later) -> None:
         if self._reader is None:
             return
-        self._is_at_work = True
-        self._reader.background.run(_READING, self._at_work(later))
+        self._is_working = True
+        self._reader.background.run(_READING, self._finish_work(later))
 
-    async def _at_work(self, later: Later | None) -> None:
+    async def _finish_work(self, later: Later | None) -> None:
         try:
             while later is not None:
                 await later()
@@ -200,7 +200,7 @@ class Output:
             self.leave()
             raise
         finally:
-            self._is_at_work = False
+            self._is_working = False
         self._go_on()
 
 
@@ -208,6 +208,6 @@ class Output:
 class _Reader:
     lines: Lines
     take: Take
-    over: Callable[[], None]
+    ended: Callable[[], None]
     background: Background
     now: Iterator[Line] = iter(())

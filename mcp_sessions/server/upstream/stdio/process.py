@@ -134,9 +134,9 @@ class Processes:
         given = {name: env[name] for name in server.given}
         return ChildProcess(process, transport, protocol, processes=self, label=label, given=given)
 
-    def over(self, group: int) -> None:
+    def group_ended(self, group: int) -> None:
         self._living.discard(group)
-        self._tell(b"-%d\n" % group)
+        self._write_guard(b"-%d\n" % group)
 
     async def close(self) -> None:
         async with self._starting:
@@ -168,10 +168,10 @@ class Processes:
             os.close(read)
         self._pipe = write
         for group in self._living:
-            self._tell(b"+%d\n" % group)
+            self._write_guard(b"+%d\n" % group)
         return write
 
-    def _tell(self, line: bytes) -> None:
+    def _write_guard(self, line: bytes) -> None:
         if self._pipe is not None:
             # A guard that was killed is started again with the next process.
             with contextlib.suppress(BrokenPipeError):
@@ -211,7 +211,7 @@ class ChildProcess:
         return self._process.pid
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         return self._exited.is_set()
 
     async def ended(self) -> None:
@@ -283,7 +283,7 @@ class ChildProcess:
         # it while the group exists.
         self._signal(signal.SIGKILL)
         self._is_swept = True
-        self._processes.over(self.pid)
+        self._processes.group_ended(self.pid)
         # Its output is read. But a process that left its group may hold the pipes for ever.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAINING):

@@ -17,7 +17,7 @@ _LINE = 1_000
 _LINES = 100
 """Lines that are logged in each second, at most."""
 
-_TOLD = 300
+_LONGEST_REASON = 300
 """Characters of a line that a client gets, at most."""
 
 _KEPT = 30
@@ -68,7 +68,7 @@ class StandardError:
 
     @property
     def last_words(self) -> str:
-        return reason_of([*self._lines, *self._frame])[:_TOLD]
+        return reason_of([*self._lines, *self._frame])[:_LONGEST_REASON]
 
     async def read(self) -> None:
         rest, is_cut = b"", False

@@ -27,9 +27,9 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Forgotten, Waiting
 from mcp_sessions.server.upstream.external.child_wire import Conversation, Later, SendOnce
-from mcp_sessions.server.upstream.external.place import Place
 from mcp_sessions.server.upstream.external.receiver import Client
-from mcp_sessions.server.upstream.external.server_stream import Hear, Heard
+from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
+from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.external.unreadable import (
     Unreadable,
     messages_of,
@@ -83,23 +83,23 @@ class StdioChildren:
         self._server = server
         self._warm.change(server.warm, server.child_idle)
 
-    async def start(self, place: Place, principal: Principal) -> Child:
-        process = await self._warm.take(place.label)
+    async def start(self, slot: Slot, principal: Principal) -> Child:
+        process = await self._warm.take(slot.label)
         if process is not None:
-            return Child(StdioWire(process, self._longest), place)
-        return await self._start(place, principal)
+            return Child(StdioWire(process, self._longest), slot)
+        return await self._start(slot, principal)
 
     async def _start_warm(self, label: Label) -> ChildProcess:
-        env, cwd = self._server.place_of("", "")
+        env, cwd = self._server.env_and_cwd("", "")
         return await self._processes.start(self._server, label, env, cwd)
 
-    async def _start(self, place: Place, principal: Principal) -> Child:
+    async def _start(self, slot: Slot, principal: Principal) -> Child:
         server = self._server
         # Paths and variables hold a digest: a name chosen by a client means nothing there.
         who = name_for_handlers(repr((principal.client_id, principal.issuer, principal.subject)))
-        own = name_for_handlers(place.key) if isinstance(place.key, str) else None
+        own = name_for_handlers(slot.key) if isinstance(slot.key, str) else None
         names = who[:_DIGITS], (own or token_hex(32))[:_DIGITS]
-        env, cwd = server.place_of(*names)
+        env, cwd = server.env_and_cwd(*names)
         directory = server.directory_of(*names)
         if cwd is not None and directory is not None:
             await self._directories.enter(directory, cwd, own)
@@ -107,19 +107,19 @@ class StdioChildren:
             await asyncio.to_thread(os.makedirs, cwd, 0o700, True)
         leave = partial(self._directories.leave, directory) if directory is not None else None
         try:
-            process = await self._processes.start(server, Label(place.label), env, cwd)
+            process = await self._processes.start(server, Label(slot.label), env, cwd)
         except BaseException:
             if leave is not None:
                 leave()
             raise
-        return Child(StdioWire(process, self._longest, ended=leave), place)
+        return Child(StdioWire(process, self._longest, ended=leave), slot)
 
-    def session_over(self, session_id: SessionId) -> None:
+    def session_ended(self, session_id: SessionId) -> None:
         own = name_for_handlers(session_id)
         # If the session did not run here since the layer started, its principal is unknown.
         by_name = None if self._server.names_principals else own[:_DIGITS]
         before = self._server.directory_of("", by_name) if by_name is not None else None
-        self._directories.session_over(own, before)
+        self._directories.session_ended(own, before)
 
     async def close(self) -> None:
         await self._warm.close()
@@ -159,7 +159,9 @@ class StdioWire:
 
     def begin(self, child: Conversation) -> None:
         self._child = child
-        self._process.output.read(self._longest, self._hear_line, self._over, child.background)
+        self._process.output.read(
+            self._longest, self._take_line, self._output_ended, child.background
+        )
 
     def given_to(self, client: Client) -> None:
         self._process.label.given_to(client.label)
@@ -217,7 +219,7 @@ class StdioWire:
         self._process.kill()
         self._process.output.leave()
 
-    def _over(self) -> None:
+    def _output_ended(self) -> None:
         child = self._child
         child.give_up()
         if child.result and not self._is_stopping and not child.failure:
@@ -228,23 +230,23 @@ class StdioWire:
 
     # --- its messages ------------------------------------------------------------------------
 
-    def _hear_line(self, line: Line) -> Later | None:
+    def _take_line(self, line: Line) -> Later | None:
         if isinstance(line, TooLong):
             self._too_long(line)
             return None
         if self._spread is not None and not _says_something(line):
             self.noise(len(line), _SPREAD)
-            self._goes_on(line, self._spread)
+            self._continue_message(line, self._spread)
             return None
         noise, self._spread = self._junk, None
         later = self._child.take(line)
         if self._junk == noise:
             self._junk = 0
         elif line.lstrip()[:1] in (b"{", b"["):
-            self._goes_on(line, Outlines())
+            self._continue_message(line, Outlines())
         return later
 
-    def _goes_on(self, line: bytes, messages: Outlines) -> None:
+    def _continue_message(self, line: bytes, messages: Outlines) -> None:
         """Add a line to a message on several lines."""
         messages.feed(line + b"\n")
         self._spread = messages if messages.is_open and not messages.is_lost else None
@@ -281,22 +283,22 @@ class StdioWire:
     ) -> dict[str, Any]:
         return await exchange(params)
 
-    def stream(self) -> Hear | None:
+    def stream(self) -> ReadStream | None:
         return None
 
     async def listen(
         self,
         request_id: int,
         params: dict[str, Any],
-        heard: Heard,
+        receiver: StreamReceiver,
         *,
-        is_heard: Callable[[], bool],
+        is_acknowledged: Callable[[], bool],
     ) -> float | None:
         try:
             await self._child.exchange(request_id, None, LISTEN, params)
         except UpstreamError:
-            if self._child.is_over:
+            if self._child.has_ended:
                 raise Forgotten from None
-            if not is_heard():
+            if not is_acknowledged():
                 raise
         return None

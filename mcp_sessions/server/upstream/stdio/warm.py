@@ -43,7 +43,7 @@ class WarmProcesses:
         self._idle = idle
         self._start = start
         self._ready: dict[ChildProcess, Label] = {}
-        self._over: set[ChildProcess] = set()
+        self._stopping: set[ChildProcess] = set()
         """Processes that died while they waited, until nothing of them is left."""
 
         self._starting = asyncio.Lock()
@@ -80,7 +80,7 @@ class WarmProcesses:
                 pass
         self._wanted.set()
         # The task that watches a dead process ends the processes that it left.
-        process = next((each for each in self._ready if not each.is_over), None)
+        process = next((each for each in self._ready if not each.has_ended), None)
         if process is not None:
             self._backoff.progressed()
             self._ready.pop(process).given_to(of)
@@ -129,16 +129,16 @@ class WarmProcesses:
         await process.ended()
         if self._ready.pop(process, None) is None:
             return
-        self._over.add(process)
+        self._stopping.add(process)
         logger.warning("a process for --warm exited: %s", await process.last_words())
         await process.stop()
-        self._over.discard(process)
+        self._stopping.discard(process)
         await asyncio.sleep(self._backoff.failed(1.0))
         self._wanted.set()
 
     async def _end(self) -> None:
         ready, self._ready = list(self._ready), {}
-        await _stop_all([*ready, *self._over])
+        await _stop_all([*ready, *self._stopping])
 
 
 async def _stop_all(processes: Iterable[ChildProcess]) -> None:

@@ -7,7 +7,7 @@ from tests.support.world import World, world
 
 pytestmark = pytest.mark.anyio
 
-NOBODYS = "A" * 43
+UNKNOWN_ID = "A" * 43
 
 
 async def session_seen_by(client: RawClient, **meta: str | None) -> str:
@@ -84,12 +84,12 @@ async def test_rule_1_holds_for_every_method(method: str) -> None:
     async with world() as w:
         client = await w.connected()
 
-        error = await client.error(method, {"name": "echo", "_meta": in_session(NOBODYS)})
+        error = await client.error(method, {"name": "echo", "_meta": in_session(UNKNOWN_ID)})
 
         assert error == {
             "code": -32043,
             "message": "Session not found",
-            "data": {"sessionId": NOBODYS},
+            "data": {"sessionId": UNKNOWN_ID},
         }
 
 
@@ -168,14 +168,14 @@ async def test_a_callers_id_is_never_adopted(method: str) -> None:
     async with world() as w:
         if method == "session/start":
             client = await w.connected()
-            started = await client.result(method, {"sessionId": NOBODYS, "id": NOBODYS})
-            assert started["sessionId"] != NOBODYS
+            started = await client.result(method, {"sessionId": UNKNOWN_ID, "id": UNKNOWN_ID})
+            assert started["sessionId"] != UNKNOWN_ID
         else:
             client = w.client()
-            client.session_id = NOBODYS
+            client.session_id = UNKNOWN_ID
             refused = await client.send("initialize", {}).reply.done()
             assert refused.status == 404
-        error = await w.client().error("session/resume", {"sessionId": NOBODYS})
+        error = await w.client().error("session/resume", {"sessionId": UNKNOWN_ID})
         assert error["code"] == -32043
 
 
@@ -202,7 +202,7 @@ async def test_a_session_made_by_one_client_serves_another_of_the_same_principal
 # --- a current session that is over -------------------------------------------------------
 
 
-async def ended_elsewhere(w: World) -> tuple[RawClient, str]:
+async def ended_at_replica(w: World) -> tuple[RawClient, str]:
     client = await w.connected()
     session = (await client.start())["sessionId"]
     await (await w.connected()).end(session)
@@ -230,12 +230,12 @@ async def test_another_session_ended_there_leaves_the_current_one() -> None:
         assert await session_seen_by(client) == second
 
 
-async def test_a_current_session_ended_elsewhere_is_not_found() -> None:
+async def test_a_current_session_ended_at_another_replica_is_not_found() -> None:
     """Rule: "Ended elsewhere or expired: rule-2 requests get ``-32043``"; it does not pass by
     itself, and nothing runs.
     """
     async with world() as w:
-        client, _ = await ended_elsewhere(w)
+        client, _ = await ended_at_replica(w)
 
         for _ in range(3):
             error = await client.error("tools/call", call_params("echo", {"text": "x"}))
@@ -263,7 +263,7 @@ async def test_a_current_session_that_expired_is_not_found() -> None:
 async def test_three_ways_lead_out_of_it(way: str) -> None:
     """Rule: "until the client starts or resumes a session or sends ``null``"."""
     async with world() as w:
-        client, _ = await ended_elsewhere(w)
+        client, _ = await ended_at_replica(w)
         expected = "none"
         if way == "null":
             assert await session_seen_by(client, named=None) == "none"
@@ -279,7 +279,7 @@ async def test_three_ways_lead_out_of_it(way: str) -> None:
 async def test_rule_1_and_session_methods_work_meanwhile() -> None:
     """They do not depend on the current session."""
     async with world() as w:
-        client, ended = await ended_elsewhere(w)
+        client, ended = await ended_at_replica(w)
         other = (await w.client().start())["sessionId"]
 
         assert await session_seen_by(client, named=other) == other
@@ -291,7 +291,7 @@ async def test_rule_1_and_session_methods_work_meanwhile() -> None:
 async def test_a_notification_with_null_leads_out_of_it_too() -> None:
     """Rule: "or sends ``null``": a notification is something sent."""
     async with world() as w:
-        client, _ = await ended_elsewhere(w)
+        client, _ = await ended_at_replica(w)
 
         await client.notify("notifications/roots/list_changed", {"_meta": in_session(None)})
 
@@ -301,11 +301,11 @@ async def test_a_notification_with_null_leads_out_of_it_too() -> None:
 # --- what stock clients really send --------------------------------------------------------
 
 
-async def test_session_metadata_at_the_wrong_place_is_ignored() -> None:
+async def test_session_metadata_at_the_wrong_position_is_ignored() -> None:
     """Client 1: "under ``params.meta`` (its bug): ignore that, serve without a session"."""
     async with world() as w:
         client = await w.connected()
-        params = {"name": "session_id", "arguments": {}, "meta": in_session(NOBODYS)}
+        params = {"name": "session_id", "arguments": {}, "meta": in_session(UNKNOWN_ID)}
 
         assert text_of(await client.result("tools/call", params)) == "none"
 

@@ -192,7 +192,7 @@ async def test_an_answer_that_was_dropped_is_unknown() -> None:
 
 
 async def test_an_answer_too_large_to_keep_is_given_once() -> None:
-    """Who waits for it gets it; who asks later hears that it is unknown."""
+    """Who waits for it gets it; who asks later learns that it is unknown."""
     async with world(request_key_bytes=1_000) as w:
         client, _ = await session_of(w)
         sent = client.call("echo", text="a" * 5_000, meta=keyed("k"))
@@ -256,7 +256,9 @@ async def test_a_running_key_is_not_forgotten() -> None:
 
 
 async def test_what_was_given_up_is_unknown() -> None:
-    """Rule: "Its runner gone … ``-31012``": unheard for too long, it was cancelled and answered."""
+    """Rule: "Its runner gone … ``-31012``": without a listener for too long, it was cancelled and
+    answered.
+    """
     async with world(detached_timeout=60) as w:
         client, _ = await session_of(w)
         first = await waiting(w, client)
@@ -272,8 +274,10 @@ async def test_what_was_given_up_is_unknown() -> None:
         assert w.box.calls == ["wait"]
 
 
-async def test_what_was_sent_again_is_heard_again() -> None:
-    """REQ8: the bound on unheard work counts from when nobody listened, and somebody does."""
+async def test_what_was_sent_again_gets_a_listener_again() -> None:
+    """REQ8: the bound on without a listener work counts from when nobody listened, and somebody
+    does.
+    """
     async with world(detached_timeout=60) as w:
         client, session = await session_of(w)
         first = await waiting(w, client)

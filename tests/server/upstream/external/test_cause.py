@@ -92,7 +92,7 @@ class Story:
         """Owners without a session that cancelled."""
 
         self.answered: list[tuple[Puppet, Json, set[int]]] = []
-        """What was answered, and what was open beside it."""
+        """What was answered, and what was open next to it."""
 
         self.questions = 0
         self.begun = 0
@@ -159,9 +159,9 @@ class Story:
                 puppet.say(message)
         await settled()
 
-    async def late(self, puppet: Puppet, request: Json, beside: set[int], number: int) -> None:
+    async def late(self, puppet: Puppet, request: Json, others: set[int], number: int) -> None:
         """Something is said about a request that was answered, while others were open."""
-        if not beside.issuperset(puppet.unanswered):
+        if not others.issuperset(puppet.unanswered):
             return
         if self.is_url or number % 2:
             puppet.say(said(LOG, request))
@@ -171,7 +171,7 @@ class Story:
             puppet.say({"id": name, **said(QUESTION, request, str(self.questions))})
             await settled()
             owners = {owner_of(each) for each in puppet.unanswered.values()}
-            is_one = owners <= {owner_of(request)} or puppet.place.clients.is_one_client
+            is_one = owners <= {owner_of(request)} or puppet.slot.clients.is_one_client
             assert is_one or self.who_was_asked(str(self.questions)) == []
         await settled()
 
@@ -194,9 +194,9 @@ class Story:
         self.questions += 1
         name = f"q{self.questions}"
         message = {"id": name, **said(QUESTION, request, str(self.questions))}
-        beside = [each for p, _, each in self.answered if p is puppet]
+        others = [each for p, _, each in self.answered if p is puppet]
         is_lone = on or (
-            len(puppet.unanswered) == 1 and not any(request["id"] in each for each in beside)
+            len(puppet.unanswered) == 1 and not any(request["id"] in each for each in others)
         )
         is_there = puppet in self.w.puppets.living and not self.is_away(owner)
         puppet.say_on(request["id"], message) if on else puppet.say(message)
@@ -216,8 +216,8 @@ class Story:
 
     def who_was_asked(self, number: str) -> list[str]:
         """The owners that a question came to."""
-        heard = [(c, m) for c in self.w.calls for m in c.heard if m["method"] == QUESTION]
-        found = [c.owner for c, m in heard if m["params"]["number"] == number]
+        received = [(c, m) for c in self.w.calls for m in c.received if m["method"] == QUESTION]
+        found = [c.owner for c, m in received if m["params"]["number"] == number]
         for task, call in self.w.tasks.items():
             if task.done() and not task.cancelled():
                 inputs = task.result().get("inputRequests", {})
@@ -227,7 +227,7 @@ class Story:
     def expect_no_crossing(self) -> None:
         """Nobody received anything of anybody else."""
         for call in self.w.calls:
-            for message in call.heard:
+            for message in call.received:
                 assert message["params"].get("owner", call.owner) == call.owner, message
         for task, call in self.w.tasks.items():
             if task.done() and not task.cancelled():
@@ -321,14 +321,14 @@ def test_no_token_that_a_client_wrote_reaches_a_child(is_url: bool, per: str, ki
             assert sent["params"]["_meta"] == expected
             puppet.say(said("notifications/progress", sent))
             await settled()
-            heard = {call.owner: len(call.heard) for call in w.calls}
-            assert heard == {"A": 0, "B": 1 if is_valid else 0}
+            received = {call.owner: len(call.received) for call in w.calls}
+            assert received == {"A": 0, "B": 1 if is_valid else 0}
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("per", ["session", "principal", "shared"])
-def test_only_a_child_of_one_client_is_told_its_notifications(per: str) -> None:
+def test_only_a_child_of_one_client_is_sent_its_notifications(per: str) -> None:
     """What a shared one says because of a notification would be another client's."""
 
     async def run() -> None:
@@ -336,10 +336,12 @@ def test_only_a_child_of_one_client_is_told_its_notifications(per: str) -> None:
             w.send("A", "tools/call", TOOL, session="a", handshake=True)
             await settled()
             (puppet,) = w.puppets.all
-            await w.tell("a" if per == "session" else "b", "notifications/roots/list_changed")
+            await w.notify("a" if per == "session" else "b", "notifications/roots/list_changed")
             await settled()
-            told = [m["method"] for m in puppet.told if m["method"] != "notifications/initialized"]
-            assert told == (["notifications/roots/list_changed"] if per == "session" else [])
+            notified = [
+                m["method"] for m in puppet.notified if m["method"] != "notifications/initialized"
+            ]
+            assert notified == (["notifications/roots/list_changed"] if per == "session" else [])
 
     asyncio.run(run())
 
@@ -422,7 +424,7 @@ def test_a_request_counts_until_it_is_answered_whatever_became_of_it(now: list[f
     assert unanswered.cause(LOG, {}).known is None, "nobody waits for it"
 
 
-def test_what_may_come_late_is_nobodys_shortly_after_an_answer(now: list[float]) -> None:
+def test_what_may_come_late_is_unowned_shortly_after_an_answer(now: list[float]) -> None:
     """A URL's own stream may be behind its answers; of whichever request."""
     unanswered = Unanswered()
     unanswered.sent(1, A, {})
@@ -445,7 +447,7 @@ def logging_late(now: list[float]) -> Unanswered:
     return unanswered
 
 
-def test_a_client_that_calls_twice_on_a_connection_hears_the_log_of_both(
+def test_a_client_that_calls_twice_on_a_connection_gets_the_log_of_both(
     now: list[float],
 ) -> None:
     """Outside of sessions, too. Another connection may be another client's."""
@@ -484,7 +486,7 @@ def test_what_another_session_was_answered_counts_also_against_a_later_request(
 
 @pytest.mark.parametrize("what", [LOG, QUESTION])
 @pytest.mark.parametrize("is_given_up", [False, True])
-def test_what_was_answered_counts_for_a_while_against_what_was_open_beside_it(
+def test_what_was_answered_counts_for_a_while_against_what_was_open_with_it(
     now: list[float], what: str, is_given_up: bool
 ) -> None:
     """A server may ask, or log, after the answer of the request that caused it."""
@@ -533,7 +535,7 @@ def test_a_server_that_sends_something_late_is_known_to_do_so(
     now: list[float], what: str, other: str
 ) -> None:
     """Otherwise calls that follow each other closely would lose their questions and log messages:
-    a client that opens a connection for each request would hear no log.
+    a client that opens a connection for each request would receive no log.
     """
     unanswered = Unanswered()
     unanswered.cause(what, {})

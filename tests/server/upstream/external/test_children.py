@@ -12,9 +12,9 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.external import child
 from mcp_sessions.server.upstream.external.child_requests import Refused
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.place import ONE_CLIENT, Place
+from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
-from tests.server.upstream.external.test_failures import never, nobody_is_away
+from tests.server.upstream.external.test_failures import never, none_is_away
 from tests.support.children import child_world, modern_child, until
 from tests.support.modern import ModernClient
 from tests.support.world import world
@@ -75,7 +75,7 @@ async def test_who_is_refused_by_the_server_itself_reads_why_and_locks_nobody_ou
         assert result["serverInfo"]["name"] == "child"
 
 
-async def test_what_is_told_to_others_as_well_is_bounded_and_keeps_nothing_of_who_asked(
+async def test_what_is_asked_to_others_as_well_is_bounded_and_keeps_nothing_of_who_asked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Of those whom the server refused, however they describe themselves; the log quotes none."""
@@ -84,8 +84,8 @@ async def test_what_is_told_to_others_as_well_is_bounded_and_keeps_nothing_of_wh
         of: Children = upstream.children
         client = ModernClient(w.carrier)
         assert await client.text("count") == "1"
-        ((_, place),) = of._places.items()  # pyright: ignore[reportPrivateUsage]
-        await of._vacate(place)  # pyright: ignore[reportPrivateUsage]
+        ((_, slot),) = of._slots.items()  # pyright: ignore[reportPrivateUsage]
+        await of._vacate(slot)  # pyright: ignore[reportPrivateUsage]
         long = Refused({"code": -32010, "message": "no " * 1_000_000, "data": "x" * 100})
 
         async def refuses(*_: object) -> None:
@@ -93,15 +93,15 @@ async def test_what_is_told_to_others_as_well_is_bounded_and_keeps_nothing_of_wh
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(child.Child, "shake_hands", refuses)
-            told = [await client.call("count").error() for _ in range(3)]
-        assert {each["code"] for each in told} == {-32010}
-        assert [len(each["message"]) for each in told] == [3_000_000, 300, 300]
+            notified = [await client.call("count").error() for _ in range(3)]
+        assert {each["code"] for each in notified} == {-32010}
+        assert [len(each["message"]) for each in notified] == [3_000_000, 300, 300]
         assert len(caplog.text) < 10_000 and "no no" not in caplog.text
         ((_, _, kept),) = of._failures._by_description.values()  # pyright: ignore[reportPrivateUsage]
         assert kept.__traceback__ is None, "nobody raised that one"
 
 
-async def test_one_that_dies_in_either_era_is_said_with_its_last_words() -> None:
+async def test_one_that_dies_in_each_era_is_said_with_its_last_words() -> None:
     async with child_world("dies", "key") as w:
         error = await ModernClient(w.carrier).call("count").error()
         assert "the key is missing" in error["message"]
@@ -115,12 +115,12 @@ async def test_what_the_modern_era_has_not_it_has_not_here_either(method: str) -
     """Whatever the server speaks."""
     async with child_world() as w:
         client = ModernClient(w.carrier)
-        heard = client.send(method, {"uri": "test://a", "level": "info"})
-        error = await heard.error()
-        assert (error["code"], error["data"], heard.status) == (-32601, method, 404)
+        received = client.send(method, {"uri": "test://a", "level": "info"})
+        error = await received.error()
+        assert (error["code"], error["data"], received.status) == (-32601, method, 404)
 
 
-async def test_who_listens_outside_of_sessions_hears_that_a_list_changed() -> None:
+async def test_who_listens_outside_of_sessions_learns_that_a_list_changed() -> None:
     async with child_world() as w:
         client = ModernClient(w.carrier)
         assert await client.text("count") == "1"
@@ -164,28 +164,28 @@ async def test_who_waits_for_one_that_starts_while_the_layer_drains_is_answered(
         assert "the layer stops" in error["message"]
 
 
-async def test_who_was_at_a_place_that_is_over_starts_no_child_that_nobody_would_end() -> None:
+async def test_who_was_at_a_slot_that_has_ended_starts_no_child_that_nobody_would_end() -> None:
     async with child_world() as w:
         upstream: Any = w.inside.upstream
         client = await w.connected()
         assert await client.text("count") == "1"
-        ((key, place),) = upstream.children._places.items()
-        upstream.children.over(key)
+        ((key, slot),) = upstream.children._slots.items()
+        upstream.children.remove(key)
         await until(lambda: not upstream.children._living, "its child is ended")
         with pytest.raises(UpstreamError):
-            await place.started(ANONYMOUS)
+            await slot.started(ANONYMOUS)
         assert not upstream.children._living
 
 
-async def test_who_waits_for_one_that_starts_for_what_is_over_is_answered(tmp_path: Path) -> None:
+async def test_who_waits_for_one_that_starts_for_what_has_ended_is_answered(tmp_path: Path) -> None:
     """It was the start that was cancelled, and not whoever waits for it."""
     noted = tmp_path / "calls"
     async with child_world("silent", options={"env": {"CALLS": str(noted)}}) as w:
         upstream: Any = w.inside.upstream
         sent = ModernClient(w.carrier).call("count")
         await until(lambda: starts(noted) == 1, "it is started")
-        ((key, _),) = upstream.children._places.items()
-        upstream.children.over(key)
+        ((key, _),) = upstream.children._slots.items()
+        upstream.children.remove(key)
         error = await sent.error()
         assert error["data"] == {"reason": "not_started", "started": False}
         await until(lambda: not upstream.children._living, "it is ended")
@@ -196,11 +196,11 @@ async def test_a_start_that_is_cancelled_before_it_begins_hinders_no_other() -> 
         upstream: Any = w.inside.upstream
         client = await w.connected()
         assert await client.text("count") == "1"
-        ((_, place),) = upstream.children._places.items()
-        await upstream.children._vacate(place)
-        waits = asyncio.create_task(place.started(ANONYMOUS))
+        ((_, slot),) = upstream.children._slots.items()
+        await upstream.children._vacate(slot)
+        waits = asyncio.create_task(slot.started(ANONYMOUS))
         await asyncio.sleep(0)
-        place.starting.cancel()
+        slot.starting.cancel()
         with pytest.raises(UpstreamError):
             await waits
         assert await client.text("count") == "1"
@@ -211,7 +211,7 @@ async def test_who_waits_for_room_takes_no_more_than_may_be_of_one_principal() -
     ends = asyncio.Event()
 
     class Child:
-        is_over, failure, is_modern = False, "", False
+        has_ended, failure, is_modern = False, "", False
         capabilities: dict[str, Any] = {}
 
         async def shake_hands(self, *_: object) -> None: ...
@@ -220,25 +220,25 @@ async def test_who_waits_for_room_takes_no_more_than_may_be_of_one_principal() -
             await ends.wait()
 
     class Starter:
-        async def start(self, place: Place, principal: Principal) -> Any:
+        async def start(self, slot: Slot, principal: Principal) -> Any:
             await asyncio.sleep(0)
             return Child()
 
     server = StdioServer("true", max_children=2, max_children_per_principal=1)
     made: Any = Starter()
-    of = Children(server, made, frozenset({"2025-11-25"}), {}, nobody_is_away, never)
+    of = Children(server, made, frozenset({"2025-11-25"}), {}, none_is_away, never)
     ann, bob, eve = (Principal(name) for name in ("ann", "bob", "eve"))
 
-    def place(key: str) -> Place:
+    def slot(key: str) -> Slot:
         client = {"protocolVersion": "2025-11-25"}
-        told: Any = None
-        made = Place(of.services(told), key, client, ONE_CLIENT)
-        return of.place(key, lambda: made)
+        notified: Any = None
+        made = Slot(of.services(notified), key, client, ONE_CLIENT)
+        return of.slot(key, lambda: made)
 
-    for key, whose in (("bob", bob), ("eve", eve)):
-        await place(key).started(whose)
-        of.over(key)
-    waiting = [asyncio.create_task(place(key).started(ann)) for key in ("one", "two")]
+    for key, owner in (("bob", bob), ("eve", eve)):
+        await slot(key).started(owner)
+        of.remove(key)
+    waiting = [asyncio.create_task(slot(key).started(ann)) for key in ("one", "two")]
     await asyncio.sleep(0)
     ends.set()
     async with asyncio.timeout(5):
@@ -263,8 +263,8 @@ async def test_what_clients_make_up_starts_no_process_of_its_own(tmp_path: Path)
         assert starts(noted) == 1
         asked = {"elicitation": {"form": {}, "url": {"n": 5}}}
         client = ModernClient(w.carrier, capabilities=asked)
-        told = json.loads(await client.text("client"))
-        assert told["capabilities"] == {"elicitation": {"form": {}, "url": {}}}
+        notified = json.loads(await client.text("client"))
+        assert notified["capabilities"] == {"elicitation": {"form": {}, "url": {}}}
         assert starts(noted) == 2
 
 

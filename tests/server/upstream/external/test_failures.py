@@ -13,7 +13,7 @@ from mcp_sessions import StdioServer
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.failures import Failures
-from mcp_sessions.server.upstream.external.place import ONE_CLIENT, Place
+from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.children import child_world
 
@@ -87,7 +87,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 class Child:
-    failure, is_modern, is_over = "", False, False
+    failure, is_modern, has_ended = "", False, False
     capabilities: Json = {}
 
     def __init__(self, dies_of: Callable[[str], bool]) -> None:
@@ -96,7 +96,7 @@ class Child:
     async def shake_hands(self, client: Mapping[str, Any], *_: object) -> None:
         await asyncio.sleep(0)
         if self._dies_of(client["clientInfo"]["name"]):
-            self.is_over = True
+            self.has_ended = True
             raise DIED
 
     async def last_words(self) -> str:
@@ -110,7 +110,7 @@ class Starter:
         self.started = 0
         self._dies_of = dies_of
 
-    async def start(self, place: Place, principal: Principal) -> Any:
+    async def start(self, slot: Slot, principal: Principal) -> Any:
         self.started += 1
         return Child(self._dies_of)
 
@@ -120,7 +120,7 @@ def never(_: Principal | None) -> float:
     return math.inf
 
 
-async def nobody_is_away(_: Principal | None) -> bool:
+async def none_is_away(_: Principal | None) -> bool:
     """No call waits for a client that was asked."""
     return False
 
@@ -133,20 +133,18 @@ class World:
         made: Any = self.starter
         server = StdioServer("true", max_children=1_000)
         ours = {**OURS, "protocolVersion": "2025-11-25"}
-        self.children = Children(
-            server, made, frozenset({"2025-11-25"}), ours, nobody_is_away, never
-        )
+        self.children = Children(server, made, frozenset({"2025-11-25"}), ours, none_is_away, never)
 
     async def serves(self, name: str, principal: Principal = ANN) -> bool:
         """Whether a client that describes itself so is served."""
         client = {**named(name), "protocolVersion": "2025-11-25"}
-        told: Any = None
-        place = Place(self.children.services(told), object(), client, ONE_CLIENT)
+        notified: Any = None
+        slot = Slot(self.children.services(notified), object(), client, ONE_CLIENT)
         try:
-            await place.started(principal)
+            await slot.started(principal)
         except UpstreamError:
             return False
-        await self.children._vacate(place)  # pyright: ignore[reportPrivateUsage]
+        await self.children._vacate(slot)  # pyright: ignore[reportPrivateUsage]
         return True
 
     async def quiet(self) -> None:

@@ -19,8 +19,8 @@ from mcp_sessions import Conversations, HTTPServer, SessionLayer, StdioServer
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.child_requests import Sender
-from mcp_sessions.server.upstream.external.place import Clients, Place, Services
-from mcp_sessions.server.upstream.external.server_messages import Telling
+from mcp_sessions.server.upstream.external.server_messages import Notifier
+from mcp_sessions.server.upstream.external.slot import Clients, Services, Slot
 from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest
 from tests.house.source import ROOT
 from tests.server.upstream.external.test_upstream import calls, user
@@ -48,7 +48,9 @@ def again(asked: Json, *answers: Json, params: Json = QUESTION) -> Json:
     return {**params, "inputResponses": responses, "requestState": asked["requestState"]}
 
 
-async def test_a_question_is_a_result_and_the_call_goes_on_with_the_answer(tmp_path: Path) -> None:
+async def test_a_question_is_a_result_and_the_call_continues_with_the_answer(
+    tmp_path: Path,
+) -> None:
     noted = tmp_path / "calls"
     async with child_world(options={"env": {"CALLS": str(noted)}}) as w:
         client = asking(w)
@@ -58,8 +60,8 @@ async def test_a_question_is_a_result_and_the_call_goes_on_with_the_answer(tmp_p
         assert question["params"]["message"] == "how many?"
         result = await client.send("tools/call", again(asked, TWO)).result()
         assert (result["resultType"], json.loads(text_of(result))) == ("complete", TWO)
-        told = json.loads(await client.text("client"))
-        assert told["capabilities"] == ELICITS
+        notified = json.loads(await client.text("client"))
+        assert notified["capabilities"] == ELICITS
     assert calls(noted) == ["started", "ask", "client"], "it ran once"
 
 
@@ -179,7 +181,7 @@ async def test_a_client_that_does_not_come_back_keeps_neither_the_call_nor_the_p
         client = asking(w)
         session = (await client.create())["sessionId"]
         asked = await client.send("tools/call", QUESTION, session=session).result()
-        # The server answers nobody else before its question is over.
+        # The server answers nobody else before its question has ended.
         assert await client.text("count", session=session) == "2"
         error = await client.send("tools/call", again(asked, TWO), session=session).error()
         assert error["code"] == UNKNOWN
@@ -265,15 +267,15 @@ async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_
     async def none(*_: Any) -> Any:
         raise AssertionError("nothing is started, and nothing announced")
 
-    place = Place(Services(none, none, Telling(), "the server"), None, {}, Clients())
+    slot = Slot(Services(none, none, Notifier(), "the server"), None, {}, Clients())
     calls = [CallInRounds(cast(Call, SimpleNamespace(request_id=n)), ELICITS) for n in range(2)]
     sender = Sender({}, None, is_asked=True)
-    place.calls.update(dict.fromkeys(cast("list[Call]", calls), sender))
+    slot.calls.update(dict.fromkeys(cast("list[Call]", calls), sender))
     with pytest.raises(PeerError) as refused:
-        await place.asked("elicitation/create", {}, None)
+        await slot.asked("elicitation/create", {}, None)
     assert refused.value.code == -32600
     cause = Cause(said=cast(Call, calls[0]))
-    asking = asyncio.create_task(place.asked("elicitation/create", {}, None, cause))
+    asking = asyncio.create_task(slot.asked("elicitation/create", {}, None, cause))
     assert await calls[0].turn() == {"1": {"method": "elicitation/create", "params": {}}}
     calls[0].end()
     with pytest.raises(PeerError):

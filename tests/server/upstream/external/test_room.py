@@ -14,7 +14,7 @@ from mcp_sessions.errors import LIMIT_REACHED
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.cause import Unanswered
 from mcp_sessions.server.upstream.external.children import Children
-from mcp_sessions.server.upstream.external.place import Clients, Place
+from mcp_sessions.server.upstream.external.slot import Clients, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.virtual_time import VIRTUAL, Backend
 
@@ -34,7 +34,7 @@ def anyio_backend() -> Backend:
 class Child:
     """It hangs in the handshake of some clients."""
 
-    is_over = False
+    has_ended = False
     is_modern = False
     failure = ""
     result: Json = {}
@@ -56,7 +56,7 @@ class Starter:
     def __init__(self) -> None:
         self.lacks: list[int] = []
 
-    async def start(self, place: Place, principal: Principal) -> Any:
+    async def start(self, slot: Slot, principal: Principal) -> Any:
         if self.lacks:
             raise OSError(self.lacks.pop(), "not enough")
         return Child()
@@ -68,7 +68,7 @@ class World:
     def __init__(self, most: int, most_of_one: int | None = None) -> None:
         self.starter = Starter()
         made: Any = self.starter
-        self.away: tuple[float, Place] | None = None
+        self.away: tuple[float, Slot] | None = None
         """When the place of a client that was asked may be given up, if there is one."""
 
         server = StdioServer("true", max_children=most, max_children_per_principal=most_of_one)
@@ -80,35 +80,35 @@ class World:
         """Whether there was one for so long, and is none any more."""
         if self.away is None or asyncio.get_running_loop().time() < self.away[0]:
             return False
-        self.children.over(self.away[1].key)
+        self.children.remove(self.away[1].key)
         self.away = None
         return True
 
     def gives_up_at(self, _: Principal | None) -> float:
         return self.away[0] if self.away is not None else math.inf
 
-    async def holds(self, *, is_sessionless: bool = False) -> Place:
-        place = self._place("good", object(), is_sessionless=is_sessionless)
-        await place.started(ANN)
-        return place
+    async def holds(self, *, is_sessionless: bool = False) -> Slot:
+        slot = self._slot("good", object(), is_sessionless=is_sessionless)
+        await slot.started(ANN)
+        return slot
 
-    def _place(self, name: str, key: object, *, is_sessionless: bool) -> Place:
+    def _slot(self, name: str, key: object, *, is_sessionless: bool) -> Slot:
         client = {"clientInfo": {"name": name}, "protocolVersion": VERSION}
-        told: Any = None
-        services, clients = self.children.services(told), Clients(True, is_sessionless)
-        return self.children.place(key, lambda: Place(services, key, client, clients))
+        notified: Any = None
+        services, clients = self.children.services(notified), Clients(True, is_sessionless)
+        return self.children.slot(key, lambda: Slot(services, key, client, clients))
 
     async def starts(
         self, name: str, principal: Principal = ANN, *, is_sessionless: bool = False
     ) -> Json | None:
-        """The error of a start; None: it serves, and is over."""
+        """The error of a start; None: it serves, and has ended."""
         key = object()
-        place = self._place(name, key, is_sessionless=is_sessionless)
+        slot = self._slot(name, key, is_sessionless=is_sessionless)
         try:
-            await place.started(principal)
+            await slot.started(principal)
         except UpstreamError as failed:
             return failed.error
-        self.children.over(key)
+        self.children.remove(key)
         return None
 
 
@@ -169,13 +169,13 @@ async def test_a_start_waits_for_room_that_gets_free_soon_and_is_refused_at_once
 ) -> None:
     """Room gets free where a child is idle for a minute, or a client that was asked stays away."""
     w, now = World(1), asyncio.get_running_loop().time
-    place = await w.holds()
+    slot = await w.holds()
     if why == "idle":
         await asyncio.sleep(60 - seconds)
     else:
         call: Any = object()
-        place.calls[call] = None
-        w.away = now() + seconds, place
+        slot.calls[call] = None
+        w.away = now() + seconds, slot
     began = now()
     error = await w.starts("good")
     if waits is None:
@@ -187,20 +187,20 @@ async def test_a_start_waits_for_room_that_gets_free_soon_and_is_refused_at_once
 async def test_a_start_does_not_wait_for_a_client_that_comes_back() -> None:
     """Not longer than it may: that client asks again and again."""
     w, now = World(1), asyncio.get_running_loop().time
-    place = await w.holds()
+    slot = await w.holds()
     await asyncio.sleep(50)
     waiting, began = asyncio.create_task(w.starts("good")), now()
     await asyncio.sleep(5)
-    place.used_at = now()
+    slot.used_at = now()
     assert ((await waiting) or {})["code"] == LIMIT_REACHED and now() - began < 6
 
 
 async def test_what_can_share_a_process_does_not_wait_for_another() -> None:
     w, now = World(1), asyncio.get_running_loop().time
-    place = await w.holds(is_sessionless=True)
+    slot = await w.holds(is_sessionless=True)
     call: Any = object()
-    place.calls[call] = None
-    w.away = now() + 10, place
+    slot.calls[call] = None
+    w.away = now() + 10, slot
     began = now()
     error = await w.starts("good", is_sessionless=True)
     assert (error or {})["code"] == LIMIT_REACHED and now() == began

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.server.upstream.external.server_messages import CHANGES, WAITING, Telling
+from mcp_sessions.server.upstream.external.server_messages import CHANGES, WAITING, Notifier
 from tests.support.virtual_time import VIRTUAL, Backend
 
 pytestmark = pytest.mark.anyio
@@ -23,10 +23,10 @@ def anyio_backend() -> Backend:
 
 
 class Client:
-    """What it heard, and whether it takes more."""
+    """What it received, and whether it takes more."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.methods: list[str] = []
         self.takes = asyncio.Event()
         self.takes.set()
@@ -38,128 +38,128 @@ class Client:
         await self.takes.wait()
         if self.failures:
             raise self.failures.pop()
-        self.heard.append((params or {}).get("n"))
+        self.received.append((params or {}).get("n"))
         self.methods.append(method)
 
 
-async def test_one_that_takes_nothing_keeps_nobody_waiting_and_hears_all_in_order() -> None:
-    telling, slow, other = Telling(), Client(), Client()
+async def test_one_that_takes_nothing_keeps_nobody_waiting_and_gets_all_in_order() -> None:
+    notifier, slow, other = Notifier(), Client(), Client()
     slow.takes.clear()
     for n in range(3):
-        telling.later("slow", slow.way, LOG, {"n": n}, is_change=False)
-        telling.later("other", other.way, LOG, {"n": n}, is_change=False)
-    await telling.told("other")
-    assert (slow.heard, other.heard) == ([], [0, 1, 2])
+        notifier.later("slow", slow.way, LOG, {"n": n}, is_change=False)
+        notifier.later("other", other.way, LOG, {"n": n}, is_change=False)
+    await notifier.flush("other")
+    assert (slow.received, other.received) == ([], [0, 1, 2])
     slow.takes.set()
-    await telling.told("slow")
-    assert slow.heard == [0, 1, 2]
-    await telling.told("slow")
+    await notifier.flush("slow")
+    assert slow.received == [0, 1, 2]
+    await notifier.flush("slow")
 
 
 async def test_what_waits_for_one_is_bounded_in_bytes_and_changes_say_it_once() -> None:
-    telling, slow = Telling(), Client()
+    notifier, slow = Notifier(), Client()
     slow.takes.clear()
     for n in range(100):
-        telling.later("slow", slow.way, LOG, {"n": n, "data": "x" * 100_000}, is_change=False)
-        telling.later("slow", slow.way, CHANGED, {"n": "changed"}, is_change=True)
+        notifier.later("slow", slow.way, LOG, {"n": n, "data": "x" * 100_000}, is_change=False)
+        notifier.later("slow", slow.way, CHANGED, {"n": "changed"}, is_change=True)
         # Its first turn: that one is on its way.
         await asyncio.sleep(0)
     slow.takes.set()
-    await telling.told("slow")
-    logs = [n for n in slow.heard if n != "changed"]
+    await notifier.flush("slow")
+    logs = [n for n in slow.received if n != "changed"]
     assert logs == list(range(len(logs)))
     assert 100_000 * (len(logs) - 2) < WAITING < 100_000 * (len(logs) + 1)
-    assert slow.heard.count("changed") == 1
-    telling.later("slow", slow.way, LOG, {"n": "next"}, is_change=False)
-    await telling.told("slow")
-    assert slow.heard[-1] == "next"
+    assert slow.received.count("changed") == 1
+    notifier.later("slow", slow.way, LOG, {"n": "next"}, is_change=False)
+    await notifier.flush("slow")
+    assert slow.received[-1] == "next"
 
 
 async def test_changes_that_nobody_can_have_asked_for_are_bounded_and_said_to_be_read_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    telling, slow = Telling(), Client()
+    notifier, slow = Notifier(), Client()
     slow.takes.clear()
     for n in range(30):
         about = {"uri": f"test://{n}", "n": n, "data": "x" * 1_000_000}
-        telling.later("slow", slow.way, CHANGED, about, is_change=True)
+        notifier.later("slow", slow.way, CHANGED, about, is_change=True)
         # Of the same resource: it is said already.
-        telling.later("slow", slow.way, CHANGED, {**about, "n": "again"}, is_change=True)
+        notifier.later("slow", slow.way, CHANGED, {**about, "n": "again"}, is_change=True)
     for n in range(100):
         about = {"n": n, "data": "x" * 1_000_000}
-        telling.later("slow", slow.way, "notifications/tools/list_changed", about, is_change=True)
+        notifier.later("slow", slow.way, "notifications/tools/list_changed", about, is_change=True)
     slow.takes.set()
-    await telling.told("slow")
-    told = slow.heard[:-2]
-    assert told == list(range(len(told)))
-    assert 1_000_000 * len(told) < CHANGES < 1_000_000 * (len(told) + 1)
+    await notifier.flush("slow")
+    notified = slow.received[:-2]
+    assert notified == list(range(len(notified)))
+    assert 1_000_000 * len(notified) < CHANGES < 1_000_000 * (len(notified) + 1)
     lists = [f"notifications/{name}/list_changed" for name in ("resources", "tools")]
-    assert slow.methods == [CHANGED] * len(told) + lists
-    assert slow.heard[-2:] == [None, None]
+    assert slow.methods == [CHANGED] * len(notified) + lists
+    assert slow.received[-2:] == [None, None]
     assert caplog.text.count("is dropped") == 1
 
 
-async def test_a_change_that_comes_while_the_same_is_told_is_told_again() -> None:
+async def test_a_change_that_comes_while_the_same_is_sent_is_sent_again() -> None:
     """Its client may have read in between."""
-    telling, slow = Telling(), Client()
+    notifier, slow = Notifier(), Client()
     slow.takes.clear()
-    telling.later("slow", slow.way, CHANGED, {"n": 1}, is_change=True)
+    notifier.later("slow", slow.way, CHANGED, {"n": 1}, is_change=True)
     await asyncio.sleep(0)
     assert slow.attempts == 1
-    telling.later("slow", slow.way, CHANGED, {"n": 1}, is_change=True)
+    notifier.later("slow", slow.way, CHANGED, {"n": 1}, is_change=True)
     slow.takes.set()
-    await telling.told("slow")
-    assert slow.heard == [1, 1]
+    await notifier.flush("slow")
+    assert slow.received == [1, 1]
 
 
 @pytest.mark.parametrize("is_change", [True, False])
 async def test_while_the_store_is_away_changes_wait_for_it_and_nothing_else_does(
     is_change: bool,
 ) -> None:
-    telling, client = Telling(), Client()
+    notifier, client = Notifier(), Client()
     client.failures = [StoreUnavailable("away") for _ in range(5)]
-    await telling.now("one", client.way, LOG, {"n": 1}, is_change=is_change)
+    await notifier.now("one", client.way, LOG, {"n": 1}, is_change=is_change)
     assert client.attempts == 1
-    await telling.told("one")
-    assert client.heard == ([1] if is_change else [])
+    await notifier.flush("one")
+    assert client.received == ([1] if is_change else [])
     assert len(client.failures) == (0 if is_change else 4)
     client.failures = []
-    await telling.now("one", client.way, LOG, {"n": 2}, is_change=False)
-    assert client.heard[-1] == 2
+    await notifier.now("one", client.way, LOG, {"n": 2}, is_change=False)
+    assert client.received[-1] == 2
 
 
 @pytest.mark.fails_in_background("a notification of a child")
 async def test_what_is_wrong_with_one_client_is_its_own() -> None:
-    telling, client = Telling(), Client()
+    notifier, client = Notifier(), Client()
     client.failures = [ValueError("broken")]
-    await telling.now("one", client.way, LOG, {"n": 1}, is_change=True)
+    await notifier.now("one", client.way, LOG, {"n": 1}, is_change=True)
     client.failures = [ValueError("broken")]
-    telling.later("one", client.way, LOG, {"n": 2}, is_change=True)
-    telling.later("one", client.way, LOG, {"n": 3}, is_change=True)
-    await telling.told("one")
-    assert client.heard == [3]
+    notifier.later("one", client.way, LOG, {"n": 2}, is_change=True)
+    notifier.later("one", client.way, LOG, {"n": 3}, is_change=True)
+    await notifier.flush("one")
+    assert client.received == [3]
 
 
-async def test_who_is_forgotten_and_who_is_left_at_the_end_hear_nothing_more() -> None:
-    telling, gone, left = Telling(), Client(), Client()
+async def test_who_is_forgotten_and_who_is_left_at_the_end_get_nothing_more() -> None:
+    notifier, gone, left = Notifier(), Client(), Client()
     for client in (gone, left):
         client.takes.clear()
         for n in range(2):
-            telling.later(client, client.way, LOG, {"n": n}, is_change=False)
+            notifier.later(client, client.way, LOG, {"n": n}, is_change=False)
     await asyncio.sleep(0)
-    telling.forget(gone)
-    await telling.told(gone)
-    await telling.close()
+    notifier.forget(gone)
+    await notifier.flush(gone)
+    await notifier.close()
     for client in (gone, left):
         client.takes.set()
     await asyncio.sleep(1)
-    assert (gone.heard, left.heard) == ([], [])
+    assert (gone.received, left.received) == ([], [])
 
 
 @pytest.mark.fails_in_background("a notification of a child")
-async def test_what_json_cannot_say_is_left_out_and_ends_nobodys_reading() -> None:
-    telling, client = Telling(), Client()
+async def test_what_json_cannot_say_is_left_out_and_ends_unowned_reading() -> None:
+    notifier, client = Notifier(), Client()
     for n in (1, [10**30, float("inf")], 2):
-        telling.later("client", client.way, LOG, {"n": n}, is_change=False)
-    await telling.told("client")
-    assert client.heard == [1, 2]
+        notifier.later("client", client.way, LOG, {"n": n}, is_change=False)
+    await notifier.flush("client")
+    assert client.received == [1, 2]

@@ -6,7 +6,11 @@ import pytest
 
 from mcp_sessions.background import Background
 from mcp_sessions.server.upstream.external.reopening import LEAST, Reopening
-from mcp_sessions.server.upstream.external.server_stream import Hear, Heard, Listening
+from mcp_sessions.server.upstream.external.server_stream import (
+    Listening,
+    ReadStream,
+    StreamReceiver,
+)
 from mcp_sessions.server.upstream.port import UpstreamError
 from tests.support.virtual_time import VIRTUAL, Backend
 
@@ -28,7 +32,7 @@ def somebody() -> str:
     return "the server"
 
 
-async def opened_in_ten_minutes(hear: Hear, *, answers: bool = False) -> int:
+async def opened_in_ten_minutes(read_stream: ReadStream, *, answers: bool = False) -> int:
     """How often such a stream is opened.
 
     Args:
@@ -36,11 +40,11 @@ async def opened_in_ten_minutes(hear: Hear, *, answers: bool = False) -> int:
     """
     times = 0
 
-    async def counted(heard: Heard) -> float | None:
+    async def counted(receiver: StreamReceiver) -> float | None:
         nonlocal times
         times += 1
-        await heard.begun(goes_on=True)
-        return await hear(heard)
+        await receiver.begun(continues=True)
+        return await read_stream(receiver)
 
     background = Background()
     listening = Listening(background, somebody, 1.0, missed=missed)
@@ -60,22 +64,22 @@ async def test_one_that_ends_at_once_is_opened_later_and_later(
 ) -> None:
     """Also by a server that answers whatever else it is asked."""
 
-    async def hear(heard: Heard) -> float | None:
+    async def read_stream(receiver: StreamReceiver) -> float | None:
         return retry
 
     # 15 seconds between two of them, in the mean.
-    assert 10 <= await opened_in_ten_minutes(hear, answers=answers) <= 120
+    assert 10 <= await opened_in_ten_minutes(read_stream, answers=answers) <= 120
 
 
 async def test_one_that_could_not_be_opened_is_as_soon_as_its_server_answers_something() -> None:
-    """However long it was away: nobody would hear for half a minute what is told again."""
+    """However long it was away: nobody would receive for half a minute what is sent again."""
     is_there, times, opened = True, 0, asyncio.Event()
 
-    async def hear(heard: Heard) -> float | None:
+    async def read_stream(receiver: StreamReceiver) -> float | None:
         nonlocal times
         times += is_there
         if is_there:
-            await heard.begun(goes_on=False)
+            await receiver.begun(continues=False)
         if times > 1:
             opened.set()
             await asyncio.Event().wait()
@@ -83,7 +87,7 @@ async def test_one_that_could_not_be_opened_is_as_soon_as_its_server_answers_som
 
     background = Background()
     listening = Listening(background, somebody, 1.0, missed=missed)
-    await listening.begin_anew(hear)
+    await listening.begin_anew(read_stream)
     is_there = False
     await asyncio.sleep(TEN_MINUTES)
     is_there = True
@@ -95,30 +99,30 @@ async def test_one_that_could_not_be_opened_is_as_soon_as_its_server_answers_som
 
 
 async def test_one_that_brings_something_is_opened_as_soon_as_its_server_says() -> None:
-    async def hear(heard: Heard) -> float | None:
-        heard.progressed()
+    async def read_stream(receiver: StreamReceiver) -> float | None:
+        receiver.progressed()
         return 2.0
 
-    assert await opened_in_ten_minutes(hear) in (300, 301)
+    assert await opened_in_ten_minutes(read_stream) in (300, 301)
 
 
 @pytest.mark.parametrize("answers", [False, True])
-async def test_one_that_was_heard_is_not_opened_before_its_server_says(answers: bool) -> None:
+async def test_one_that_was_open_is_not_opened_before_its_server_says(answers: bool) -> None:
     """Whatever else that answers."""
 
-    async def hear(heard: Heard) -> float | None:
-        heard.progressed()
+    async def read_stream(receiver: StreamReceiver) -> float | None:
+        receiver.progressed()
         return 20.0
 
-    assert await opened_in_ten_minutes(hear, answers=answers) in (30, 31)
+    assert await opened_in_ten_minutes(read_stream, answers=answers) in (30, 31)
 
 
 async def test_one_that_lasts_is_opened_as_soon_as_its_server_says() -> None:
-    async def hear(heard: Heard) -> float | None:
+    async def read_stream(receiver: StreamReceiver) -> float | None:
         await asyncio.sleep(10)
         return 2.0
 
-    assert await opened_in_ten_minutes(hear) in (50, 51)
+    assert await opened_in_ten_minutes(read_stream) in (50, 51)
 
 
 async def test_what_a_server_says_is_taken_within_bounds() -> None:

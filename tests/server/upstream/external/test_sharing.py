@@ -24,7 +24,7 @@ from tests.server.upstream.external.test_peer_in_rounds import (
     again,
 )
 from tests.support.children import child_world, until
-from tests.support.modern import LOG_LEVEL, Heard, ModernClient
+from tests.support.modern import LOG_LEVEL, ModernClient, Received
 from tests.support.raw import Json, text_of
 from tests.support.url_server import UrlServer, event, result, text
 from tests.support.urls import url_of
@@ -39,9 +39,9 @@ def completes(value: str) -> Json:
     return {"ref": ref, "argument": {"name": "a", "value": value}}
 
 
-def logs(heard: Heard) -> list[str]:
+def logs(received: Received) -> list[str]:
     return [
-        m["params"]["data"] for m in heard.messages if m.get("method") == "notifications/message"
+        m["params"]["data"] for m in received.messages if m.get("method") == "notifications/message"
     ]
 
 
@@ -202,8 +202,10 @@ async def test_an_idle_process_that_may_work_on_what_was_given_up_is_replaced() 
         assert await a.text("pid") != pid
 
 
-async def test_requests_whose_clients_are_told_nothing_share_one() -> None:
-    """One that wants to hear log messages has a process for itself, else they would be nobody's."""
+async def test_requests_whose_clients_get_nothing_share_one() -> None:
+    """One that wants to receive log messages has a process for itself, else they would be
+    nobody's.
+    """
     async with child_world() as w:
         nothing = ModernClient(w.carrier)
         pid = await nothing.text("pid")
@@ -215,7 +217,7 @@ async def test_requests_whose_clients_are_told_nothing_share_one() -> None:
 
 
 @pytest.mark.parametrize("per", ["principal", "shared"])
-async def test_what_is_said_about_one_session_is_not_told_another_that_shares(per: str) -> None:
+async def test_what_is_said_about_one_session_is_not_notified_another_that_shares(per: str) -> None:
     async with child_world(options={"per": per}) as w:
         old = [await w.connected(), await w.connected()]
         held = old[0].call("hold")
@@ -238,14 +240,14 @@ async def test_each_session_is_asked_what_its_own_request_asks() -> None:
 
 def _running(w: World) -> int:
     upstream: Any = w.inside.upstream
-    return sum(len(place.calls) for place in upstream.children._places.values())
+    return sum(len(slot.calls) for slot in upstream.children._slots.values())
 
 
 # --- a URL ---------------------------------------------------------------------------------------
 
 
 class AskingUrl:
-    """A URL with a handshake that asks, and logs, where it is told to.
+    """A URL with a handshake that asks, and logs, where it is asked to.
 
     Args:
         on_response: On the response of the request; else on its session's own stream.
@@ -284,18 +286,18 @@ class AskingUrl:
         async def aside(said: Json) -> None:
             self.inner.streams[session].put_nowait(event(said))
 
-        tell = say if self.on_response else aside
+        notify = say if self.on_response else aside
         what = message["params"].get("name", "ask")
         value = message["params"].get("argument", {}).get("value", "A's")
         if what == "hold":
             await asyncio.Event().wait()
         data = {"level": "error", "data": value}
-        await tell({"jsonrpc": "2.0", "method": "notifications/message", "params": data})
+        await notify({"jsonrpc": "2.0", "method": "notifications/message", "params": data})
         name = f"q{len(self.answers)}"
         answer = self.answers[name] = asyncio.get_running_loop().create_future()
         params: Json = {"message": value, "requestedSchema": {"type": "object"}}
         asked = {"jsonrpc": "2.0", "id": name, "method": "elicitation/create", "params": params}
-        await tell(asked)
+        await notify(asked)
         said = await answer
         content = text(json.dumps(said.get("result") or said["error"], sort_keys=True))
         await say(result(message, {**content, "completion": {"values": []}}), more=False)

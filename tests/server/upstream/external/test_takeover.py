@@ -75,8 +75,8 @@ async def test_what_a_client_looked_at_and_its_session_are_one_process(
                 meta = {"openai/session": "one"}
         assert [await client.text("count", meta=meta) for _ in range(2)] == ["1", "2"]
         assert (starts(calls), living(w)) == (1, 1)
-        told = json.loads(await client.text("client", meta=meta))
-        assert told["clientInfo"]["name"] == "raw" and "elicitation" in told["capabilities"]
+        notified = json.loads(await client.text("client", meta=meta))
+        assert notified["clientInfo"]["name"] == "raw" and "elicitation" in notified["capabilities"]
 
 
 async def test_it_is_the_sessions_alone_and_ends_with_it(tmp_path: Path) -> None:
@@ -104,12 +104,12 @@ async def test_clients_one_after_the_other_have_one_process_each(tmp_path: Path)
             await looks(client, named(name))
             session = (await client.create())["sessionId"]
             meta = {**session_meta(session), **named(name)}
-            told = json.loads(await client.text("client", meta=meta))
-            assert told["clientInfo"]["name"] == name
+            notified = json.loads(await client.text("client", meta=meta))
+            assert notified["clientInfo"]["name"] == name
             assert starts(calls) == count
 
 
-async def test_clients_beside_a_client_share_its_process_which_no_session_takes(
+async def test_clients_next_to_a_client_share_its_process_which_no_session_takes(
     tmp_path: Path,
 ) -> None:
     """A made-up name starts nothing. Each session has a process of its own, with its name."""
@@ -121,8 +121,8 @@ async def test_clients_beside_a_client_share_its_process_which_no_session_takes(
         assert starts(calls) == 1
         for count, name in ((2, "first"), (3, "made up 1")):
             meta = {**session_meta((await client.create())["sessionId"]), **named(name)}
-            told = json.loads(await client.text("client", meta=meta))
-            assert told["clientInfo"]["name"] == name
+            notified = json.loads(await client.text("client", meta=meta))
+            assert notified["clientInfo"]["name"] == name
             assert starts(calls) == count
 
 
@@ -133,7 +133,7 @@ async def test_made_up_names_leave_nothing_behind_if_the_server_does_not_start()
         client = ModernClient(w.carrier)
         for number in range(20):
             await client.send("tools/list", meta=named(f"made up {number}")).error()
-        assert len(upstream.children._places) == 1
+        assert len(upstream.children._slots) == 1
 
 
 async def test_a_principal_never_has_what_another_one_asked(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ async def test_a_principal_never_has_what_another_one_asked(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "beside",
+    "leftover",
     ["a call", "a call that runs", "a list that was given up", "a log level", "a listener"],
 )
-async def test_what_may_have_left_something_is_no_sessions(tmp_path: Path, beside: str) -> None:
+async def test_what_may_have_left_something_is_no_sessions(tmp_path: Path, leftover: str) -> None:
     """The first process ends if nobody would miss it."""
     calls, options = noted(tmp_path)
     async with child_world(options=options) as w:
@@ -160,7 +160,7 @@ async def test_what_may_have_left_something_is_no_sessions(tmp_path: Path, besid
         client = ModernClient(w.carrier)
         await looks(client)
         (first,) = upstream.children._living
-        match beside:
+        match leftover:
             case "a call":
                 await client.text("echo", {"text": "a"})
             case "a call that runs":
@@ -176,21 +176,21 @@ async def test_what_may_have_left_something_is_no_sessions(tmp_path: Path, besid
         session = (await client.create())["sessionId"]
         assert await client.text("count", session=session) == "1"
         assert starts(calls) == 2
-        if beside in ("a list that was given up", "a log level"):
+        if leftover in ("a list that was given up", "a log level"):
             await until(lambda: first not in upstream.children._living, "it ends")
         else:
             assert first in upstream.children._living
 
 
-async def test_what_no_session_would_be_told_is_no_sessions(tmp_path: Path) -> None:
+async def test_what_no_session_would_be_notified_is_no_sessions(tmp_path: Path) -> None:
     """It can be asked the same, and says so in other words: a process of its own would be told."""
     calls, options = noted(tmp_path)
     async with child_world(options=options) as w:
         await looks(ModernClient(w.carrier, capabilities={"elicitation": {}}))
         client = ModernClient(w.carrier, capabilities={"elicitation": {"form": {}}})
         session = (await client.create())["sessionId"]
-        told = json.loads(await client.text("client", session=session))
-        assert told["capabilities"] == {"elicitation": {"form": {}}}
+        notified = json.loads(await client.text("client", session=session))
+        assert notified["capabilities"] == {"elicitation": {"form": {}}}
         assert starts(calls) == 2
 
 
@@ -219,7 +219,7 @@ async def test_what_is_said_after_an_answer_reaches_no_session(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("connection", ["the same", "another"])
-async def test_a_session_hears_the_log_of_its_first_call(connection: str) -> None:
+async def test_a_session_gets_the_log_of_its_first_call(connection: str) -> None:
     """A stock client may open a connection for each request."""
     async with child_world() as w:
         client = ModernClient(w.carrier)
@@ -259,10 +259,10 @@ async def test_a_request_that_was_about_to_be_asked_there_does_not_meet_the_sess
         upstream: Any = w.inside.upstream
         client = ModernClient(w.carrier)
         await looks(client)
-        ((key, place),) = upstream.children._places.items()
+        ((key, slot),) = upstream.children._slots.items()
         session = (await client.create())["sessionId"]
         pid = await client.text("pid", session=session)
-        upstream.children.place(key, lambda: place)
+        upstream.children.slot(key, lambda: slot)
         assert await client.text("pid") != pid
         assert await client.text("count", session=session) == "2"
 
@@ -281,7 +281,7 @@ async def test_a_client_with_a_handshake_has_the_process_of_its_connection(tmp_p
 
 
 @pytest.mark.parametrize("warm", [0, 1])
-async def test_the_log_says_whose_it_is_now(warm: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_names_its_owner_now(warm: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with child_world(options={"warm": warm}) as w:
         client = ModernClient(w.carrier)
@@ -316,7 +316,7 @@ async def test_clients_that_come_at_once_never_have_each_others_process(seed: in
 
             await pauses()
             await client.send("server/discover", meta=who).result()
-            beside = asyncio.create_task(lists())
+            leftover = asyncio.create_task(lists())
             await pauses()
             session = (await client.create())["sessionId"]
             await pauses()
@@ -327,10 +327,10 @@ async def test_clients_that_come_at_once_never_have_each_others_process(seed: in
                 await pauses()
             assert counted == ["1", "2", "3"]
             inside.append(await client.text("pid", meta=meta))
-            told = json.loads(await client.text("client", meta=meta))
-            assert told["clientInfo"]["name"] == name
+            notified = json.loads(await client.text("client", meta=meta))
+            assert notified["clientInfo"]["name"] == name
             outside.append(await client.text("pid", meta=who))
-            await beside
+            await leftover
             assert await client.text("count", meta=meta) == "6"
 
         async with asyncio.TaskGroup() as group:

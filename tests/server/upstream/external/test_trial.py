@@ -92,8 +92,8 @@ async def test_what_started_is_stopped_unless_all_clients_share_it(
 
 
 def _has_child(w: World) -> bool:
-    place = children(w).known(None)
-    return place is not None and place.living is not None
+    slot = children(w).known(None)
+    return slot is not None and slot.living is not None
 
 
 async def test_a_shared_process_that_a_client_started_meanwhile_is_the_only_one(

@@ -34,7 +34,7 @@ class Client:
     """Hears what a child says by itself."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.got: list[str] = []
 
     def label(self) -> str:
         return "the server of a client"
@@ -42,10 +42,10 @@ class Client:
     async def notified(
         self, method: str, params: dict[str, Any] | None, cause: Cause = UNKNOWN
     ) -> None:
-        self.told.append(method)
+        self.got.append(method)
 
     async def reported(self, call: Call, params: dict[str, Any]) -> None:
-        self.told.append("progress")
+        self.got.append("progress")
 
     async def asked(
         self,
@@ -155,7 +155,7 @@ async def test_what_has_too_many_levels_is_an_error_of_its_request(levels: int) 
     line = b'{"jsonrpc":"2.0","id":@,"result":{"n":%s}}' % deep
     assert await said.answers(line) == "the server's answer has too many levels"
     await said.says(b'{"jsonrpc":"2.0","method":"notifications/message","params":{"n":%s}}' % deep)
-    assert said.client.told == []  # type: ignore[attr-defined]
+    assert said.client.got == []  # type: ignore[attr-defined]
     await said.says(b'{"jsonrpc":"2.0","id":"q","method":"roots/list","params":{"n":%s}}' % deep)
     assert said.written[-1]["error"]["code"] == -32600
 
@@ -298,7 +298,7 @@ async def test_what_a_server_prints_of_a_clients_text_is_no_answer(printed: str)
     assert said.wire.noises == 1
 
 
-async def test_an_error_is_read_beside_a_result_that_is_null() -> None:
+async def test_an_error_is_read_in_addition_to_a_result_that_is_null() -> None:
     line = b'{"jsonrpc":"2.0","id":@,"result":null,"error":{"code":-1,"message":"no"}}'
     assert await Said().answers(line) == "no"
 
@@ -376,10 +376,10 @@ async def test_true_is_no_id_of_a_request_and_no_token(caplog: pytest.LogCapture
     child = Said()
     waits = asyncio.create_task(child.answers(b'{"jsonrpc":"2.0","id":@,"result":{"n":1}}'))
     for method, name in (("cancelled", "requestId"), ("progress", "progressToken")):
-        told = {"jsonrpc": "2.0", "method": f"notifications/{method}", "params": {name: True}}
-        await child.says(json.dumps(told).encode())
+        got = {"jsonrpc": "2.0", "method": f"notifications/{method}", "params": {name: True}}
+        await child.says(json.dumps(got).encode())
     assert await waits == {"n": 1}
-    assert child.client.told == []  # type: ignore[attr-defined]
+    assert child.client.got == []  # type: ignore[attr-defined]
 
 
 # --- nothing ends a reader -------------------------------------------------------------------
@@ -419,7 +419,7 @@ LINES = st.one_of(st.binary(max_size=200), VALUES, MESSAGES, MESSAGES.map(lambda
 @settings(max_examples=4 * settings().max_examples)
 @given(st.lists(LINES, max_size=4), st.integers(0, 200))
 async def test_nothing_that_is_said_ends_its_reader(lines: list[bytes], cut: int) -> None:
-    """However it is cut; and what is said afterwards is heard."""
+    """However it is cut; and what is said afterwards is received."""
     child = Said()
     for line in [*lines, *(line[cut:] for line in lines), *(line[:cut] for line in lines)]:
         await child.says(line)

@@ -1,4 +1,4 @@
-"""A command behind the layer: what passes, who shares a process, what is told again.
+"""A command behind the layer: what passes, who shares a process, what is sent again.
 
 The promises are those of `mcp_sessions.stdio_server`, and of the port
 (`mcp_sessions/server/upstream/port.py`) as every wrapped server keeps it.
@@ -18,7 +18,7 @@ from mcp.server.auth.provider import AccessToken
 from mcp_sessions import ConfigurationError, Conversations, metrics
 from mcp_sessions.server.upstream.external import children
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.stdio import process
 from tests.support.children import child, child_world, children_of, is_alive, until
 from tests.support.duplex import duplex_world
@@ -73,9 +73,9 @@ async def test_what_the_server_says_of_itself_is_said_and_what_the_layer_adds() 
         assert result["capabilities"]["logging"] == {}
         assert result["capabilities"]["resources"] == {"subscribe": True, "listChanged": True}
         assert "io.github.mcp-sessions/sessions" in result["capabilities"]["extensions"]
-        told = json.loads(await client.text("client"))
-        assert told["clientInfo"] == {"name": "raw", "version": "1"}
-        assert told["capabilities"] == {"elicitation": {"form": {}}, "ofAnotherKind": {"a": 1}}
+        notified = json.loads(await client.text("client"))
+        assert notified["clientInfo"] == {"name": "raw", "version": "1"}
+        assert notified["capabilities"] == {"elicitation": {"form": {}}, "ofAnotherKind": {"a": 1}}
 
 
 async def test_unknown_members_and_methods_pass_and_the_credential_of_a_session_does_not() -> None:
@@ -114,7 +114,7 @@ async def test_the_server_asks_the_client_of_the_request() -> None:
         assert json.loads(text_of(await sent.result()))["content"] == {"answer": "two"}
 
 
-async def test_a_client_that_cannot_be_asked_is_not_and_the_server_hears_why() -> None:
+async def test_a_client_that_cannot_be_asked_is_not_and_the_server_learns_why() -> None:
     async with child_world() as w:
         client = await w.connected()
         assert "code" in json.loads(await client.text("ask", question="how many?"))
@@ -156,11 +156,11 @@ async def test_the_modern_era_is_served_by_a_server_of_the_era_before() -> None:
         named = session_meta(session)
         seen = json.loads(await client.text("params", meta={**named, "own": 1}))
         assert seen == {"name": "params", "arguments": {}, "_meta": {"own": 1}}
-        for level, heard in ((None, 0), ("warning", 0), ("info", 1)):
+        for level, received in ((None, 0), ("warning", 0), ("info", 1)):
             wish = {} if level is None else {LOG_LEVEL: level}
             sent = client.call("log", {"text": "hello"}, meta={**named, **wish})
             await sent.result()
-            assert len(sent.events) == heard, level
+            assert len(sent.events) == received, level
 
 
 # --- sessions ------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ async def test_each_conversation_has_a_process_of_its_own() -> None:
 # --- who shares a process ------------------------------------------------------------------------
 
 
-async def test_a_shared_process_serves_all_and_is_told_of_no_client() -> None:
+async def test_a_shared_process_serves_all_and_is_notified_of_no_client() -> None:
     async with child_world(options={"per": "shared"}) as w:
         one, two = await w.connected(capabilities={"elicitation": {}}), await w.connected()
         assert await one.text("count") == "1"
@@ -303,7 +303,7 @@ async def test_sessions_come_and_go_and_some_of_their_processes_are_killed() -> 
             assert {code for codes in answered for code in codes} <= {0, -31012}
             assert all(codes[-1] == 0 for codes in answered)
         await until(lambda: not upstream.children._living, "all of them ended", 30)
-        assert not upstream.children._places
+        assert not upstream.children._slots
         assert len(set(children_of(os.getpid())) - others) <= 1, "the guard"
         await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 3, "they are closed")
 
@@ -311,7 +311,7 @@ async def test_sessions_come_and_go_and_some_of_their_processes_are_killed() -> 
 # --- a process that dies -------------------------------------------------------------------------
 
 
-async def test_a_process_that_dies_costs_what_ran_and_the_next_one_is_told_what_it_knew(
+async def test_a_process_that_dies_costs_what_ran_and_the_next_one_is_notified_what_it_knew(
     tmp_path: Path,
 ) -> None:
     """What ran is answered -31012, also to who asks again with its key, and never runs again."""
@@ -331,8 +331,8 @@ async def test_a_process_that_dies_costs_what_ran_and_the_next_one_is_told_what_
         assert (await client.call("wait", meta=keyed("k", session)).error())["code"] == -31012
         state = json.loads(await client.text("state"))
         assert state == {"level": "error", "subscribed": ["test://a"]}
-        told = await stream.has(3)
-        assert {m["method"] for m in told} == {
+        notified = await stream.has(3)
+        assert {m["method"] for m in notified} == {
             "notifications/tools/list_changed",
             "notifications/resources/list_changed",
             UPDATED,
@@ -419,7 +419,7 @@ async def test_who_was_cut_comes_back_for_its_session_though_there_is_room_for_n
         assert refused["error"]["data"]["limit"] == limit
 
 
-async def test_what_a_process_of_another_user_said_in_its_handshake_is_told_nobody() -> None:
+async def test_what_a_process_of_another_user_said_in_its_handshake_is_notified_nobody() -> None:
     """Though there is room for no other: who has one comes back to it, and the others do not."""
     async with child_world(options={"max_children": 1}) as w:
         params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
@@ -432,7 +432,9 @@ async def test_what_a_process_of_another_user_said_in_its_handshake_is_told_nobo
         assert answers[2]["error"]["data"]["limit"] == "max_children"
 
 
-async def test_a_session_that_goes_on_elsewhere_leaves_that_connection_no_process() -> None:
+async def test_a_session_that_continues_at_another_replica_leaves_that_connection_no_process() -> (
+    None
+):
     """The one with which it shook hands is of no use; what it used, it keeps."""
     async with duplex_world(server=child()) as w:
         upstream: Any = w.inside.upstream
@@ -455,13 +457,13 @@ async def test_a_process_is_as_new_as_its_first_request(monkeypatch: pytest.Monk
     started for.
     """
     idle_for = list[float]()
-    occupy = Place.occupy
+    occupy = Slot.occupy
 
-    def occupied(place: Place, child: Child) -> None:
-        occupy(place, child)
-        idle_for.append(asyncio.get_running_loop().time() - place.used_at)
+    def occupied(slot: Slot, child: Child) -> None:
+        occupy(slot, child)
+        idle_for.append(asyncio.get_running_loop().time() - slot.used_at)
 
-    monkeypatch.setattr(Place, "occupy", occupied)
+    monkeypatch.setattr(Slot, "occupy", occupied)
     async with child_world(options={"max_children": 3}) as w:
         came = await asyncio.gather(*(w.connected() for _ in range(12)), return_exceptions=True)
         begun = [client for client in came if isinstance(client, RawClient)]
@@ -524,30 +526,30 @@ async def test_a_process_that_only_said_what_there_is_makes_room_for_a_session()
         assert not stream.messages
     async with child_world(options={"max_children": 1}) as w:
         client = ModernClient(w.carrier)
-        heard = await client.listening(None, "test://a")
+        received = await client.listening(None, "test://a")
         session = (await client.create())["sessionId"]
         refused = await client.call("pid", meta=session_meta(session)).error()
         assert refused["data"]["limit"] == "max_children"
         await client.text("update", {"uri": "test://a"})
-        assert uris(await heard.has_events(1)) == ["test://a"]
+        assert uris(await received.has_events(1)) == ["test://a"]
 
 
-async def test_a_session_that_begins_has_the_process_that_shook_hands() -> None:
+async def test_a_session_that_begins_has_the_process_of_the_handshake() -> None:
     """If it was asked for nothing but lists: what else may have left something in it."""
     async with child_world() as w:
         others = set(children_of(os.getpid()))
         client, used = await w.connected(), await w.connected()
-        shook = set(children_of(os.getpid())) - others
+        shaken = set(children_of(os.getpid())) - others
         stream = client.get()
         await client.result("tools/list")
         session = (await client.start())["sessionId"]
         pid = int(await client.text("pid", meta=in_session(session)))
-        assert pid in shook
+        assert pid in shaken
         await client.text("changed", meta=in_session(session))
         assert (await stream.has(1))[0]["params"]["_meta"], "an event of the session"
         # The connection itself has a new one, which is nobody else's.
         outside = int(await client.text("pid", meta=in_session(None)))
-        assert outside not in shook
+        assert outside not in shaken
         assert int(await client.text("pid", meta=in_session(session))) == pid
         own = int(await used.text("pid"))
         in_another = in_session((await used.start())["sessionId"])
@@ -564,7 +566,7 @@ async def test_a_process_that_names_a_session_is_handed_to_no_other() -> None:
         assert len(inside) == len(outside) == 32 and inside != outside
 
 
-async def test_after_a_restart_of_the_layer_a_session_has_a_new_process_and_hears_of_it(
+async def test_after_a_restart_of_the_layer_a_session_has_a_new_process_and_gets_it(
     tmp_path: Path,
 ) -> None:
     """Its subscriptions and its log level are those of the store; what its client read is read

@@ -154,7 +154,7 @@ async def test_the_metadata_needs_no_token() -> None:
 
 @pytest.mark.parametrize("token", [None, "alice", "wrong"])
 async def test_a_token_in_the_query_string_is_refused(token: str | None) -> None:
-    """It gets into logs and histories, so also beside one in the header."""
+    """It gets into logs and histories, so also next to one in the header."""
     layer = SessionLayer(child(), auth=auth_settings(), token_verifier=verifier())
     async with layer.lifespan(), listening(layer.asgi_app()) as port:
         carrier = SocketCarrier("127.0.0.1", port)

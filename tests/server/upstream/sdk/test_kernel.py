@@ -38,7 +38,7 @@ def server(kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["mcp", "fastmcp"])
 async def test_the_id_in_the_context_opens_nothing(kind: str) -> None:
-    """Of a connection, and of a session that a client started, in either era: the SHA-256 of the
+    """Of a connection, and of a session that a client started, in each era: the SHA-256 of the
     credential, the same each time, as the session's name in the log begins.
     """
     async with world(server=server(kind)) as w:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 FEW, MANY = int(REGISTRATIONS * BURST), int(REQUESTS * BURST)
 
 
-class Place:
+class Setup:
     """The routes of a provider, with a clock."""
 
     def __init__(self) -> None:
@@ -49,44 +49,44 @@ class Place:
         return [(await self.send(path, address)).status_code for _ in range(count)]
 
 
-async def test_registrations_of_one_address_are_bounded_and_others_go_on() -> None:
-    place = Place()
-    assert await place.answered("/register", FEW) == [200] * FEW
-    refused = await place.send("/register")
+async def test_registrations_of_one_address_are_bounded_and_others_continue() -> None:
+    setup = Setup()
+    assert await setup.answered("/register", FEW) == [200] * FEW
+    refused = await setup.send("/register")
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert refused.json()["error"] == "temporarily_unavailable"
-    assert place.registered == FEW
-    assert (await place.send("/register", "192.0.2.2")).status_code == 200
-    assert (await place.send("/token")).status_code == 200, "users who have registered go on"
-    place.now += 1
-    assert await place.answered("/register", 3) == [200, 200, 429]
+    assert setup.registered == FEW
+    assert (await setup.send("/register", "192.0.2.2")).status_code == 200
+    assert (await setup.send("/token")).status_code == 200, "users who have registered go on"
+    setup.now += 1
+    assert await setup.answered("/register", 3) == [200, 200, 429]
 
 
 async def test_all_other_routes_share_a_bound() -> None:
-    place = Place()
-    await place.answered("/token", MANY // 2)
-    await place.answered("/authorize", MANY // 2)
+    setup = Setup()
+    await setup.answered("/token", MANY // 2)
+    await setup.answered("/authorize", MANY // 2)
     for path in ("/token", "/authorize"):
-        assert (await place.send(path)).status_code == 429
-    assert (await place.send("/register")).status_code == 200
+        assert (await setup.send(path)).status_code == 429
+    assert (await setup.send("/register")).status_code == 200
 
 
 async def test_one_network_of_ipv6_is_one_address() -> None:
-    place = Place()
+    setup = Setup()
     statuses = [
-        (await place.send("/register", f"2001:db8::{number:x}")).status_code
+        (await setup.send("/register", f"2001:db8::{number:x}")).status_code
         for number in range(FEW + 1)
     ]
     assert statuses == [200] * FEW + [429]
-    assert (await place.send("/register", "2001:db8:0:1::1")).status_code == 200
+    assert (await setup.send("/register", "2001:db8:0:1::1")).status_code == 200
 
 
 async def test_a_flood_is_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mcp_sessions")
-    place = Place()
-    await place.answered("/register", FEW + 5)
-    place.now += 60
-    await place.answered("/register", FEW + 1)
+    setup = Setup()
+    await setup.answered("/register", FEW + 5)
+    setup.now += 60
+    await setup.answered("/register", FEW + 1)
     said = "requests to sign in were refused; the last one: /register, of which one address may"
     assert [each.getMessage() for each in caplog.records] == [
         f"{count} {said} send 2 a second" for count in (1, 5)
@@ -94,6 +94,6 @@ async def test_a_flood_is_one_line_a_minute(caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_a_large_body_is_refused() -> None:
-    place = Place()
-    assert (await place.send("/token", body=b"x" * LARGEST_BODY)).status_code == 200
-    assert (await place.send("/token", body=b"x" * (LARGEST_BODY + 1))).status_code == 413
+    setup = Setup()
+    assert (await setup.send("/token", body=b"x" * LARGEST_BODY)).status_code == 200
+    assert (await setup.send("/token", body=b"x" * (LARGEST_BODY + 1))).status_code == 413

@@ -71,7 +71,7 @@ class Provider:
         return f"https://mcp.example{path}"
 
 
-class Place:
+class Setup:
     """A provider, and what asks it."""
 
     def __init__(self) -> None:
@@ -82,94 +82,94 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def setup() -> Setup:
+    return Setup()
 
 
-async def test_a_user_is_known_by_issuer_and_subject(place: Place) -> None:
+async def test_a_user_is_known_by_issuer_and_subject(setup: Setup) -> None:
     """All users of one app would else own the same sessions."""
-    found = await place.verifier.verify_token("alice")
+    found = await setup.verifier.verify_token("alice")
     assert found is not None
     assert (found.subject, (found.claims or {})["iss"]) == ("1", "urn:mcp-sessions:auth:test")
-    assert await place.verifier.verify_token("wrong") is None
+    assert await setup.verifier.verify_token("wrong") is None
     for token in ("nobody", "empty"):
-        assert await place.verifier.verify_token(token) is None
+        assert await setup.verifier.verify_token(token) is None
 
 
-async def test_a_user_who_is_not_allowed_is_refused_each_time(place: Place) -> None:
+async def test_a_user_who_is_not_allowed_is_refused_each_time(setup: Setup) -> None:
     for _ in range(2):
         with pytest.raises(NotAllowed):
-            await place.verifier.verify_token("bob")
+            await setup.verifier.verify_token("bob")
 
 
 @pytest.mark.parametrize("token", ["wrong", "bob", "nobody"])
 async def test_a_token_that_was_refused_is_not_asked_about_all_the_time(
-    place: Place, token: str
+    setup: Setup, token: str
 ) -> None:
     for _ in range(10):
         with nullcontext() if token != "bob" else pytest.raises(NotAllowed):
-            assert await place.verifier.verify_token(token) is None
-    assert place.provider.asked == [token]
-    place.clock.now += REFUSED
-    place.provider.users[token] = {"sub": "3", "email": "now@example.com"}
-    assert await place.verifier.verify_token(token)
+            assert await setup.verifier.verify_token(token) is None
+    assert setup.provider.asked == [token]
+    setup.clock.now += REFUSED
+    setup.provider.users[token] = {"sub": "3", "email": "now@example.com"}
+    assert await setup.verifier.verify_token(token)
 
 
-async def test_an_api_key_is_not_shown_to_the_provider(place: Place) -> None:
+async def test_an_api_key_is_not_shown_to_the_provider(setup: Setup) -> None:
     """Also one that was revoked."""
     key, _ = minted("ci", [], 0.0, None)
-    assert await place.verifier.verify_token(key) is None
-    assert place.provider.asked == []
+    assert await setup.verifier.verify_token(key) is None
+    assert setup.provider.asked == []
 
 
-async def test_an_answer_counts_for_a_minute(place: Place) -> None:
+async def test_an_answer_counts_for_a_minute(setup: Setup) -> None:
     for _ in range(10):
-        assert await place.verifier.verify_token("alice")
-    assert place.provider.asked == ["alice"]
-    place.clock.now += FRESH
-    place.provider.users = {}
-    assert await place.verifier.verify_token("alice") is None
+        assert await setup.verifier.verify_token("alice")
+    assert setup.provider.asked == ["alice"]
+    setup.clock.now += FRESH
+    setup.provider.users = {}
+    assert await setup.verifier.verify_token("alice") is None
 
 
 async def test_a_provider_that_is_away_is_no_reason_to_refuse_a_token(
-    place: Place, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    assert await place.verifier.verify_token("alice")
-    place.provider.is_away = True
-    assert await place.verifier.verify_token("alice")
+    assert await setup.verifier.verify_token("alice")
+    setup.provider.is_away = True
+    assert await setup.verifier.verify_token("alice")
     for _ in range(2):
         with pytest.raises(CannotVerify):
-            await place.verifier.verify_token("bob")
+            await setup.verifier.verify_token("bob")
     assert caplog.text.count("the identity provider does not answer: RuntimeError") == 1
-    place.provider.is_away = False
-    assert await place.verifier.verify_token("wrong") is None
+    setup.provider.is_away = False
+    assert await setup.verifier.verify_token("wrong") is None
     assert "the identity provider answers again" in caplog.text
 
 
 async def test_tokens_that_name_no_user_are_one_line_a_minute(
-    place: Place, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     for number in range(20):
-        place.provider.users[f"t{number}"] = {"email": "nobody@example.com"}
-        assert await place.verifier.verify_token(f"t{number}") is None
+        setup.provider.users[f"t{number}"] = {"email": "nobody@example.com"}
+        assert await setup.verifier.verify_token(f"t{number}") is None
     assert [each.getMessage() for each in caplog.records] == [
         "1 tokens were refused; the last one: it names no user"
     ]
 
 
-async def test_what_is_kept_has_a_bound(place: Place) -> None:
+async def test_what_is_kept_has_a_bound(setup: Setup) -> None:
     for number in range(REMEMBERED + 1):
         token = f"t{number}"
-        place.provider.users[token] = {"sub": token, "email": "a@example.com"}
-        assert await place.verifier.verify_token(token)
-    assert await place.verifier.verify_token("t0")
-    assert place.provider.asked.count("t0") == 2
+        setup.provider.users[token] = {"sub": token, "email": "a@example.com"}
+        assert await setup.verifier.verify_token(token)
+    assert await setup.verifier.verify_token("t0")
+    assert setup.provider.asked.count("t0") == 2
 
 
-async def test_before_an_endpoint_it_refuses_with_403_and_serves_its_routes(place: Place) -> None:
-    made = provided(place.provider, "test", "/mcp", place.allowed, place.clock)
+async def test_before_an_endpoint_it_refuses_with_403_and_serves_its_routes(setup: Setup) -> None:
+    made = provided(setup.provider, "test", "/mcp", setup.allowed, setup.clock)
     layer = SessionLayer(child(scopes=["use"]), auth=made)
     app = layer.asgi_app(host="0.0.0.0")
     async with layer.lifespan(), in_process(app) as carrier:
@@ -186,15 +186,15 @@ async def test_before_an_endpoint_it_refuses_with_403_and_serves_its_routes(plac
         assert (await unknown.reply.done()).status == 401
         said = unknown.reply.header("www-authenticate") or ""
         assert "https://mcp.example/.well-known/oauth-protected-resource/mcp" in said
-        place.provider.is_away = True
+        setup.provider.is_away = True
         away = ModernClient(BearerCarrier(carrier, "other")).send("tools/list")
         assert (await away.reply.done()).status == 503
-        place.provider.is_away = False
+        setup.provider.is_away = False
         listed = await ModernClient(BearerCarrier(carrier, "alice")).send("tools/list").result()
         assert [each["name"] for each in listed["tools"]] == ["echo"]
 
 
-async def test_a_key_is_good_beside_the_tokens_of_the_provider(place: Place) -> None:
+async def test_a_key_is_good_in_addition_to_the_tokens_of_the_provider(setup: Setup) -> None:
     """And the provider does not get to see it."""
 
     class Keys:
@@ -202,10 +202,10 @@ async def test_a_key_is_good_beside_the_tokens_of_the_provider(place: Place) -> 
             """The owner of the one key."""
             return Credential("ci", "urn:keys", None, ("use",), None) if token == "key" else None
 
-    made = provided(place.provider, "test", "/mcp", place.allowed, place.clock, Keys())
+    made = provided(setup.provider, "test", "/mcp", setup.allowed, setup.clock, Keys())
     layer = SessionLayer(child(), auth=made)
     app = layer.asgi_app(host="0.0.0.0")
     async with layer.lifespan(), in_process(app) as carrier:
         for token in ("key", "alice"):
             await ModernClient(BearerCarrier(carrier, token)).send("tools/list").result()
-        assert place.provider.asked == ["alice"]
+        assert setup.provider.asked == ["alice"]

@@ -45,7 +45,7 @@ CAPABILITIES: list[Any] = [
 ]
 
 
-def told(connection: Connection) -> tuple[Any, ...]:
+def notified(connection: Connection) -> tuple[Any, ...]:
     """What a handler can see of its client."""
     params, capabilities = connection.client_params, connection.client_capabilities
     return (
@@ -67,7 +67,7 @@ def test_a_client_is_seen_as_the_sdk_sees_it_each_time() -> None:
             for capabilities in CAPABILITIES:
                 route = InboundModernRoute(MODERN, info, capabilities)
                 expected = Connection.from_envelope(MODERN, info, capabilities)
-                assert told(envelopes.connection(route)) == told(expected)
+                assert notified(envelopes.connection(route)) == notified(expected)
 
 
 def test_what_a_handler_leaves_on_its_connection_is_on_no_other() -> None:
@@ -113,13 +113,13 @@ async def test_what_is_on_the_exit_stack_is_torn_down_and_its_errors_stay_there(
 
 
 def plain_and_declaring() -> tuple[Any, Any]:
-    async def plain(place: str) -> str:
-        return place
+    async def plain(slot: str) -> str:
+        return slot
 
     async def declaring(
-        place: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})],
+        slot: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})],
     ) -> str:
-        return place
+        return slot
 
     return plain, declaring
 

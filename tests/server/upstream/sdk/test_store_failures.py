@@ -146,7 +146,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-async def told(w: World, method: str) -> tuple[int | None, dict[str, Any]]:
+async def notified(w: World, method: str) -> tuple[int | None, dict[str, Any]]:
     """Status and message with which a request in a session is answered."""
     client = await w.connected()
     await client.start()
@@ -172,7 +172,7 @@ async def test_a_client_reads_that_the_store_failed_its_request(
     interposed = Interposed()
     async with world(store=interposed.store, server=SERVERS[kind](ask)) as w:
         interposed.fails(fails, "before")
-        status, message = await told(w, method)
+        status, message = await notified(w, method)
     assert message["error"] == LOST
     assert status == 200
     assert len(errors_of(caplog)) == 1
@@ -225,7 +225,7 @@ async def test_a_handler_that_deals_with_it_keeps_its_answer(kind: str) -> None:
         interposed = Interposed()
         async with world(store=interposed.store, server=SERVERS[kind](ask)) as w:
             interposed.fails("load_data", "before")
-            _, message = await told(w, "tools/call")
+            _, message = await notified(w, "tools/call")
         if name == "a result":
             assert not message["result"].get("isError")
         elif name == "a tool's error":
@@ -247,6 +247,6 @@ async def test_changes_and_lists_of_sessions_are_doors_too(
     async with world(store=interposed.store, server=mcp_server(listing)) as w:
         layers.append(w.layer)
         interposed.fails("all_sessions", "before")
-        _, message = await told(w, "tools/call")
+        _, message = await notified(w, "tools/call")
     assert message["error"] == LOST
     assert len(errors_of(caplog)) == 1

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 KEYS = SessionSecurity(["k" * 32])
 
 
-async def place(client: RawClient | ModernClient, **named: Any) -> Path:
+async def slot(client: RawClient | ModernClient, **named: Any) -> Path:
     return Path(json.loads(await client.text("environ", **named))["cwd"])
 
 
@@ -30,21 +30,23 @@ async def replaced(w: World, pid: int) -> None:
     upstream: Any = w.inside.upstream
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not is_alive(pid), "it is dead")
-    await until(lambda: any(each.is_over for each in upstream.children._living), "it is noticed")
+    await until(lambda: any(each.has_ended for each in upstream.children._living), "it is noticed")
 
 
 @pytest.mark.parametrize("template", ["{session}", "of/{principal}/s-{session}/work"])
-async def test_a_session_has_one_directory_until_it_is_over(tmp_path: Path, template: str) -> None:
+async def test_a_session_has_one_directory_until_it_has_ended(
+    tmp_path: Path, template: str
+) -> None:
     """Whichever process runs there, and whatever that leaves."""
     (tmp_path / "of").mkdir()
     async with child_world(options={"cwd": f"{tmp_path}/{template}"}, store="memory://") as w:
         client = await w.connected()
-        found = await place(client)
+        found = await slot(client)
         (found / "file").write_text("kept")
         await replaced(w, int(await client.text("pid")))
-        assert await place(client) == found and (found / "file").read_text() == "kept"
+        assert await slot(client) == found and (found / "file").read_text() == "kept"
         meta = in_session((await client.start())["sessionId"])
-        assert await place(client, meta=meta) != found
+        assert await slot(client, meta=meta) != found
         mine = found if found.name != "work" else found.parent
         await client.delete().done()
         await until(lambda: not mine.exists(), "it is deleted")
@@ -59,7 +61,7 @@ async def test_what_belongs_to_no_session_leaves_no_directory(tmp_path: Path) ->
         for _ in range(3):
             client = await w.connected()
             assert (await client.delete().done()).status == 200
-        assert (await place(ModernClient(w.carrier))).is_dir()
+        assert (await slot(ModernClient(w.carrier))).is_dir()
         await until(lambda: not os.listdir(tmp_path), "none is left")
     dies = {"cwd": f"{tmp_path}/{{session}}"}
     async with child_world("dies", "key", options=dies) as w:
@@ -74,7 +76,7 @@ async def test_a_session_that_outlives_the_layer_keeps_its_directory(tmp_path: P
     options = {"cwd": f"{tmp_path}/at/{{session}}"}
     async with child_world(options=options, store=store, security=KEYS) as w:
         client = await w.connected()
-        found = await place(client)
+        found = await slot(client)
         (found / "file").write_text("kept")
     assert (found / "file").exists()
     async with child_world(options=options, store=store, security=KEYS) as w:
@@ -91,20 +93,20 @@ async def test_a_session_that_sleeps_keeps_its_directory(tmp_path: Path) -> None
     options = {"cwd": f"{tmp_path}/{{session}}"}
     async with child_world(options=options, **limits) as w:
         client = await w.connected()
-        found = await place(client)
+        found = await slot(client)
         (found / "file").write_text("kept")
         pid = int(await client.text("pid"))
         w.clock.now += 20
         await w.inside.lifecycle.sleep()
         await until(lambda: not is_alive(pid), "it ended")
-        assert await place(client) == found and (found / "file").exists()
+        assert await slot(client) == found and (found / "file").exists()
 
 
 async def test_a_modern_session_has_one_too(tmp_path: Path) -> None:
     async with child_world(options={"cwd": f"{tmp_path}/{{session}}"}) as w:
         client = ModernClient(w.carrier)
         session = (await client.create())["sessionId"]
-        found = await place(client, meta=session_meta(session))
+        found = await slot(client, meta=session_meta(session))
         assert await client.send("sessions/delete", session=session).result() is not None
         await until(lambda: not found.exists(), "it is deleted")
 

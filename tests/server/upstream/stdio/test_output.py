@@ -38,13 +38,13 @@ class Reader:
 
     def __init__(self, output: Output, background: Background) -> None:
         self.taken: list[bytes] = []
-        self.over = 0
+        self.ended = 0
         self.go_on = asyncio.Event()
         self._output = output
         self._background = background
 
     def read(self) -> None:
-        self._output.read(LONGEST, self._take, self._is_over, self._background)
+        self._output.read(LONGEST, self._take, self._has_ended, self._background)
 
     def _take(self, line: Line) -> Later | None:
         assert isinstance(line, bytes)
@@ -57,8 +57,8 @@ class Reader:
         await self.go_on.wait()
         self.taken.append(b"waited")
 
-    def _is_over(self) -> None:
-        self.over += 1
+    def _has_ended(self) -> None:
+        self.ended += 1
 
 
 class World:
@@ -70,7 +70,7 @@ class World:
         self.reader = Reader(self.output, self.background)
 
     async def quiet(self) -> None:
-        """Nothing is at work any more."""
+        """Nothing is running any more."""
         async with asyncio.timeout(5):
             while tasks := list(self.background.tasks):
                 await asyncio.wait(tasks)
@@ -84,8 +84,8 @@ async def w() -> AsyncGenerator[World]:
 
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
-    places = sorted({place % (len(data) + 1) for place in at})
-    ends = [0, *places, len(data)]
+    slots = sorted({slot % (len(data) + 1) for slot in at})
+    ends = [0, *slots, len(data)]
     return [data[a:b] for a, b in zip(ends, ends[1:], strict=False) if a < b]
 
 
@@ -134,7 +134,7 @@ async def test_what_came_before_somebody_reads_is_not_lost(w: World) -> None:
     w.output.feed(b"a\n")
     w.output.end()
     w.reader.read()
-    assert (w.reader.taken, w.reader.over) == ([b"a"], 1)
+    assert (w.reader.taken, w.reader.ended) == ([b"a"], 1)
 
 
 async def test_what_comes_while_somebody_has_to_wait_is_taken_after_that(w: World) -> None:
@@ -144,11 +144,11 @@ async def test_what_comes_while_somebody_has_to_wait_is_taken_after_that(w: Worl
     w.output.end()
     await asyncio.sleep(0)
     assert w.reader.taken == [b"w1"]
-    assert w.reader.over == 0
+    assert w.reader.ended == 0
     w.reader.go_on.set()
     await w.quiet()
     assert w.reader.taken == [b"w1", b"waited", b"b", b"c"]
-    assert w.reader.over == 1
+    assert w.reader.ended == 1
 
 
 async def test_who_makes_somebody_wait_is_not_read_without_end(w: World) -> None:
@@ -183,10 +183,10 @@ async def test_a_flood_of_lines_leaves_others_their_turn(w: World) -> None:
             turns.append(len(w.reader.taken))
             await asyncio.sleep(0)
 
-    beside = asyncio.create_task(other())
+    parallel = asyncio.create_task(other())
     w.output.feed(b"a\n" * 5_000)
     async with asyncio.timeout(5):
-        await beside
+        await parallel
     steps = [after - before for before, after in zip(turns, turns[1:], strict=False)]
     assert len(turns) > 100 and max(steps) <= 100
 
@@ -197,7 +197,7 @@ async def test_a_defect_ends_the_reading_and_is_said(
 ) -> None:
     w.reader.read()
     w.output.feed(b"a\ndefect\nb\n")
-    assert (w.reader.taken, w.reader.over) == ([b"a"], 1)
+    assert (w.reader.taken, w.reader.ended) == ([b"a"], 1)
     assert [record.getMessage() for record in caplog.records] == [
         "reading from a child process failed"
     ]
@@ -211,15 +211,15 @@ async def test_a_defect_after_a_wait_ends_the_reading_as_well(
     w.reader.go_on.set()
     w.output.feed(b"w\ndefect\nb\n")
     await w.quiet()
-    assert (w.reader.taken, w.reader.over) == ([b"w", b"waited"], 1)
+    assert (w.reader.taken, w.reader.ended) == ([b"w", b"waited"], 1)
     assert len(caplog.records) == 1
 
 
-async def test_who_leaves_while_it_waits_is_told_once_that_it_is_over(w: World) -> None:
+async def test_who_leaves_while_it_waits_is_notified_once_that_it_has_ended(w: World) -> None:
     w.reader.read()
     w.output.feed(b"w\nb\n")
     await asyncio.sleep(0)
     await w.background.close()
     w.output.leave()
     w.output.end()
-    assert (w.reader.taken, w.reader.over) == ([b"w"], 1)
+    assert (w.reader.taken, w.reader.ended) == ([b"w"], 1)

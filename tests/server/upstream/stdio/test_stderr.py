@@ -59,7 +59,7 @@ KeyError: 'API_KEY'
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "notified"),
     [
         (NODE, "Error: Cannot find module '/srv/no-such.js'"),
         (
@@ -83,8 +83,8 @@ KeyError: 'API_KEY'
         ("", ""),
     ],
 )
-def test_the_line_that_says_why(written: str, told: str) -> None:
-    assert reason_of(written.split("\n")) == told
+def test_the_line_that_says_why(written: str, notified: str) -> None:
+    assert reason_of(written.split("\n")) == notified
 
 
 async def said(written: bytes, given: dict[str, str]) -> str:
@@ -97,7 +97,7 @@ async def said(written: bytes, given: dict[str, str]) -> str:
     return errors.last_words
 
 
-async def test_what_it_was_given_is_neither_told_nor_logged(
+async def test_what_it_was_given_is_neither_sent_nor_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 CHILD_LOG = "mcp_sessions.server.upstream"
 
 
-on_either_loop = pytest.mark.parametrize(
+on_each_loop = pytest.mark.parametrize(
     "anyio_backend",
     [
         pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio", marks=pytest.mark.full),
@@ -116,7 +116,7 @@ async def test_one_that_cannot_be_executed_after_all_is_said(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("tool", ["die", "half"])
-async def test_who_waits_for_one_that_ends_is_told_that_nobody_knows(tool: str) -> None:
+async def test_who_waits_for_one_that_ends_is_notified_that_nobody_knows(tool: str) -> None:
     """It exits, or it exits in the middle of a line."""
     async with child_world() as w:
         client = await w.connected()
@@ -303,8 +303,8 @@ async def test_a_flood_on_stderr_is_read_and_its_log_is_bounded(
     async with child_world(options={"title": "the server notes"}) as w:
         client = await w.connected()
         assert await client.text("errors", lines=20_000) == "told"
-    told = [record for record in caplog.records if "error 0 eee" in record.getMessage()]
-    assert len(told) == 1 and told[0].getMessage().startswith("the server notes of ")
+    notified = [record for record in caplog.records if "error 0 eee" in record.getMessage()]
+    assert len(notified) == 1 and notified[0].getMessage().startswith("the server notes of ")
     assert len(caplog.records) < 2_000
 
 
@@ -359,20 +359,20 @@ async def test_what_is_cancelled_before_one_could_take_it_never_runs(
         ]
 
 
-@on_either_loop
-async def test_one_that_hears_nothing_any_more_is_replaced() -> None:
+@on_each_loop
+async def test_one_that_gets_nothing_any_more_is_replaced() -> None:
     """Not every event loop says that a pipe is closed before it is written to."""
     async with child_world() as w:
         client = await w.connected()
         assert await client.text("deaf") == "deaf"
-        # Asked when that was not heard of yet, nobody knows whether it ran.
+        # Asked when that was not learned of yet, nobody knows whether it ran.
         answer = await client.call("count").answer()
         assert "result" in answer or answer["error"]["code"] == -31012
         await expect_served(client)
 
 
-@on_either_loop
-async def test_what_one_that_hears_nothing_any_more_did_not_read_is_answered(
+@on_each_loop
+async def test_what_one_that_gets_nothing_any_more_did_not_read_is_answered(
     tmp_path: Path,
 ) -> None:
     notes = tmp_path / "notes"
@@ -389,7 +389,7 @@ async def test_what_one_that_hears_nothing_any_more_did_not_read_is_answered(
 # --- nothing is left -----------------------------------------------------------------------------
 
 
-async def test_one_whose_pipes_another_holds_is_over_all_the_same() -> None:
+async def test_one_whose_pipes_another_holds_has_ended_all_the_same() -> None:
     """What left its group is found by nobody: the calls of the process do not wait for it."""
     async with child_world() as w:
         client = await w.connected()

@@ -1,6 +1,6 @@
 """A command that speaks the era of 2026-07-28 only: what it is told, and what it may do wrong.
 
-What every modern server gives is in ``tests/server/upstream/external/test_either_era.py``.
+What every modern server gives is in ``tests/server/upstream/external/test_child_eras.py``.
 """
 
 import json
@@ -33,9 +33,9 @@ async def test_one_that_refuses_a_handshake_or_answers_another_version_is_asked_
         client = w.client(capabilities={"elicitation": {}})
         result = await client.initialize()
         assert result["serverInfo"] == {"name": "child", "version": "1", "ofAnotherKind": True}
-        told = json.loads(await client.text("client"))
-        assert told["io.modelcontextprotocol/clientInfo"] == {"name": "raw", "version": "1"}
-        assert told["io.modelcontextprotocol/clientCapabilities"] == {"elicitation": {}}
+        notified = json.loads(await client.text("client"))
+        assert notified["io.modelcontextprotocol/clientInfo"] == {"name": "raw", "version": "1"}
+        assert notified["io.modelcontextprotocol/clientCapabilities"] == {"elicitation": {}}
         await client.notify("notifications/roots/list_changed")
         assert await client.text("echo", text="hello") == "hello"
     assert calls(noted) == ["started", "listen", "client", "echo"], "no notification is of that era"
@@ -73,10 +73,10 @@ async def test_who_asks_in_its_era_says_so_with_each_request_whoever_shares_the_
             client = ModernClient(w.carrier, capabilities=declared)
             meta = {LOG_LEVEL: level} if level is not None else {}
             for session in (None, (await client.create())["sessionId"]):
-                told = json.loads(await client.text("client", session=session, meta=meta))
-                assert told[f"{prefix}/clientCapabilities"] == declared
-                assert told[f"{prefix}/clientInfo"] == {"name": "raw", "version": "1"}
-                assert told.get(LOG_LEVEL) == level
+                notified = json.loads(await client.text("client", session=session, meta=meta))
+                assert notified[f"{prefix}/clientCapabilities"] == declared
+                assert notified[f"{prefix}/clientInfo"] == {"name": "raw", "version": "1"}
+                assert notified.get(LOG_LEVEL) == level
 
 
 async def test_a_request_of_the_server_is_refused_in_an_era_that_has_none() -> None:
@@ -114,7 +114,9 @@ async def test_it_is_listened_to_for_all_that_is_subscribed_and_once() -> None:
         assert wanted["resourceSubscriptions"] == ["test://b"]
 
 
-async def test_where_one_listen_is_allowed_the_older_one_ends_and_what_it_missed_is_told() -> None:
+async def test_where_one_listen_is_allowed_the_older_one_ends_and_what_it_missed_is_reported() -> (
+    None
+):
     async with world(server=modern_child("one listen")) as w:
         client = await w.connected()
         stream = await client.get().started()
@@ -122,15 +124,15 @@ async def test_where_one_listen_is_allowed_the_older_one_ends_and_what_it_missed
         await client.result("resources/subscribe", {"uri": "test://a"})
         (wanted,) = await listens(client)
         assert wanted["resourceSubscriptions"] == ["test://a"]
-        told = await stream.has(2)
-        assert "notifications/tools/list_changed" in {m["method"] for m in told}
-        assert updates(told) == ["test://a"]
+        notified = await stream.has(2)
+        assert "notifications/tools/list_changed" in {m["method"] for m in notified}
+        assert updates(notified) == ["test://a"]
         await client.text("update", uri="test://a")
         assert updates(await stream.has(3))[1:] == ["test://a"]
 
 
 @pytest.mark.parametrize("how", ["answer", "cancel"])
-async def test_a_listen_that_the_server_ends_is_begun_again_and_what_it_missed_is_told(
+async def test_a_listen_that_the_server_ends_is_begun_again_and_what_it_missed_is_reported(
     how: str,
 ) -> None:
     async with world(server=modern_child()) as w:

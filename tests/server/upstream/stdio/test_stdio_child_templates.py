@@ -1,4 +1,6 @@
-"""What a process is told of whom it is for: `{principal}` and `{session}` in its env and cwd."""
+"""What a process is notified of whom it is for: `{principal}` and `{session}` in its env and
+cwd.
+"""
 
 import json
 import re
@@ -42,11 +44,11 @@ async def test_each_principal_has_a_directory_and_values_of_its_own(tmp_path: Pa
         found = [await environ(client) for client in (first, again, other)]
     assert found[0]["cwd"] == found[1]["cwd"] != found[2]["cwd"]
     for each in found:
-        place = Path(each["cwd"])
-        assert place.parent == tmp_path / "of" and re.fullmatch("[0-9a-f]{32}", place.name)
-        assert each["env"]["WHO"] == f"u-{place.name}"
+        slot = Path(each["cwd"])
+        assert slot.parent == tmp_path / "of" and re.fullmatch("[0-9a-f]{32}", slot.name)
+        assert each["env"]["WHO"] == f"u-{slot.name}"
         assert each["env"]["JSON"] == '{"a":1} ${x} {}'
-        assert place.stat().st_mode & 0o077 == 0
+        assert slot.stat().st_mode & 0o077 == 0
     async with child_world(options=options) as w:
         assert (await environ(await of(w, "../../x")))["cwd"] == found[0]["cwd"], "always the same"
 
@@ -64,10 +66,10 @@ async def test_each_session_has_one_too_and_its_name_there_opens_nothing(tmp_pat
 async def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     async with child_world(options={"cwd": f"{tmp_path}/{{principal}}"}) as w:
         client = await w.connected()
-        place = Path((await environ(client))["cwd"])
+        slot = Path((await environ(client))["cwd"])
         await client.delete().done()
-        place.rmdir()
-        place.touch()
+        slot.rmdir()
+        slot.touch()
         params = {
             "protocolVersion": "2025-11-25",
             "capabilities": {},

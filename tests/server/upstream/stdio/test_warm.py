@@ -93,9 +93,9 @@ async def test_one_that_ends_at_once_is_not_started_in_a_loop(tmp_path: Path) ->
 
 
 class Dying:
-    """A process that is over, and whose last words are still being read."""
+    """A process that has ended, and whose last words are still being read."""
 
-    is_over = True
+    has_ended = True
 
     def __init__(self) -> None:
         self.asked, self.stopped = asyncio.Event(), asyncio.Event()

@@ -41,10 +41,10 @@ async def test_one_that_is_kept_is_replaced_where_there_is_no_room_for_another()
     assert "c7=new" in await kept(full, ["c7=new; path=/", "another=1; path=/"])
 
 
-async def test_what_is_over_makes_room() -> None:
+async def test_what_has_ended_makes_room() -> None:
     full = [f"c{number}=x; path=/" for number in range(50)]
-    over = [f"c{number}=x; path=/; max-age=0" for number in range(50)]
-    assert await kept(full, over, ["another=1; path=/"]) == ["another=1"]
+    ended = [f"c{number}=x; path=/; max-age=0" for number in range(50)]
+    assert await kept(full, ended, ["another=1; path=/"]) == ["another=1"]
 
 
 async def test_all_of_them_fit_into_the_header_of_a_request() -> None:

@@ -26,10 +26,10 @@ EVENTS = [
 @given(st.lists(st.integers(0, len(STREAM))))
 def test_events_are_the_same_wherever_the_bytes_are_split(cuts: list[int]) -> None:
     reader = SseReader(max_bytes=1_000)
-    places = sorted({0, len(STREAM), *cuts})
+    positions = sorted({0, len(STREAM), *cuts})
     found: list[ReadEvent] = []
 
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in zip(positions, positions[1:], strict=False):
         found += reader.feed(STREAM[start:end])
 
     assert found == EVENTS

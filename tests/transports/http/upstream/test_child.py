@@ -61,8 +61,8 @@ async def test_what_passes_passes_as_it_is_and_the_session_there_ends_with_the_o
     server = UrlServer()
     async with url_world(server) as w:
         client = await w.connected(capabilities={"elicitation": {"form": {}}, "ofAnotherKind": {}})
-        told = json.loads(await client.text("client"))
-        assert told["capabilities"] == {"elicitation": {"form": {}}, "ofAnotherKind": {}}
+        notified = json.loads(await client.text("client"))
+        assert notified["capabilities"] == {"elicitation": {"form": {}}, "ofAnotherKind": {}}
         sent = {"name": "params", "ofAnotherKind": [1], "_meta": {"own": 2}}
         result = await client.result("tools/call", sent)
         assert json.loads(text_of(result)) == sent and result["ofAnotherKind"] == {"kept": True}
@@ -121,7 +121,7 @@ async def test_an_auth_of_the_http_client_is_used_and_one_that_fails_is_said() -
     assert "no credential" in error["message"] and "the secret" not in str(error)
 
 
-async def test_what_changes_is_heard_on_the_servers_own_stream() -> None:
+async def test_what_changes_is_received_on_the_servers_own_stream() -> None:
     server = UrlServer()
     async with url_world(server) as w:
         client = await w.connected()
@@ -192,7 +192,7 @@ async def test_a_response_that_stays_open_after_its_answer_is_left(
         assert await client.text("count") == "7"
 
 
-async def test_who_says_much_ends_nobodys_session() -> None:
+async def test_who_says_much_ends_unowned_session() -> None:
     """A server that takes no messages for a while has all of them afterwards."""
     server = UrlServer()
     async with url_world(server, max_running_requests=400) as w:
@@ -206,10 +206,10 @@ async def test_who_says_much_ends_nobodys_session() -> None:
         server.takes.set()
         await waiting.result()
 
-        def are_told() -> bool:
-            return sum(message.get("method") == changed for message in server.heard) == 300
+        def are_notified() -> bool:
+            return sum(message.get("method") == changed for message in server.received) == 300
 
-        await until(are_told, "all of them")
+        await until(are_notified, "all of them")
         assert len(server.sessions) == 1
 
 
@@ -253,9 +253,9 @@ async def test_a_cancelled_request_is_cancelled_there_by_its_own_id() -> None:
         sent = client.call("silent")
         await until(lambda: server.calls == ["silent"], "the call runs")
         await client.notify("notifications/cancelled", {"requestId": sent.id})
-        await until(lambda: server.heard[-1].get("method") == "notifications/cancelled", "told")
-        asked = next(m for m in server.heard if m.get("method") == "tools/call")
-        assert server.heard[-1]["params"]["requestId"] == asked["id"]
+        await until(lambda: server.received[-1].get("method") == "notifications/cancelled", "told")
+        asked = next(m for m in server.received if m.get("method") == "tools/call")
+        assert server.received[-1]["params"]["requestId"] == asked["id"]
         assert await client.text("count") == "2"
 
 
@@ -281,7 +281,7 @@ async def test_a_stock_server_asks_the_client_of_the_request_and_reports_progres
         assert [(r["progressToken"], r["progress"]) for r in reports] == [("mine", 1), ("mine", 2)]
 
 
-async def test_clients_of_a_shared_session_hear_the_log_of_their_own_calls() -> None:
+async def test_clients_of_a_shared_session_get_the_log_of_their_own_calls() -> None:
     async with url_world(UrlServer(), options={"per": "shared"}) as w:
         first, second = await w.connected(), await w.connected()
         for client, words in ((first, "one"), (second, "two")):
@@ -306,12 +306,12 @@ async def test_a_server_that_forgot_the_session_is_begun_with_again_and_clients_
         running = client.call("silent", meta=keyed("k", None))
         await until(lambda: server.calls == ["silent"], "the call runs")
         server.forget()
-        before = len(server.heard)
+        before = len(server.received)
         results = await asyncio.gather(*(client.call("count").result() for _ in range(5)))
         assert sorted(text_of(result) for result in results) == ["2", "3", "4", "5", "6"]
         assert (await running.error())["code"] == -31012
-        told = [m["method"] for m in server.heard[before:] if m["method"] != "tools/call"]
-        assert told == [
+        notified = [m["method"] for m in server.received[before:] if m["method"] != "tools/call"]
+        assert notified == [
             "initialize", "notifications/initialized", "logging/setLevel", "resources/subscribe",
         ]  # fmt: skip
         assert "test://a" in updates(await stream.has(3))
@@ -328,7 +328,7 @@ async def test_a_400_is_about_the_session_only_where_it_answers_no_request() -> 
         assert (error["code"], server.calls) == (-32602, ["refused"])
         assert len(server.sessions) == 1
         assert await client.text("unknown") == "known"
-        assert [m["method"] for m in server.heard].count("initialize") == 2
+        assert [m["method"] for m in server.received].count("initialize") == 2
 
 
 async def test_a_server_that_forgets_at_once_again_is_an_error_and_no_loop() -> None:
@@ -339,7 +339,7 @@ async def test_a_server_that_forgets_at_once_again_is_an_error_and_no_loop() -> 
         error = await client.call("count").error()
         assert error["data"]["started"] is False
         assert server.calls == []
-        assert sum(1 for m in server.heard if m.get("method") == "initialize") <= 3
+        assert sum(1 for m in server.received if m.get("method") == "initialize") <= 3
 
 
 class _Forgetful(dict[str, Any]):
@@ -372,7 +372,7 @@ async def test_one_that_does_not_start_is_said_and_not_asked_in_a_loop(
     assert "Outcome unknown" not in error["message"]
     # One that answers, but with no version of that era, is asked for the era after it.
     asked = ["initialize", *(["server/discover"] if misdeed == "version" else [])]
-    assert [m["method"] for m in server.heard] == asked
+    assert [m["method"] for m in server.received] == asked
 
 
 async def test_nothing_listens_there() -> None:
@@ -422,7 +422,7 @@ async def test_what_is_no_answer_is_an_error_of_its_request_and_nothing_runs_twi
             assert error["code"] == code and said in error["message"]
         assert server.calls == [tool], "a key that was used is no second call"
         assert await client.text("count") == "2", "the session goes on"
-    assert len([m for m in server.heard if m.get("method") == "initialize"]) == 1, "it was kept"
+    assert len([m for m in server.received if m.get("method") == "initialize"]) == 1, "it was kept"
 
 
 async def test_a_redirect_within_the_server_is_followed() -> None:

@@ -1,6 +1,6 @@
 """What a request of the era of 2026-07-28 says in its headers.
 
-All else is the same for a command: ``tests/server/upstream/external/test_either_era.py``.
+All else is the same for a command: ``tests/server/upstream/external/test_child_eras.py``.
 """
 
 from typing import Any

@@ -117,7 +117,7 @@ async def test_a_credential_that_nobody_can_ask_for_again_is_refused() -> None:
         assert len(server.headers) == before + 1
 
 
-async def test_what_the_server_says_by_itself_is_heard_with_the_next_one() -> None:
+async def test_what_the_server_says_by_itself_is_received_with_the_next_one() -> None:
     server = UrlServer()
     issuer = Issuer(server)
     async with url_of(server) as url, world(server=HTTPServer(url, auth=issuer)) as w:

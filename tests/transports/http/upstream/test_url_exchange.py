@@ -32,7 +32,7 @@ async def test_what_a_server_said_after_its_answer_is_taken_however_long_that_ta
     async def opens(*_: Any, **__: Any) -> AsyncGenerator[httpx2.Response]:
         yield httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=body())
 
-    async def hear(event: ReadEvent, waiting: Waiting) -> None:
+    async def on_event(event: ReadEvent, waiting: Waiting) -> None:
         if event.data == b"answer":
             waiting.future.set_result(Answer(1, {}, None))
         else:
@@ -46,7 +46,7 @@ async def test_what_a_server_said_after_its_answer_is_taken_however_long_that_ta
         opens=opens,
         check=nothing,
         begun=lambda _: None,
-        hear=hear,
+        on_event=on_event,
         take=nothing,
         longest=1_000,
     )

@@ -153,9 +153,9 @@ async def test_between_pieces_of_what_was_compressed_and_between_small_ones(
 
 async def test_what_is_little_or_waits_by_itself_costs_no_turn() -> None:
     time_slice = background.TimeSlice()
-    assert not time_slice.is_over() and not time_slice.is_over()
+    assert not time_slice.has_ended() and not time_slice.has_ended()
     await asyncio.sleep(2 * background._SLICE)  # pyright: ignore[reportPrivateUsage]
-    assert not time_slice.is_over()
+    assert not time_slice.has_ended()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

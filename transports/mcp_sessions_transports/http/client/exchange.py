@@ -70,7 +70,7 @@ class Exchange:
             if content_type.startswith("application/json"):
                 return await self._read_json(response)
             if content_type.startswith("text/event-stream"):
-                await self.incoming.tell(Accepted(request_id))
+                await self.incoming.emit(Accepted(request_id))
                 return await self._read_answer(response, request_id)
             text = f"{name}: Unexpected content type: {content_type}. Does an MCP server run there?"
             return refusal(status, INVALID_REQUEST, text)
@@ -86,7 +86,7 @@ class Exchange:
         except (ValueError, Malformed) as error:
             text = f"{self.requester.name}: Failed to parse JSON response: {error}"
             return refusal(200, PARSE_ERROR, text)
-        await self.incoming.tell(Received(message))
+        await self.incoming.emit(Received(message))
         return None
 
     async def _read_answer(

@@ -11,7 +11,7 @@ import httpx2
 
 from mcp_sessions.client.dialer import Event, Failure, Json, Missed, Received
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.rpc import in_place_of_dropped, received
+from mcp_sessions.client.rpc import instead_of_dropped, received
 from mcp_sessions.core.messages import RequestId
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import is_sendable
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class Incoming:
     requester: Requester
     policy: ReconnectPolicy
-    tell: Callable[[Event], Awaitable[None]]
+    emit: Callable[[Event], Awaitable[None]]
     spawn: Callable[..., None]
 
     async def events(self, response: httpx2.Response) -> AsyncGenerator[ReadEvent]:
@@ -55,17 +55,17 @@ class Incoming:
         if is_answer:
             # As the SDK does: what answers on this stream answers this request.
             message["id"] = request_id
-        await self.tell(Received(message))
+        await self.emit(Received(message))
         return is_answer
 
     async def _was_dropped(self, outline: Outline, request_id: RequestId | None) -> bool:
         """Tell of a message that was too large; whether it was the answer to that request."""
         limit = self.policy.max_message
-        answer = in_place_of_dropped(outline, self.requester.name, limit, answers=request_id)
+        answer = instead_of_dropped(outline, self.requester.name, limit, answers=request_id)
         if answer is None:
-            await self.tell(Missed())
+            await self.emit(Missed())
         elif not outline.has_method:
-            await self.tell(Received(answer))
+            await self.emit(Received(answer))
         else:
             # Its asker waits; and what is read here need not wait for that.
             self.spawn(self._refuse, answer)

@@ -59,7 +59,7 @@ class HttpLink:
         self.name = requester.name
         self._requester = requester
         self._policy = policy
-        incoming = Incoming(requester, policy, self._tell, self._spawn)
+        incoming = Incoming(requester, policy, self._emit, self._spawn)
         self._exchange = Exchange(requester, incoming)
         self._notifications = NotificationStream(requester, incoming, policy, draw)
         self._sink: Sink | None = None
@@ -107,7 +107,7 @@ class HttpLink:
         if self._posts.get(request_id) is scope:
             del self._posts[request_id]
         if failure is not None:
-            await self._tell(Unanswered(request_id, failure))
+            await self._emit(Unanswered(request_id, failure))
 
     def listen(self) -> None:
         if self._requester.transport_session is None or self._tasks is None:
@@ -131,7 +131,7 @@ class HttpLink:
                     logger.debug("the transport session could not be left: %r", error)
         self._done.set()
 
-    async def _tell(self, event: Event) -> None:
+    async def _emit(self, event: Event) -> None:
         if self._sink is not None and not self._done.is_set():
             await self._sink(self, event)
 

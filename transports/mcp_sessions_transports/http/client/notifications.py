@@ -89,7 +89,7 @@ class NotificationStream:
                     if refused is not None and status in (400, 404, 405, 410) and has_sessions:
                         # Should this link be gone on with after all, so is the stream.
                         self._is_read = False
-                        await self._incoming.tell(StreamRefused(refused))
+                        await self._incoming.emit(StreamRefused(refused))
                         return
                     response.raise_for_status()
                     if not is_sse(response):
@@ -97,7 +97,7 @@ class NotificationStream:
                     may_be_open = was_open = True
                     if self._was_tried:
                         continued = self._last_id is not None and not self._is_in_doubt
-                        await self._incoming.tell(StreamReopened(continued, was_lost))
+                        await self._incoming.emit(StreamReopened(continued, was_lost))
                     was_lost = False
                     async with aclosing(self._incoming.events(response)) as events:
                         async for event in events:
@@ -112,11 +112,11 @@ class NotificationStream:
                 failure = refused or self._failure(error)
                 if requester.settings.has_sessions and was_open:
                     if may_be_open:
-                        await self._incoming.tell(StreamBroke(failure))
+                        await self._incoming.emit(StreamBroke(failure))
                     elif is_away(failure.cause, failure.status):
                         # Should this link be gone on with after all, so is the stream.
                         self._is_read = False
-                        await self._incoming.tell(StreamFailed(failure))
+                        await self._incoming.emit(StreamFailed(failure))
                         return
                 was_lost = True
                 may_be_open = may_be_open or _may_have_been_served(error)

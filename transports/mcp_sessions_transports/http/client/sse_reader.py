@@ -94,7 +94,7 @@ class SseReader:
         for line in lines:
             self._count(len(line))
             if self._outline is not None:
-                event = self._pass_over(self._outline, line, ends=True)
+                event = self._skip(self._outline, line, ends=True)
                 if event is not None:
                     found.append(event)
                 continue
@@ -104,7 +104,7 @@ class SseReader:
                 found.append(event)
         self._count(len(rest))
         if self._outline is not None:
-            self._pass_over(self._outline, rest, ends=False)
+            self._skip(self._outline, rest, ends=False)
         else:
             self._line += rest
         return found
@@ -124,7 +124,7 @@ class SseReader:
             self._outline.feed(b"\n".join(self._data) + b"\n")
         self._data.clear()
 
-    def _pass_over(self, outline: Outline, piece: bytes, *, ends: bool) -> ReadEvent | None:
+    def _skip(self, outline: Outline, piece: bytes, *, ends: bool) -> ReadEvent | None:
         if self._in_data:
             outline.feed(piece)
         else:

@@ -34,7 +34,7 @@ from mcp_sessions.server.upstream.external.child_requests import Forgotten, Refu
 from mcp_sessions.server.upstream.external.child_wire import Conversation, SendOnce
 from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.receiver import Client
-from mcp_sessions.server.upstream.external.server_stream import Hear, Heard
+from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.unreadable import more_than, outlined
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
@@ -64,7 +64,7 @@ _PAGES: Final = 100
 """Pages of a list of tools that are read to learn the headers of the tools."""
 
 _ENDING: Final = 2.0
-"""Seconds in which what was asked may still be answered when it ends, and its end be told."""
+"""Seconds in which what was asked may still be answered when it ends, and its end be reported."""
 
 
 class HttpWire:
@@ -86,7 +86,7 @@ class HttpWire:
             opens=self._request,
             check=self._check,
             begun=self._begun,
-            hear=self._on_event,
+            on_event=self._on_event,
             take=self._answered_whole,
             longest=longest,
         )
@@ -95,7 +95,7 @@ class HttpWire:
 
     def begin(self, child: Conversation) -> None:
         self._child = child
-        self._messages = Messages(child.background, self._tell)
+        self._messages = Messages(child.background, self._send)
 
     def given_to(self, client: Client) -> None:
         """Do nothing: the URL has no name of its client."""
@@ -106,7 +106,7 @@ class HttpWire:
                 await self._stop()
 
     async def _stop(self) -> None:
-        was_forgotten = self._child.is_over
+        was_forgotten = self._child.has_ended
         self._child.forget()
         if was_forgotten and self._posts:
             # They are answered 404 as well, and did not run.
@@ -119,7 +119,7 @@ class HttpWire:
                     async with self._request("DELETE"):
                         pass
         except (*FAILURES, TimeoutError, UpstreamError) as failed:
-            logger.debug("the end of a session was not told: %s", said(failed))
+            logger.debug("the end of a session was not reported: %s", said(failed))
         finally:
             await self._wire.close()
 
@@ -143,7 +143,7 @@ class HttpWire:
             method, content, version=version, last_event_id=last_event_id, headers=headers
         )
 
-    # --- what it is told ---------------------------------------------------------------------
+    # --- what is sent to it ---------------------------------------------------------------------
 
     def write(self, message: bytes) -> None:
         if self._child.is_modern:
@@ -157,7 +157,7 @@ class HttpWire:
     async def hand_over(self, message: bytes) -> None:
         await self._messages.add_in_turn(message)
 
-    async def _tell(self, message: bytes) -> None:
+    async def _send(self, message: bytes) -> None:
         try:
             async with self._request("POST", message) as response:
                 await self._check(response)
@@ -248,8 +248,8 @@ class HttpWire:
         if isinstance(failed, Forgotten | NoMeans):
             waiting.future.set_exception(failed)
         else:
-            whose = request_id if isinstance(failed, Refused) else None
-            waiting.future.set_result(Answer(whose, None, failed.error))
+            answer_id = request_id if isinstance(failed, Refused) else None
+            waiting.future.set_result(Answer(answer_id, None, failed.error))
 
     async def _check(self, response: httpx2.Response) -> None:
         await self._wire.check(response, has_begun=bool(self._child.result))
@@ -282,16 +282,16 @@ class HttpWire:
     async def _said_by_itself(self, event: ReadEvent) -> None:
         await self._on_event(event, None)
 
-    def stream(self) -> Hear | None:
-        return self._hears(lambda last_id: self._request("GET", last_event_id=last_id))
+    def stream(self) -> ReadStream | None:
+        return self._reader(lambda last_id: self._request("GET", last_event_id=last_id))
 
     async def listen(
         self,
         request_id: int,
         params: dict[str, Any],
-        heard: Heard,
+        receiver: StreamReceiver,
         *,
-        is_heard: Callable[[], bool],
+        is_acknowledged: Callable[[], bool],
     ) -> float | None:
         message = {
             "jsonrpc": "2.0",
@@ -300,12 +300,12 @@ class HttpWire:
             "params": params,
         }
         headers, content = headers_of(message), encode(message)
-        hears = self._hears(
+        reader = self._reader(
             lambda _: self._request("POST", content, headers=headers), is_acknowledged=True
         )
-        return await hears(heard)
+        return await reader(receiver)
 
-    def _hears(
+    def _reader(
         self,
         open_: Callable[[str | None], AbstractAsyncContextManager[httpx2.Response]],
         *,

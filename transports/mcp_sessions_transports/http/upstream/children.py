@@ -16,7 +16,7 @@ from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.place import Place
+from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions_transports.http.client.cookies import BoundedJar
 from mcp_sessions_transports.http.upstream.child import HttpWire
 from mcp_sessions_transports.http.upstream.url_credentials import Credentials
@@ -38,7 +38,7 @@ class HttpChildren:
         self._longest = longest
         self._tls: ssl.SSLContext | None = None
 
-    async def start(self, place: Place, principal: Principal) -> Child:
+    async def start(self, slot: Slot, principal: Principal) -> Child:
         server = self._server
         ask = partial(self._credential, principal)
         is_asked = server.auth is not None and not isinstance(server.auth, httpx2.Auth)
@@ -61,7 +61,7 @@ class HttpChildren:
             ),
             self._longest,
         )
-        return Child(wire, place)
+        return Child(wire, slot)
 
     async def _credential(self, principal: Principal) -> Credential:
         auth = self._server.auth
@@ -85,7 +85,7 @@ class HttpChildren:
             raise AssertionError("it is of another kind")
         self._server = server
 
-    def session_over(self, session_id: SessionId) -> None:
+    def session_ended(self, session_id: SessionId) -> None:
         """Do nothing: no child is kept for a session."""
 
     async def close(self) -> None: ...

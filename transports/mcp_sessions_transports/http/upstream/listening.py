@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 import httpx2
 
 from mcp_sessions.server.upstream.external.child_requests import Forgotten
-from mcp_sessions.server.upstream.external.server_stream import Heard
+from mcp_sessions.server.upstream.external.server_stream import StreamReceiver
 from mcp_sessions_transports.connect_errors import reason_of
 from mcp_sessions_transports.http.client.failures import is_sse
 from mcp_sessions_transports.http.client.incoming import position
@@ -22,20 +22,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, repr=False)
 class HttpStream:
-    """A :data:`~mcp_sessions.server.upstream.external.server_stream.Hear` of one child.
+    """A :data:`~mcp_sessions.server.upstream.external.server_stream.ReadStream` of one child.
 
     Args:
         open_: Opens it, after the event of that id.
         check: See :meth:`Wire.check`.
-        hear: Takes an event.
+        receive: Takes an event.
         forget: There is no such session any more.
         longest: Bytes of an event.
-        is_acknowledged: It says itself when it is heard.
+        is_acknowledged: It says itself when it is open.
     """
 
     _open: Callable[[str | None], AbstractAsyncContextManager[httpx2.Response]]
     _check: Callable[[httpx2.Response], Awaitable[None]]
-    _hear: Callable[[ReadEvent], Awaitable[None]]
+    _on_event: Callable[[ReadEvent], Awaitable[None]]
     _forget: Callable[[], None]
     _longest: int
     _: KW_ONLY
@@ -43,7 +43,7 @@ class HttpStream:
     _last_id: str | None = None
     _has_stream: bool = False
 
-    async def __call__(self, heard: Heard) -> float | None:
+    async def __call__(self, receiver: StreamReceiver) -> float | None:
         retry: float | None = None
         try:
             async with self._open(self._last_id) as response:
@@ -52,17 +52,17 @@ class HttpStream:
                     raise refused("it has no stream for changes")
                 self._has_stream = True
                 if not self.is_acknowledged:
-                    await heard.begun(goes_on=self._last_id is not None)
+                    await receiver.begun(continues=self._last_id is not None)
                 said = 0
                 async with aclosing(events_of(response, self._longest)) as events:
                     async for event in events:
                         said += bool(event.data) or event.dropped is not None
                         # Neither an id alone nor that it was acknowledged is anything new.
                         if said > self.is_acknowledged:
-                            heard.progressed()
+                            receiver.progressed()
                         self._last_id = position(event, self._last_id)
                         retry = event.retry / 1000 if event.retry is not None else retry
-                        await self._hear(event)
+                        await self._on_event(event)
         except Forgotten:
             if not self._has_stream:
                 # There may only be nothing to be had by GET. What is asked next knows.

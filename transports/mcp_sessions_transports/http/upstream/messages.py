@@ -83,13 +83,15 @@ class Messages:
             )
             self._left_out = 0
 
-    # --- how it is told ----------------------------------------------------------------------
+    # --- how it is sent ----------------------------------------------------------------------
 
     def _run(self, message: bytes, before: asyncio.Task[None] | None) -> asyncio.Task[None]:
         until = asyncio.get_running_loop().time() + CONNECTING
-        return self._background.run("a message to a URL", self._tell(message, before, until))
+        return self._background.run("a message to a URL", self._deliver(message, before, until))
 
-    async def _tell(self, message: bytes, before: asyncio.Task[None] | None, until: float) -> None:
+    async def _deliver(
+        self, message: bytes, before: asyncio.Task[None] | None, until: float
+    ) -> None:
         try:
             async with asyncio.timeout_at(until):
                 await _done(before)

@@ -67,7 +67,7 @@ class Session:
     begun: Callable[[httpx2.Response], None]
     """Takes a response that is a success."""
 
-    hear: Callable[[ReadEvent, Waiting], Awaitable[None]]
+    on_event: Callable[[ReadEvent, Waiting], Awaitable[None]]
     """Takes an event of a response."""
 
     take: Callable[[bytes, Waiting], Awaitable[None]]
@@ -142,7 +142,7 @@ class Exchange:
                     self._retry = event.retry / 1000
                 if event.data:
                     self._reopening.progressed()
-                await self._session.hear(event, self._waiting)
+                await self._session.on_event(event, self._waiting)
 
     async def _fetch_on(self) -> None:
         self._attempts = 0

@@ -232,7 +232,7 @@ async def pieces_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
     async with aclosing(pieces(response)) as found:
         async for piece in found:
             yield piece
-            if time_slice.is_over():
+            if time_slice.has_ended():
                 await give_way()
 
 
@@ -244,9 +244,9 @@ async def events_of(response: httpx2.Response, longest: int) -> AsyncGenerator[R
             for begin in range(0, len(chunk), size):
                 for event in reader.feed(chunk[begin : begin + size]):
                     yield event
-                    if time_slice.is_over():
+                    if time_slice.has_ended():
                         await give_way()
-                if time_slice.is_over():
+                if time_slice.has_ended():
                     await give_way()
 
 

@@ -1,4 +1,4 @@
-"""Servers beside the tested one, and those of one era: what there is not is asked of nobody."""
+"""Servers next to the tested one, and those of one era: what there is not is asked of nobody."""
 
 import pytest
 
@@ -31,14 +31,14 @@ def _has_one_kind(case: Case) -> list[Json | Late] | None:
 
 
 async def played(fault: Fault, server_url: str, vectors: list[Vector]) -> Run:
-    """What comes of two vectors about servers beside this one, over HTTP in the modern era."""
+    """What comes of two vectors about servers next to this one, over HTTP in the modern era."""
     only = Selection(eras=frozenset({"modern"}), only=frozenset({STATELESS, DRAINING}))
     async with behind_fault_proxy(server_url) as (proxy, url):
         proxy.use(fault)
         return await run([parse_target(url)], vectors, selection=only, credentials=CREDENTIALS)
 
 
-async def test_a_server_without_others_beside_it_is_not_asked_for_them(
+async def test_a_server_without_other_servers_is_not_asked_for_them(
     server_url: str, vectors: list[Vector]
 ) -> None:
     fault = Fault("alone", "has no such tool", to_server=_knows_no_such_tool)
@@ -46,10 +46,10 @@ async def test_a_server_without_others_beside_it_is_not_asked_for_them(
     assert not done.outcomes and not done.not_played
     reasons = {entry.vector.id: entry.reason for entry in done.not_selected}
     assert reasons == {
-        STATELESS: "the server has no other beside it that is stateless",
-        DRAINING: "the server has no other beside it that is draining",
+        STATELESS: "the server starts no other one that is stateless",
+        DRAINING: "the server starts no other one that is draining",
     }
-    assert "the server has no other beside it that is draining" in as_text(done)
+    assert "the server starts no other one that is draining" in as_text(done)
 
 
 async def test_of_the_kinds_those_that_there_are_are_played(

@@ -1,4 +1,4 @@
-"""Steps about a server beside the tested one, and about time that has to pass."""
+"""Steps about a server next to the tested one, and about time that has to pass."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from mcp_sessions_conformance.scene import Scene
 from mcp_sessions_conformance.values import Json, as_object
 
 
-async def beside(scene: Scene, step: Json) -> None:
+async def other_server(scene: Scene, step: Json) -> None:
     peer = scene.peer(step)
     params = {"name": "beside", "arguments": {"kind": step["kind"]}}
     # A program may take longer to start than to answer.

@@ -69,7 +69,7 @@ def _expires_while_it_runs(case: Case) -> Rewritten:
     return None if tool(case.asked) == "hold" else [refuse(case.message, -32043, data=sent)]
 
 
-def _stays_while_it_is_told(case: Case) -> Rewritten:
+def _stays_after_the_notice(case: Case) -> Rewritten:
     is_late = code_of(case.message) == -32043 and tool(case.asked) == "session_id"
     return [answer(case.message, said(str(named(case.asked or {}))))] if is_late else None
 
@@ -94,7 +94,7 @@ def _moves_its_end(result: Json, case: Case) -> None:
         _promises_more(state_of(result), case)
 
 
-def _goes_on_from_the_newest(case: Case) -> Rewritten:
+def _continues_from_the_newest(case: Case) -> Rewritten:
     if "result" in case.message:
         token = state_of(case.message["result"]).get("state")
         if token is not None:
@@ -141,9 +141,9 @@ FAULTS = (
         to_client=_expires_while_it_runs,
     ),
     Fault(
-        "stays-while-it-is-told",
+        "stays-after-the-notice",
         "keeps a session as long as there is something to tell it",
-        to_client=_stays_while_it_is_told,
+        to_client=_stays_after_the_notice,
     ),
     Fault(
         "promises-more",
@@ -156,7 +156,7 @@ FAULTS = (
         to_client=in_results((RESUME,), _evicts_what_expired),
     ),
     Fault("buffers-everything", "keeps whatever its clients do not take", buffers=True),
-    Fault("runs-on", "gives up nothing that nobody hears", to_client=_runs_on),
+    Fault("runs-on", "gives up nothing without a listener", to_client=_runs_on),
     Fault(
         "starts-without-a-store",
         "starts sessions that it cannot resume",
@@ -174,8 +174,8 @@ FAULTS = (
     Fault(
         "goes-on-from-the-newest",
         "has another state than the one that it is sent",
-        to_server=_goes_on_from_the_newest,
-        to_client=_goes_on_from_the_newest,
+        to_server=_continues_from_the_newest,
+        to_client=_continues_from_the_newest,
     ),
     Fault("fails-to-delete", "refuses to delete what is there", to_client=_fails_to_delete),
     Fault("keeps-answers", "gives kept answers without a store", to_client=_keeps_answers),
@@ -189,11 +189,11 @@ a-draining-server-refuses-new-requests: fails-meanwhile
 a-draining-server-takes-answers: takes-no-answers
 a-draining-server-says-when-to-come-back: drains-in-silence
 a-running-request-keeps-its-session: expires-while-it-runs
-only-requests-keep-a-session: stays-while-it-is-told
+only-requests-keep-a-session: stays-after-the-notice
 expires-at-is-not-later-than-the-truth: promises-more
 what-is-too-old-is-expired: expired-is-evicted
 who-takes-nothing-is-cut: buffers-everything
-what-nobody-hears-is-given-up: runs-on
+what-has-no-listener-is-given-up: runs-on
 without-a-store-there-is-no-session-start: starts-without-a-store
 a-sealed-id-has-a-fixed-end: moves-its-end
 a-sealed-id-is-its-owners: one-principal
@@ -207,11 +207,11 @@ PROVES = """\
 ERR15: begins-what-it-refuses by what-a-draining-server-refuses-did-not-begin
 WSS17: goes-away-at-last by a-draining-server-closes-1012
 SES14: expires-while-it-runs by a-running-request-keeps-its-session
-SES14: stays-while-it-is-told by only-requests-keep-a-session
+SES14: stays-after-the-notice by only-requests-keep-a-session
 SES16: promises-more by expires-at-is-not-later-than-the-truth
 CUP12: expired-is-evicted by what-is-too-old-is-expired
 ATT7: buffers-everything by who-takes-nothing-is-cut
-REQ8: runs-on by what-nobody-hears-is-given-up
+REQ8: runs-on by what-has-no-listener-is-given-up
 SLS1: starts-without-a-store by without-a-store-there-is-no-session-start
 SLS2: moves-its-end by a-sealed-id-has-a-fixed-end
 SLS2: one-principal by a-sealed-id-is-its-owners

@@ -1,6 +1,6 @@
 """Choose the call to stop when too many calls run after their connections broke.
 
-Rules that must hold, and that ``tests/core/test_unheard.py`` owns:
+Rules that must hold, and that ``tests/core/test_without_listener.py`` owns:
 
 1. Each session has its own bound: its own oldest call is stopped.
 2. The bound over all calls is the last resort, and fair. It takes the principal with the most
@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 
-class Unheard(Generic[T]):
+class WithoutListener(Generic[T]):
     """Lists the calls that run without a connection, oldest first.
 
     Args:
@@ -27,15 +27,15 @@ class Unheard(Generic[T]):
     def __init__(self, *, most: int, most_of_one: int) -> None:
         self._most = most
         self._most_of_one = most_of_one
-        self._places: dict[T, tuple[Hashable, Hashable]] = {}
+        self._owners: dict[T, tuple[Hashable, Hashable]] = {}
         self._kept: dict[Hashable, dict[Hashable, dict[T, None]]] = {}
         self._counts: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._owners)
 
     def __contains__(self, one: object) -> bool:
-        return one in self._places
+        return one in self._owners
 
     def add(self, one: T, principal: Hashable, session: Hashable) -> T | None:
         """Hold one more.
@@ -48,12 +48,12 @@ class Unheard(Generic[T]):
         Returns:
             What has to go for it, and is held no more; None: nothing.
         """
-        self._places[one] = (principal, session)
+        self._owners[one] = (principal, session)
         of_session = self._kept.setdefault(principal, {}).setdefault(session, {})
         of_session[one] = None
         self._counts[principal] = self._counts.get(principal, 0) + 1
         if len(of_session) <= self._most_of_one:
-            if len(self._places) <= self._most:
+            if len(self._owners) <= self._most:
                 return None
             # max() answers the first of equals: who came first, as the oldest goes first.
             sessions = self._kept[max(self._counts, key=self._counts.__getitem__)]
@@ -63,10 +63,10 @@ class Unheard(Generic[T]):
         return oldest
 
     def remove(self, one: T) -> bool:
-        place = self._places.pop(one, None)
-        if place is None:
+        owner = self._owners.pop(one, None)
+        if owner is None:
             return False
-        principal, session = place
+        principal, session = owner
         sessions = self._kept[principal]
         del sessions[session][one]
         if not sessions[session]:

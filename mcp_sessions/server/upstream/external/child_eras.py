@@ -33,7 +33,7 @@ from mcp_sessions.server.upstream.external.modern_requests import (
     without_subscription,
 )
 from mcp_sessions.server.upstream.external.receiver import LISTS, UPDATED
-from mcp_sessions.server.upstream.external.server_stream import Hear, Heard
+from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.unreadable import own_id
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 
@@ -93,7 +93,7 @@ class HandshakeEra:
             child.is_set_to(None)
             raise
 
-    def stream(self) -> Hear | None:
+    def stream(self) -> ReadStream | None:
         """Return the stream of the child's own messages, not opened yet. None: it needs none."""
         return self._wire.stream()
 
@@ -116,7 +116,7 @@ class ModernEra:
         self._modern = Modern(client)
         """Values that go with each request."""
 
-        self._listens: dict[int, Heard] = {}
+        self._listens: dict[int, StreamReceiver] = {}
         """Listens that were not acknowledged yet."""
 
     async def discover(self, wanted: object, versions: frozenset[str]) -> dict[str, Any] | None:
@@ -142,7 +142,7 @@ class ModernEra:
             return {}
         if method in SUBSCRIPTIONS:
             _subscribe(self._child, method, params)
-            await self._child.hear_anew()
+            await self._child.reopen_stream()
             return {}
         result = await self._with_inputs(call, method, dict(params or {}), sender)
         self._child.was_answered()
@@ -178,22 +178,24 @@ class ModernEra:
 
     # --- its own messages --------------------------------------------------------------------
 
-    def stream(self) -> Hear:
+    def stream(self) -> ReadStream:
         return self._listen
 
-    async def _listen(self, heard: Heard) -> float | None:
-        """Open a stream: a :data:`Hear`."""
+    async def _listen(self, receiver: StreamReceiver) -> float | None:
+        """Open a stream: a :data:`ReadStream`."""
         child = self._child
         params = self._modern.params(wanted_changes(child.capabilities, child.subscribed))
         request_id = child.next_id()
-        self._listens[request_id] = heard
+        self._listens[request_id] = receiver
 
-        def is_heard() -> bool:
+        def is_acknowledged() -> bool:
             return request_id not in self._listens
 
         try:
-            retry = await self._wire.listen(request_id, params, heard, is_heard=is_heard)
-            if not is_heard():
+            retry = await self._wire.listen(
+                request_id, params, receiver, is_acknowledged=is_acknowledged
+            )
+            if not is_acknowledged():
                 raise UpstreamError(error_body(INTERNAL_ERROR, "it does not acknowledge a listen"))
             return retry
         finally:
@@ -205,8 +207,8 @@ class ModernEra:
             case "notifications/subscriptions/acknowledged":
                 about = own_id((meta_of(params) or {}).get(SUBSCRIPTION_ID))
                 if about is not None and about in self._listens:
-                    heard = self._listens.pop(about)
-                    await heard.begun(goes_on=False)
+                    receiver = self._listens.pop(about)
+                    await receiver.begun(continues=False)
                 return None
             case "notifications/cancelled":
                 self._child.end_listen(params.get("requestId"))

@@ -1,5 +1,5 @@
-"""Faults of who hears what that break one clause and leave its neighbours whole: events, catch-up,
-takeover and listens.
+"""Faults of who receives what that break one clause and leave its neighbours whole: events,
+catch-up, takeover and listens.
 """
 
 from typing import Any, cast
@@ -111,7 +111,7 @@ def _ends_with_its_connection(case: Case) -> Rewritten:
 # --- catch-up ----------------------------------------------------------------------------------
 
 
-def _owed(case: Case) -> int:
+def _due(case: Case) -> int:
     """How many replayed events are still to come."""
     result: Any = case.message.get("result")
     if (case.asked or {}).get("method") == RESUME and isinstance(result, dict):
@@ -120,16 +120,16 @@ def _owed(case: Case) -> int:
 
 
 def _skips_one(case: Case) -> Rewritten:
-    owed = _owed(case)
-    case.memory["owed"] = max(0, case.memory.get("owed", 0) - bool(owed))
-    return [] if owed and owed == case.memory["all"] else None
+    due = _due(case)
+    case.memory["owed"] = max(0, case.memory.get("owed", 0) - bool(due))
+    return [] if due and due == case.memory["all"] else None
 
 
 def _one_for_all(case: Case) -> Rewritten:
-    owed = _owed(case)
-    if owed:
-        case.memory["owed"] = owed - 1
-        return [] if owed > 1 else None
+    due = _due(case)
+    if due:
+        case.memory["owed"] = due - 1
+        return [] if due > 1 else None
     result: Any = case.message.get("result")
     if (case.asked or {}).get("method") == RESUME and cast("Json", result or {}).get("replayed"):
         return [answer(case.message, {**result, "replayed": 1})]
@@ -192,7 +192,7 @@ def _silent_eviction(case: Case) -> Rewritten:
     return [] if case.message.get("method") == DETACHED and reason == "evicted" else None
 
 
-def _tells_who_listens(case: Case) -> Rewritten:
+def _notifies_who_listens(case: Case) -> Rewritten:
     asked = case.asked or case.talk.requests.get(case.message.get("id"), {})
     session = named(asked)
     if asked.get("method") != LISTEN or "result" not in case.message or session is None:
@@ -329,11 +329,13 @@ FAULTS = (
     ),
     Fault("numbers-notices", "makes its notice a session event", to_client=_numbers_notices),
     Fault("silent-eviction", "does not say that a place was lost", to_client=_silent_eviction),
-    Fault("tells-who-listens", "tells a listen of the newer one", to_client=_tells_who_listens),
+    Fault(
+        "notifies-who-listens", "tells a listen of the newer one", to_client=_notifies_who_listens
+    ),
     Fault("old-listen-fails", "ends the older listen with an error", to_client=_old_listen_fails),
     Fault(
         "listen-ends-in-order",
-        "ends a listen in order though its session is over",
+        "ends a listen in order though its session has ended",
         to_client=_listen_ends_in_order,
     ),
     Fault(

@@ -1,6 +1,6 @@
 """Hold one child and its clients: its settings, its requests, and the receivers of its messages.
 
-Children follow each other at a place. The request that needs one starts it.
+Children follow each other at a slot. The request that needs one starts it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mcp_sessions.server.upstream.external.child_requests import (
 )
 from mcp_sessions.server.upstream.external.failures import description_of
 from mcp_sessions.server.upstream.external.receiver import LISTS, UPDATED
-from mcp_sessions.server.upstream.external.server_messages import Telling, Way
+from mcp_sessions.server.upstream.external.server_messages import Notifier, Way
 from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
     Call,
@@ -43,7 +43,7 @@ from mcp_sessions.server.upstream.port import (
 
 logger = logging.getLogger(__name__)
 
-_WHOSE = (
+_UNKNOWN_CALLER = (
     "the server did not say which request it asks for, and several can be: "
     "its client is not known, and nobody is asked"
 )
@@ -53,7 +53,7 @@ _READS = frozenset({"ping", *(f"{name}/list" for name in (*LISTS, "resources/tem
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The clients that may ask at a place."""
+    """The clients that may ask at a slot."""
 
     is_one_client: bool = False
     """Whether only one client asks there. It gets every message of the child."""
@@ -72,21 +72,21 @@ ONE_CLIENT = Clients(is_one_client=True)
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the places of one server have in common."""
+    """What the slots of one server have in common."""
 
-    start: Callable[[Place, Principal], Awaitable[Child]]
-    """Starts a child for a place. Raises ``UpstreamError`` if it cannot be started."""
+    start: Callable[[Slot, Principal], Awaitable[Child]]
+    """Starts a child for a slot. Raises ``UpstreamError`` if it cannot be started."""
 
     announce: Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
     """Takes a change of a server that all clients share."""
 
-    telling: Telling
+    notifier: Notifier
     title: str
     """Name of the server in the log."""
 
 
 @dataclass(eq=False)
-class Place:
+class Slot:
     """The child of one session, one connection, one principal or all, if there is one now."""
 
     services: Services
@@ -133,7 +133,7 @@ class Place:
     child: Child | None = field(init=False, default=None)
     starting: asyncio.Task[Child | UpstreamError] | None = field(init=False, default=None)
     used_at: float = field(init=False, default=0.0)
-    is_over: bool = field(init=False, default=False)
+    has_ended: bool = field(init=False, default=False)
     """Whether it has ended. Requests that are still here start no child."""
 
     asked_by: set[bytes] = field(init=False, default_factory=set[bytes])
@@ -148,7 +148,7 @@ class Place:
         return self.living is not None and self.keeps_nothing and is_quiet
 
     @property
-    def is_nobodys(self) -> bool:
+    def is_replaceable(self) -> bool:
         """Whether no client outside of sessions would notice if the child were replaced."""
         is_idle = self.living is not None and self.starting is None and not self.calls
         # A child that may work on a request that was given up is replaced for the next client.
@@ -156,8 +156,8 @@ class Place:
         is_as_new = self.is_unused or (is_idle and (self.is_spare or is_left))
         return self.clients.is_sessionless and is_as_new and not self.outbounds
 
-    def another(self, key: Hashable) -> Place:
-        return Place(self.services, key, self.client, self.clients, is_spare=True)
+    def another(self, key: Hashable) -> Slot:
+        return Slot(self.services, key, self.client, self.clients, is_spare=True)
 
     def label(self) -> str:
         title = self.services.title
@@ -165,7 +165,7 @@ class Place:
 
     @property
     def living(self) -> Child | None:
-        return self.child if self.child is not None and not self.child.is_over else None
+        return self.child if self.child is not None and not self.child.has_ended else None
 
     async def request(
         self,
@@ -201,13 +201,13 @@ class Place:
                 if check is not None:
                     await check()
                 result = await child.request(call, method, params, sender)
-            if self.services.telling.is_telling(call):
-                await self.services.telling.told(call)
+            if self.services.notifier.has_pending(call):
+                await self.services.notifier.flush(call)
         finally:
             self.calls.pop(call, None)
-            self.services.telling.forget(call)
+            self.services.notifier.forget(call)
             if self.unsure.questions:
-                self.unsure.is_over(call)
+                self.unsure.remove(call)
             self.used_at = asyncio.get_running_loop().time()
         if method == SET_LEVEL:
             self.level = level_of(params)
@@ -252,7 +252,7 @@ class Place:
 
     def end(self) -> None:
         """End: requests that are still here keep the child they have, and get no other."""
-        self.is_over = True
+        self.has_ended = True
 
     def occupy(self, child: Child) -> None:
         self.child = child
@@ -285,7 +285,7 @@ class Place:
         if self.clients.is_sessionless and self.keeps_nothing and len(self.asked_by) < 2:
             self.asked_by.add(description_of(client.get("clientInfo")))
 
-    def is_heard_by(self, who: Outbound, uris: Collection[str]) -> None:
+    def add_listen(self, who: Outbound, uris: Collection[str]) -> None:
         self.outbounds[who] = who
         for uri in uris:
             self.subscribers.setdefault(uri, set()).add(who)
@@ -357,17 +357,17 @@ class Place:
     ) -> None:
         if method in _CHANGED:
             for who, way in self._concerned(method, params):
-                await self._tell((self.key, who), way, method, params)
+                await self._deliver((self.key, who), way, method, params)
             return
         is_log = method == "notifications/message"
         for call in self._hearers(method, cause):
             if not is_log or _is_wanted(params, self._least(self.calls[call])):
-                await self._tell(call, call.notify, method, params)
+                await self._deliver(call, call.notify, method, params)
                 return
-        is_told = self.clients.is_one_client and not self.calls
-        if is_told and (not is_log or _is_wanted(params, self._least(None))):
+        is_delivered = self.clients.is_one_client and not self.calls
+        if is_delivered and (not is_log or _is_wanted(params, self._least(None))):
             for who, outbound in list(self.outbounds.items()):
-                await self._tell((self.key, who), outbound.notify, method, params)
+                await self._deliver((self.key, who), outbound.notify, method, params)
 
     def _hearers(self, method: str, cause: Cause) -> Iterable[Call]:
         """Return the calls that may get a message that is no change, the best first."""
@@ -391,19 +391,19 @@ class Place:
         return self.level if self.level is not None and self.level != says else LEVELS[0]
 
     async def reported(self, call: Call, params: dict[str, Any]) -> None:
-        await self._tell(call, lambda _, members: call.report(members or {}), PROGRESS, params)
+        await self._deliver(call, lambda _, members: call.report(members or {}), PROGRESS, params)
 
     def _concerned(
         self, method: str, params: Mapping[str, Any] | None
     ) -> list[tuple[Hashable, Way]]:
         if self.clients.is_shared or (self.clients.is_sessionless and method != UPDATED):
             return [(None, self.services.announce)]
-        told = list(self.outbounds.items())
+        receivers = list(self.outbounds.items())
         if method == UPDATED and not self.clients.is_one_client:
             uri = (params or {}).get("uri")
             subscribed = self._subscribed(uri) if isinstance(uri, str) else ()
-            told = [(who, outbound) for who, outbound in told if who in subscribed]
-        return [(who, outbound.notify) for who, outbound in told]
+            receivers = [(who, outbound) for who, outbound in receivers if who in subscribed]
+        return [(who, outbound.notify) for who, outbound in receivers]
 
     def _subscribed(self, uri: str) -> Collection[Hashable]:
         """Return the clients that subscribed to a resource. If none did, those that subscribed to
@@ -415,14 +415,14 @@ class Place:
         above = (who for each, who in self.subscribers.items() if _is_below(uri, each))
         return set[Hashable]().union(*above)
 
-    async def _tell(
+    async def _deliver(
         self, who: Hashable, way: Way, method: str, params: Mapping[str, Any] | None
     ) -> None:
         is_change = method in _CHANGED
         if self.clients.is_one_client:
-            await self.services.telling.now(who, way, method, params, is_change=is_change)
+            await self.services.notifier.now(who, way, method, params, is_change=is_change)
         else:
-            self.services.telling.later(who, way, method, params, is_change=is_change)
+            self.services.notifier.later(who, way, method, params, is_change=is_change)
 
     async def asked(
         self,
@@ -467,9 +467,9 @@ class Place:
             logger.info(
                 "%s: a question is refused: it may belong to several requests", self.label()
             )
-            raise PeerError(INVALID_REQUEST, _WHOSE)
+            raise PeerError(INVALID_REQUEST, _UNKNOWN_CALLER)
         if about not in self.calls:
-            raise PeerError(INVALID_REQUEST, "the request that asks is over")
+            raise PeerError(INVALID_REQUEST, "the request that asks has ended")
         if about not in asked:
             raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
         return await about.send_request(PeerRequest(method, params))

@@ -131,7 +131,7 @@ async def test_a_client_of_its_own_era_gets_the_question_as_its_result(kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_changes_are_heard_for_what_is_subscribed_and_what_is_not_asked_for_is_not(
+async def test_changes_are_received_for_what_is_subscribed_and_what_is_not_asked_for_is_not(
     kind: str,
 ) -> None:
     modern = ModernServer()
@@ -143,8 +143,8 @@ async def test_changes_are_heard_for_what_is_subscribed_and_what_is_not_asked_fo
             await client.result("resources/subscribe", {"uri": uri})
         await client.text("update", uri="test://a")
         await client.text("update", uri="test://b")
-        told = [m["params"]["uri"] for m in await stream.has(2) if m["method"] == UPDATED]
-        assert told == ["test://a", "test://b"]
+        notified = [m["params"]["uri"] for m in await stream.has(2) if m["method"] == UPDATED]
+        assert notified == ["test://a", "test://b"]
         assert "subscriptionId" not in json.dumps(stream.messages), "that is the layer's own"
         await until(lambda: modern.open <= 2, "one stream for each of its sessions there")
 
@@ -171,12 +171,14 @@ async def test_where_a_url_allows_no_second_listen_the_first_one_ends_before_it(
         stream = await client.get().started()
         await client.start()
 
-        def told() -> list[str]:
+        def notified() -> list[str]:
             return [m["params"]["uri"] for m in stream.messages if m["method"] == UPDATED]
 
         # Its session listens by now.
         await client.result("resources/subscribe", {"uri": "test://a"})
-        await until(lambda: told() == ["test://a"], "of what changed between the two nobody knows")
+        await until(
+            lambda: notified() == ["test://a"], "of what changed between the two nobody knows"
+        )
         await client.text("update", uri="test://a")
-        await until(lambda: told() == ["test://a", "test://a"], "it listens for that")
+        await until(lambda: notified() == ["test://a", "test://a"], "it listens for that")
         assert modern.open <= 1

@@ -26,17 +26,17 @@ _BASE, _CAP = 0.2, 10.0
 """Seconds between two tries: at the most at first, and at the most ever."""
 
 
-class Owed:
-    """The writes that one process owes; their number is bounded by what was open when the store
-    went away.
+class PendingWrites:
+    """The writes of one process that wait for the store; their number is bounded by what was open
+    when the store went away.
     """
 
     def __init__(self) -> None:
         self._writes: dict[Hashable, Write] = {}
         self._sizes: dict[Hashable, int] = {}
         self._background = Background()
-        self._is_at_work = False
-        self._is_over = False
+        self._is_working = False
+        self._has_ended = False
 
     def __len__(self) -> int:
         return len(self._writes)
@@ -64,7 +64,7 @@ class Owed:
             # Also if this task was cancelled: nobody else remembers them.
             self._work_on()
 
-    def owe(self, name: Hashable, write: Write) -> None:
+    def add(self, name: Hashable, write: Write) -> None:
         self._writes[name] = write
         self._work_on()
 
@@ -80,8 +80,8 @@ class Owed:
         return True
 
     async def close(self) -> None:
-        """Owe nothing any more: others see what became of this process."""
-        self._is_over = True
+        """Give up the writes that wait: others see what became of this process."""
+        self._has_ended = True
         await self._background.close()
         if self._writes:
             logger.warning(
@@ -90,8 +90,8 @@ class Owed:
             )
 
     def _work_on(self) -> None:
-        if self._writes and not self._is_over and not self._is_at_work:
-            self._is_at_work = True
+        if self._writes and not self._has_ended and not self._is_working:
+            self._is_working = True
             self._background.loop(_NAME, self._work)
 
     async def _work(self) -> None:
@@ -103,7 +103,7 @@ class Owed:
                 await asyncio.sleep(backoff.failed(random.random()))
             else:
                 backoff.progressed()
-        self._is_at_work = False
+        self._is_working = False
 
     async def _do(self, name: Hashable) -> None:
         write = self._writes.get(name)

@@ -19,7 +19,7 @@ from mcp_sessions.stores.contract import SessionStore
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Hearing:
+class HiddenUpdates:
     _store: SessionStore
     _connections: ConnectionRegistry
     _visibility: Visibility

@@ -1,4 +1,4 @@
-"""Who hears that a resource changed: each way in which a handler can say so (docs/server.md)."""
+"""Who learns that a resource changed: each way in which a handler can say so (docs/server.md)."""
 
 from typing import Any
 
@@ -60,11 +60,11 @@ async def subscribed(w: World, era: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])
 @pytest.mark.parametrize(
-    ("make", "way", "other_hears"),
+    ("make", "way", "other_receives"),
     [(sdk, "standalone", 0), (sdk, "everybody", 1), (fastmcp, "standalone", 0)],
 )
 async def test_what_a_handler_sends_its_own_client_reaches_no_other_subscriber(
-    make: Any, way: str, other_hears: int, era: str
+    make: Any, way: str, other_receives: int, era: str
 ) -> None:
     """And ``layer.notify_resource_updated`` reaches all of them, whatever the server is."""
     async with world(server=make()) as w:
@@ -76,7 +76,7 @@ async def test_what_a_handler_sends_its_own_client_reaches_no_other_subscriber(
         assert (await sent.result())["content"][0]["text"] == "told"
         await w.layer.notify_resource_updated("info://other")
         after = await w.layer.store.head(session)
-        assert after is not None and after.number - before.number == other_hears
+        assert after is not None and after.number - before.number == other_receives
         await w.layer.notify_resource_updated(URI)
         last = await w.layer.store.head(session)
         # A second update replaces the first: the head moves all the same.

@@ -1,6 +1,6 @@
 """A client of the modern era that names no session listens: what its child says of changes.
 
-The rules are those of `mcp_sessions/server/upstream/external/heard.py`.
+The rules are those of `mcp_sessions/server/upstream/external/modern_listen.py`.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ import pytest
 
 from mcp_sessions import HTTPServer
 from mcp_sessions.server.dispatch import listening
-from mcp_sessions.server.upstream.external import beginning, place
+from mcp_sessions.server.upstream.external import beginning, slot
 from tests.server.upstream.external.test_upstream import user
 from tests.support.children import child, child_world, is_alive, until
 from tests.support.duplex import duplex_world
-from tests.support.modern import SUBSCRIPTION_ID, Heard, ModernClient, session_meta
+from tests.support.modern import SUBSCRIPTION_ID, ModernClient, Received, session_meta
 from tests.support.modern_server import ModernServer, modern_url
 from tests.support.raw import RawClient, text_of, uris
 from tests.support.world import World, world
@@ -38,9 +38,9 @@ async def subscribed(client: ModernClient) -> list[str]:
     return json.loads(await client.text("state"))["subscribed"]
 
 
-async def told(heard: Heard, count: int) -> list[str]:
+async def notified(received: Received, count: int) -> list[str]:
     """Which resources changed, once there are as many events."""
-    return uris(await heard.has_events(count))
+    return uris(await received.has_events(count))
 
 
 async def clients(w: World, *names: str) -> list[ModernClient]:
@@ -48,29 +48,29 @@ async def clients(w: World, *names: str) -> list[ModernClient]:
 
 
 @pytest.mark.parametrize("per", ["session", "principal"])
-async def test_it_hears_of_its_own_child_and_nobody_else_does(per: str) -> None:
+async def test_it_gets_changes_of_its_own_child_and_nobody_else_does(per: str) -> None:
     async with child_world(options={"per": per}) as w:
         ann, bob = await clients(w, "ann", "bob")
         of_ann = await ann.listening(None, "test://a", lists=("tools",))
         of_bob = await bob.listening(None, "test://a", "test://b")
         await update(ann, "a")
         await update(bob, "b")
-        assert await told(of_ann, 1) == ["test://a"]
-        assert await told(of_bob, 1) == ["test://b"]
+        assert await notified(of_ann, 1) == ["test://a"]
+        assert await notified(of_bob, 1) == ["test://b"]
         await ann.text("changed")
         event = (await of_ann.has_events(2))[1]
         assert event["method"] == LISTS
         assert event["params"]["_meta"][SUBSCRIPTION_ID] == of_ann.id
 
 
-async def test_who_shares_a_child_with_all_hears_what_it_listens_for() -> None:
+async def test_who_shares_a_child_with_all_gets_what_it_listens_for() -> None:
     async with child_world(options={"per": "shared"}) as w:
         ann, bob = await clients(w, "ann", "bob")
         of_ann = await ann.listening(None, "test://a")
         of_bob = await bob.listening(None, "test://b")
         await update(bob, "a", "b")
-        assert await told(of_ann, 1) == ["test://a"]
-        assert await told(of_bob, 1) == ["test://b"]
+        assert await notified(of_ann, 1) == ["test://a"]
+        assert await notified(of_bob, 1) == ["test://b"]
         assert await subscribed(ann) == ["test://a", "test://b"]
 
 
@@ -85,16 +85,16 @@ async def test_a_child_is_subscribed_as_long_as_anybody_listens() -> None:
             pass
         again = await client.listening(None, "test://a")
         await update(client, "a", "b")
-        assert await told(other, 1) == ["test://b"]
-        assert await told(again, 1) == ["test://a"]
-        for heard in (other, again):
-            heard.leave()
+        assert await notified(other, 1) == ["test://b"]
+        assert await notified(again, 1) == ["test://a"]
+        for received in (other, again):
+            received.leave()
         while await subscribed(client):
             pass
 
 
 @pytest.mark.parametrize("per", ["session", "principal", "shared"])
-async def test_a_listen_of_a_session_has_its_child_tell_of_its_resources_and_of_no_others(
+async def test_a_listen_of_a_session_has_its_child_report_its_resources_and_of_no_others(
     per: str,
 ) -> None:
     """Of the newest listen: the one before ended. And what a session subscribed is no other's."""
@@ -108,16 +108,16 @@ async def test_a_listen_of_a_session_has_its_child_tell_of_its_resources_and_of_
         await client.listening(other, "test://b")
         await client.listening(session, "test://a", "test://b")
         assert await at_child() == ["test://a", "test://b"]
-        heard = await client.listening(session, "test://c")
+        received = await client.listening(session, "test://c")
         left = ["test://c"] if per == "session" else ["test://b", "test://c"]
         assert await at_child() == left
         await client.text("update", {"uri": "test://c"}, session=session)
-        assert await told(heard, 1) == ["test://c"]
+        assert await notified(received, 1) == ["test://c"]
         await client.listening(session)
         assert await at_child() == ([] if per == "session" else ["test://b"])
 
 
-async def test_a_session_hears_of_its_resources_from_the_child_that_follows() -> None:
+async def test_a_session_gets_changes_of_its_resources_from_the_child_that_follows() -> None:
     async with child_world() as w:
         client = ModernClient(w.carrier)
         session = (await client.start())["sessionId"]
@@ -130,17 +130,17 @@ async def test_a_session_hears_of_its_resources_from_the_child_that_follows() ->
         assert state["subscribed"] == ["test://a"]
 
 
-async def test_a_listen_of_a_session_is_heard_whatever_its_child_does(
+async def test_a_listen_of_a_session_is_received_whatever_its_child_does(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its own events need no child."""
     async with child_world("dies", "key") as w:
         client = ModernClient(w.carrier)
         session = (await client.start())["sessionId"]
-        heard = await client.listening(session, "test://a", lists=("tools",))
+        received = await client.listening(session, "test://a", lists=("tools",))
         assert "a listen gets no resource updates for now" in caplog.text
         await w.layer.notify_tools_changed()
-        assert (await heard.has_events(1))[0]["method"] == LISTS
+        assert (await received.has_events(1))[0]["method"] == LISTS
 
 
 async def test_an_update_below_a_resource_reaches_who_subscribed_to_that() -> None:
@@ -148,47 +148,47 @@ async def test_an_update_below_a_resource_reaches_who_subscribed_to_that() -> No
     async with child_world(options={"per": "principal"}) as w:
         client = ModernClient(w.carrier)
         above = await client.listening(None, "test://a")
-        beside = await client.listening(None, "test://ab", "test://b/")
+        others = await client.listening(None, "test://ab", "test://b/")
         by_name = await client.listening(None, "test://a/1")
         await update(client, "a/2", "a/1", "b/3", "ab")
-        assert await told(above, 1) == ["test://a/2"]
-        assert await told(by_name, 1) == ["test://a/1"]
-        assert await told(beside, 2) == ["test://b/3", "test://ab"]
+        assert await notified(above, 1) == ["test://a/2"]
+        assert await notified(by_name, 1) == ["test://a/1"]
+        assert await notified(others, 2) == ["test://b/3", "test://ab"]
 
 
-async def test_who_listens_to_a_child_that_died_is_told_when_there_is_another() -> None:
+async def test_who_listens_to_a_child_that_died_is_notified_when_there_is_another() -> None:
     async with child_world() as w:
         client = ModernClient(w.carrier)
-        heard = await client.listening(None, "test://a")
+        received = await client.listening(None, "test://a")
         pid = int(await client.text("pid"))
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not is_alive(pid), "the child is dead")
         # Nobody may have noticed yet; what asks then is not answered, and it is noticed.
         await client.send("tools/call", {"name": "state"}).done()
         assert await subscribed(client) == ["test://a"]
-        assert await told(heard, 1) == ["test://a"], "it may have changed"
+        assert await notified(received, 1) == ["test://a"], "it may have changed"
         await update(client, "a")
-        assert await told(heard, 2) == ["test://a", "test://a"]
+        assert await notified(received, 2) == ["test://a", "test://a"]
 
 
 async def test_a_server_that_does_not_answer_holds_up_nobody_who_listens(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in (beginning, place):
+    for module in (beginning, slot):
         monkeypatch.setattr(module, "ANSWERING", 0.5)
     async with child_world() as w:
         client = ModernClient(w.carrier)
         one = await client.listening(None, "test://mute", "test://a")
         other = await client.listening(None, "test://mute")
         await update(client, "a", "mute")
-        assert await told(one, 2) == ["test://a", "test://mute"]
-        assert await told(other, 1) == ["test://mute"]
+        assert await notified(one, 2) == ["test://a", "test://mute"]
+        assert await notified(other, 1) == ["test://mute"]
         fresh = await client.listening(None, "test://mute", "test://b")
         await update(client, "b")
-        assert await told(fresh, 1) == ["test://b"]
+        assert await notified(fresh, 1) == ["test://b"]
         many = await client.listening(None, *(f"test://mute{n}" for n in range(9)), "test://b")
         await update(client, "b")
-        assert await told(many, 1) == ["test://b"]
+        assert await notified(many, 1) == ["test://b"]
     said = [line.partition(": ")[2] for line in caplog.messages if "answer" in line]
     assert said == [
         "after its restart it does not answer resources/subscribe",
@@ -199,12 +199,12 @@ async def test_a_server_that_does_not_answer_holds_up_nobody_who_listens(
     ]
 
 
-async def test_a_url_of_the_modern_era_tells_it_too() -> None:
+async def test_a_url_of_the_modern_era_reports_it_too() -> None:
     async with modern_url(ModernServer()) as url, world(server=HTTPServer(url)) as w:
         client = ModernClient(w.carrier)
-        heard = await client.listening(None, "test://a")
+        received = await client.listening(None, "test://a")
         await update(client, "b", "a")
-        assert await told(heard, 1) == ["test://a"]
+        assert await notified(received, 1) == ["test://a"]
 
 
 async def test_what_is_no_listen_and_what_is_too_much_is_refused() -> None:
@@ -215,21 +215,21 @@ async def test_what_is_no_listen_and_what_is_too_much_is_refused() -> None:
         wrong: dict[str, Any] = {"notifications": {"resourceSubscriptions": 7}}
         assert (await client.send("subscriptions/listen", wrong).error())["code"] == -32602
         assert (await client.send("subscriptions/listen", {}).error())["code"] == -32602
-        heard = await client.listening(None, "test://a", "test://b")
+        received = await client.listening(None, "test://a", "test://b")
         await update(client, "b")
-        assert await told(heard, 1) == ["test://b"]
+        assert await notified(received, 1) == ["test://b"]
 
 
-async def test_a_resource_that_the_child_refuses_to_tell_of_is_not_heard_and_others_are(
+async def test_a_resource_that_the_child_refuses_to_report_is_not_received_and_others_are(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with child_world() as w:
         client = ModernClient(w.carrier)
         with caplog.at_level(logging.WARNING):
-            heard = await client.listening(None, "test://a", "test://refused")
+            received = await client.listening(None, "test://a", "test://refused")
         assert "refuses resources/subscribe" in caplog.text
         await update(client, "a")
-        assert await told(heard, 1) == ["test://a"]
+        assert await notified(received, 1) == ["test://a"]
 
 
 async def test_a_child_that_does_not_start_is_the_answer() -> None:
@@ -241,7 +241,7 @@ async def test_a_child_that_does_not_start_is_the_answer() -> None:
 
 @pytest.mark.parametrize("per", ["principal", "shared"])
 @pytest.mark.parametrize("modern", [True, False])
-async def test_what_nobody_wants_to_hear_any_more_its_child_need_not_tell(
+async def test_what_nobody_wants_to_get_any_more_its_child_need_not_report(
     per: str, modern: bool
 ) -> None:
     """Sessions come and go, and one child serves them all."""
@@ -264,8 +264,10 @@ async def test_what_nobody_wants_to_hear_any_more_its_child_need_not_tell(
 async def test_who_listens_holds_up_nobody_on_its_connection_while_its_child_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where one connection carries everything; it hears what that child tells once it is there."""
-    monkeypatch.setattr(listening, "_TELLING", 0.1)
+    """Where one connection carries everything; it receives what that child tells once it is
+    there.
+    """
+    monkeypatch.setattr(listening, "_NOTIFYING", 0.1)
     began = tmp_path / "began"
     async with duplex_world(server=child("slow", str(began))) as w:
         peer = await w.connected("websocket", modern=True)
@@ -282,16 +284,16 @@ async def test_who_listens_holds_up_nobody_on_its_connection_while_its_child_sta
                 state = text_of(said["result"])
 
 
-async def test_a_session_beside_it_hears_its_own() -> None:
+async def test_another_session_gets_its_own() -> None:
     """Of one principal's one child: neither takes the other's subscription away."""
     async with child_world(options={"per": "principal"}) as w:
         modern, older = ModernClient(w.carrier), RawClient(w.carrier)
         await older.initialize()
         stream = await older.get().started()
         await older.result("resources/subscribe", {"uri": "test://a"})
-        heard = await modern.listening(None, "test://a")
-        heard.leave()
-        heard = await modern.listening(None, "test://b")
+        received = await modern.listening(None, "test://a")
+        received.leave()
+        received = await modern.listening(None, "test://b")
         await update(modern, "a", "b")
-        assert await told(heard, 1) == ["test://b"]
+        assert await notified(received, 1) == ["test://b"]
         assert uris(await stream.has(1)) == ["test://a"]

@@ -39,7 +39,7 @@ async def test_a_client_that_takes_nothing_keeps_no_answer_of_another(per: str) 
 # Which of two calls made at once is the newest, another store decides.
 @pytest.mark.in_memory
 @pytest.mark.parametrize("transport", ["http", "websocket", "stdio"])
-async def test_who_was_asked_is_not_asked_again_because_another_call_of_theirs_is_over(
+async def test_who_was_asked_is_not_asked_again_because_another_call_of_theirs_has_ended(
     transport: str,
 ) -> None:
     """On a pipe nothing says whose question it is: the newest call's, as far as anybody knows."""
@@ -65,7 +65,7 @@ async def test_who_was_asked_is_not_asked_again_because_another_call_of_theirs_i
         assert len(said) == 1
 
 
-async def test_a_question_whose_call_is_over_is_sent_again_with_another_that_it_may_be_about() -> (
+async def test_a_question_whose_call_ended_is_sent_again_with_another_that_it_may_be_about() -> (
     None
 ):
     """Its client was cut before it answered; what it sends again is what still waits for that."""
@@ -88,7 +88,7 @@ async def test_a_question_whose_call_is_over_is_sent_again_with_another_that_it_
         assert json.loads(text_of((await peer.answer(waits))["result"])) == answer
 
 
-async def test_what_is_asked_is_over_with_the_last_call_that_it_may_be_about() -> None:
+async def test_what_is_asked_has_ended_with_the_last_call_that_it_may_be_about() -> None:
     """Its server may never say that it waits no more."""
     async with duplex_world(server=child()) as w:
         peer = await w.connected("websocket", capabilities={**DECLARED, **ELICITS})
@@ -138,5 +138,5 @@ async def test_a_store_that_is_away_ends_no_child_and_loses_no_change() -> None:
         assert await client.text("pid", meta=meta) == pid
         assert not stream.messages
         store.is_away = False
-        (told,) = await stream.has(1)
-        assert told["params"]["uri"] == "test://a"
+        (notified,) = await stream.has(1)
+        assert notified["params"]["uri"] == "test://a"

@@ -1,4 +1,4 @@
-"""The log level that comes with a request, at a server that has to be told before."""
+"""The log level that comes with a request, at a server that has to be notified before."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.server.upstream.external import cause, either_era
+from mcp_sessions.server.upstream.external import cause, child_eras
 from tests.support.children import child_world
-from tests.support.modern import LOG_LEVEL, Heard, ModernClient
+from tests.support.modern import LOG_LEVEL, ModernClient, Received
 from tests.support.raw import Json
 
 pytestmark = pytest.mark.anyio
@@ -19,9 +19,9 @@ def said(messages: list[Json]) -> list[str]:
 
 
 async def log(client: ModernClient, level: str, least: str | None, **options: Any) -> list[str]:
-    """What a request hears of a message of that level."""
+    """What a request learns of a message of that level."""
     meta = {LOG_LEVEL: least} if least is not None else {}
-    sent: Heard = client.call("log", {"text": "x", "level": level}, meta=meta, **options)
+    sent: Received = client.call("log", {"text": "x", "level": level}, meta=meta, **options)
     await sent.result()
     return said(sent.messages)
 
@@ -30,14 +30,14 @@ async def level_of(client: ModernClient, **options: Any) -> str:
     return str(json.loads(await client.text("state", **options))["level"])
 
 
-async def test_the_server_is_told_of_the_most_that_a_request_wants_to_hear() -> None:
+async def test_the_server_is_notified_of_the_most_that_a_request_wants_to_get() -> None:
     async with child_world() as w:
         client = ModernClient(w.carrier)
         session = (await client.create())["sessionId"]
         assert await log(client, "error", None, session=session) == []
         assert await level_of(client, session=session) == "none"
         assert await log(client, "error", "error", session=session) == ["x"]
-        # As much as a server says that was told nothing.
+        # As much as a server says that was sent nothing.
         assert await level_of(client, session=session) == "info"
         assert await log(client, "debug", "debug", session=session) == ["x"]
         assert await level_of(client, session=session) == "debug"
@@ -46,18 +46,18 @@ async def test_the_server_is_told_of_the_most_that_a_request_wants_to_hear() -> 
         assert await log(client, "info", "no level", session=session) == []
 
 
-async def test_who_wants_less_than_another_hears_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client of the era before sets the level of all that it hears."""
+async def test_who_wants_less_than_another_gets_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of the era before sets the level of all that it receives."""
     # Else what is logged shortly after the answer to another client is dropped.
     monkeypatch.setattr(cause, "LATE", 0.0)
     async with child_world(options={"per": "principal"}) as w:
         client, modern = await w.connected(), ModernClient(w.carrier)
         await client.result("logging/setLevel", {"level": "error"})
         assert await log(modern, "debug", "debug") == ["x"]
-        for level, heard in (("info", []), ("error", ["x"])):
+        for level, received in (("info", []), ("error", ["x"])):
             sent = client.call("log", text="x", level=level)
             await sent.result()
-            assert said(sent.reply.messages) == heard
+            assert said(sent.reply.messages) == received
         await client.result("logging/setLevel", {"level": "info"})
         assert await level_of(modern) == "info"
         sent = client.call("log", text="x", level="debug")
@@ -67,17 +67,17 @@ async def test_who_wants_less_than_another_hears_less(monkeypatch: pytest.Monkey
         )
 
 
-async def test_a_server_without_a_log_is_told_of_no_level() -> None:
+async def test_a_server_without_a_log_is_notified_of_no_level() -> None:
     async with child_world("no logging") as w:
         client = ModernClient(w.carrier)
         assert await client.text("echo", {"text": "x"}, meta={LOG_LEVEL: "debug"}) == "x"
         assert await level_of(client) == "none"
 
 
-async def test_a_server_that_does_not_answer_is_told_once_and_holds_up_one_request(
+async def test_a_server_that_does_not_answer_is_notified_once_and_holds_up_one_request(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(either_era, "ANSWERING", 0.2)
+    monkeypatch.setattr(child_eras, "ANSWERING", 0.2)
     notes = tmp_path / "notes"
     options = {"env": {"CALLS": str(notes)}}
     async with child_world("mute about levels", options=options) as w:

@@ -59,7 +59,7 @@ class Asked(NamedTuple):
         return Sender(self.client, self.level, bool(self.asks) and self.method in NAMED)
 
 
-class Elsewhere(Protocol):
+class OtherReplicas(Protocol):
     @property
     def process(self) -> str: ...
 
@@ -100,4 +100,4 @@ class Elsewhere(Protocol):
         """
         ...
 
-    def over(self, session_id: SessionId) -> None: ...
+    def release(self, session_id: SessionId) -> None: ...
