@@ -238,7 +238,7 @@ async def test_structured_content_and_header_arguments(
             await client.list("tools")
             weather = await client.call_whole("weather", {"city": ODD})
             assert weather["structured"]["city"] == ODD
-            assert await client.call("header", {"place": ODD, "count": 3}) == f"{ODD} 3"
+            assert await client.call("header", {"region": ODD, "count": 3}) == f"{ODD} 3"
             assert client.errors == ()
     if mode != "legacy":
         named = [e.headers for e in rich.server.wire.since(before) if b"header" in e.request_body]

@@ -295,7 +295,7 @@ async def test_every_envelope_is_judged_as_the_sdk_does(kind: EverythingKind) ->
             for method, params in (
                 ("tools/list", {}),
                 ("tools/call", call_params("echo", {"text": "x"})),
-                ("tools/call", call_params("header", {"place": "here"})),
+                ("tools/call", call_params("header", {"region": "here"})),
             ):
                 members = {**params, "_meta": meta} if meta is not None else params
                 client.post({"jsonrpc": "2.0", "id": 1, "method": method, "params": members})
@@ -377,18 +377,18 @@ async def test_a_header_that_is_there_twice(name: str) -> None:
 
 MCP_PARAMS: list[tuple[Json, list[tuple[str, str]]]] = [
     ({}, []),
-    ({"place": "here"}, []),
-    ({"place": "here"}, [("Mcp-Param-Region", "here")]),
-    ({"place": "here"}, [("mcp-param-region", "there")]),
-    ({"place": "here"}, [("Mcp-Param-Region", "here"), ("Mcp-Param-Region", "here")]),
-    ({"place": "æ"}, [("Mcp-Param-Region", "=?base64?w6Y=?=")]),
-    ({"place": "æ"}, [("Mcp-Param-Region", "=?base64?w6Y?=")]),
+    ({"region": "here"}, []),
+    ({"region": "here"}, [("Mcp-Param-Region", "here")]),
+    ({"region": "here"}, [("mcp-param-region", "there")]),
+    ({"region": "here"}, [("Mcp-Param-Region", "here"), ("Mcp-Param-Region", "here")]),
+    ({"region": "æ"}, [("Mcp-Param-Region", "=?base64?w6Y=?=")]),
+    ({"region": "æ"}, [("Mcp-Param-Region", "=?base64?w6Y?=")]),
     ({}, [("Mcp-Param-Region", "here")]),
-    ({"place": None}, [("Mcp-Param-Region", "here")]),
-    ({"place": "here", "count": 3}, [("Mcp-Param-Region", "here"), ("Mcp-Param-Count", "3")]),
-    ({"place": "here", "count": 3}, [("Mcp-Param-Region", "here"), ("Mcp-Param-Count", "3.0")]),
-    ({"place": "here", "count": 3}, [("Mcp-Param-Region", "here"), ("Mcp-Param-Count", "4")]),
-    ({"place": ["x"]}, [("Mcp-Param-Region", "x")]),
+    ({"region": None}, [("Mcp-Param-Region", "here")]),
+    ({"region": "here", "count": 3}, [("Mcp-Param-Region", "here"), ("Mcp-Param-Count", "3")]),
+    ({"region": "here", "count": 3}, [("Mcp-Param-Region", "here"), ("Mcp-Param-Count", "3.0")]),
+    ({"region": "here", "count": 3}, [("Mcp-Param-Region", "here"), ("Mcp-Param-Count", "4")]),
+    ({"region": ["x"]}, [("Mcp-Param-Region", "x")]),
     ({"other": 1}, [("Mcp-Param-Other", "1")]),
 ]
 

@@ -176,11 +176,11 @@ def everything_mcpserver() -> Everything:
 
     @server.tool()
     async def header(
-        position: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "",
+        region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "",
         count: Annotated[int, Field(json_schema_extra={"x-mcp-header": "Count"})] = 0,
     ) -> str:
         """Arguments that are repeated in headers."""
-        return f"{position} {count}"
+        return f"{region} {count}"
 
     @server.tool()
     async def touch(uri: str, ctx: Context[Any, Any]) -> str:
@@ -308,7 +308,7 @@ def everything_lowlevel() -> Everything:
         if params is not None and params.cursor == "2":
             annotated = {
                 "type": "object",
-                "properties": {"place": {"type": "string", "x-mcp-header": "Region"}},
+                "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
             }
             return types.ListToolsResult(tools=[types.Tool(name="header", input_schema=annotated)])
         return types.ListToolsResult(

@@ -60,16 +60,16 @@ async def test_writes_that_are_refused_are_named(what: str) -> None:
 START: dict[str, tuple[Sequence[str], str, str]] = {
     "a wrong password": (
         ("CONFIG SET requirepass right",),
-        "redis://:SECRET@{place}/0",
+        "redis://:SECRET@{address}/0",
         "refused the user name or the password",
     ),
     "a wrong user": (
         ("CONFIG SET requirepass right",),
-        "redis://ada:SECRET@{place}/0",
+        "redis://ada:SECRET@{address}/0",
         "refused the user name or the password",
     ),
-    "no password": (("CONFIG SET requirepass right",), "redis://{place}/0", "wants a password"),
-    "a wrong database": ((), "redis://{place}/99", "Look at the database"),
+    "no password": (("CONFIG SET requirepass right",), "redis://{address}/0", "wants a password"),
+    "a wrong database": ((), "redis://{address}/99", "Look at the database"),
 }
 
 
@@ -80,7 +80,7 @@ async def test_a_start_that_is_refused_names_the_url_without_its_secret(what: st
     with redis_server() as server:
         for command in commands:
             server.ask(command)
-        store = RedisStore(url.format(position=f"127.0.0.1:{server.port}"), timeout=10)
+        store = RedisStore(url.format(address=f"127.0.0.1:{server.port}"), timeout=10)
         for _ in range(2):
             # Also while it rests after a failure.
             with pytest.raises(StoreRefused) as refused:

@@ -113,13 +113,13 @@ async def test_what_is_on_the_exit_stack_is_torn_down_and_its_errors_stay_there(
 
 
 def plain_and_declaring() -> tuple[Any, Any]:
-    async def plain(slot: str) -> str:
-        return slot
+    async def plain(region: str) -> str:
+        return region
 
     async def declaring(
-        slot: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})],
+        region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})],
     ) -> str:
-        return slot
+        return region
 
     return plain, declaring
 
@@ -153,15 +153,15 @@ async def test_a_tool_that_comes_to_declare_a_header_is_held_to_it() -> None:
     there = {"Mcp-Param-Region": "there"}
     for _ in range(2):
         server.add_tool(plain, name="where")
-        assert await checked(rules, {"place": "here"}) is None
-        assert await checked(rules, {"place": "here"}, **there) is None
+        assert await checked(rules, {"region": "here"}) is None
+        assert await checked(rules, {"region": "here"}, **there) is None
         server.remove_tool("where")
         server.add_tool(declaring, name="where")
-        assert await checked(rules, {"place": "here"}) == HEADER_MISMATCH
-        assert await checked(rules, {"place": "here"}, **there) == HEADER_MISMATCH
-        assert await checked(rules, {"place": "there"}, **there) is None
+        assert await checked(rules, {"region": "here"}) == HEADER_MISMATCH
+        assert await checked(rules, {"region": "here"}, **there) == HEADER_MISMATCH
+        assert await checked(rules, {"region": "there"}, **there) is None
         server.remove_tool("where")
-        assert await checked(rules, {"place": "here"}, **there) is None
+        assert await checked(rules, {"region": "here"}, **there) is None
 
 
 async def test_a_lookup_that_raises_breaks_no_call(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,5 +174,5 @@ async def test_a_lookup_that_raises_breaks_no_call(caplog: pytest.LogCaptureFixt
         raise RuntimeError("no schema today")
 
     upstream.lowlevel.get_tool_input_schema = broken
-    assert await checked(rules, {"place": "here"}) is None
+    assert await checked(rules, {"region": "here"}) is None
     assert "no schema today" in caplog.text
