@@ -37,7 +37,6 @@ from mcp_sessions.conversations import Conversations
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import LIMIT_OPTIONS, SessionPolicy
 from mcp_sessions.serve.garbage import setting_aside
-from mcp_sessions.serve.reloading import handle_early
 from mcp_sessions.serve.sockets import listen_on
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ def main(arguments: Sequence[str]) -> int:
         logs.configure(level="info", format="json")
     options = parsed(arguments)
     if options.config or options.ssl_certfile:
+        from mcp_sessions.serve.reloading import handle_early
+
         handle_early()
     logs.configure(level=options.log_level, format=options.log_format, access=options.access_log)
     if options.worker is None:

@@ -34,5 +34,7 @@ def test_a_stock_client_does_not_notice_that_one_of_three_is_killed() -> None:
         )
 
     assert done.returncode == 0, done.stderr[-3_000:]
-    shown = (EXAMPLE / "README.md").read_text().split("prints something like")[1].split("```")[1]
+    shown = (
+        (EXAMPLE / "README.md").read_text().split("You see something like this")[1].split("```")[1]
+    )
     assert lines_of(done.stdout) == lines_of(shown.strip())

@@ -355,7 +355,7 @@ async def test_a_sessions_state_shows_nothing_of_it_and_its_token_neither() -> N
         async def meddle(ctx: Ctx, arguments: Json) -> str:
             session = current_session()
             assert STATE_KEY not in session.state
-            with pytest.raises(ValueError, match="own"):
+            with pytest.raises(ValueError, match="the layer itself"):
                 session.state[STATE_KEY] = {}
             session.state.clear()
             return "cleared"
