@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final
 
 AWAY: Final = 60.0
@@ -92,7 +93,10 @@ class IdentityService:
                 service._note(f"{request.url.host} answers {status}" if is_away else "")
                 return response
 
-        return NotingClient(timeout=_TIMEOUT if timeout is None else timeout)
+        made = NotingClient(timeout=_TIMEOUT if timeout is None else timeout)
+        # It asks with the tokens of all users: a cookie of one must not go with another's.
+        made.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
+        return made
 
     def _note(self, why: str) -> None:
         """Note how a request ended. Empty: with an answer."""

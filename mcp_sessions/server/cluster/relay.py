@@ -33,7 +33,15 @@ from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.codec import understands
 from mcp_sessions.server.cluster.pending import OnUpdate, Outcome, Pending
-from mcp_sessions.server.cluster.replica_messages import Alive, Ask, Gone, Request, Result, Update
+from mcp_sessions.server.cluster.replica_messages import (
+    Alive,
+    Ask,
+    ChildNotification,
+    Gone,
+    Request,
+    Result,
+    Update,
+)
 from mcp_sessions.stores.exchange import LIVENESS
 
 logger = logging.getLogger(__name__)
@@ -342,11 +350,12 @@ class RequestRelay:
             StoreUnavailable: The next round does the rest.
         """
         silent_since = asyncio.get_running_loop().time() - _SILENT
-        for asker, _, task in list(self._served.values()):
+        for asker, kind, task in list(self._served.values()):
             if not await self.bus.is_alive(asker.process):
                 asker.leaves()
                 task.cancel()
-            elif asker.asked_at < silent_since:
+            # The sender of a notification does not wait, and would say Gone.
+            elif kind is not ChildNotification and asker.asked_at < silent_since:
                 await self.bus.try_send(Alive(ask=asker.name, is_open=True), to=asker.process)
 
     def _keep(self, answered: Result) -> None:

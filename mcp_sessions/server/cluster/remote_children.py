@@ -113,7 +113,9 @@ class RemoteChildren:
             if self._bus.is_remote(process) and await self._bus.is_alive(process):
                 if understands(process):
                     return Lease(session_id, holder, False, until, None)
-                self._used_until[session_id] = loop.time() + LEASE
+                now = loop.time()
+                self._used_until = {s: at for s, at in self._used_until.items() if at > now}
+                self._used_until[session_id] = now + LEASE
             instead_of = holder
             record = await self._store.load(session_id, now=0)
             self._inherited[session_id] = (
@@ -133,7 +135,6 @@ class RemoteChildren:
     def release(self, session_id: SessionId) -> None:
         self._held.pop(session_id, None)
         self._inherited.pop(session_id, None)
-        self._used_until.pop(session_id, None)
 
     async def give_up(self, session_id: SessionId, holder: str) -> None:
         """Release a session that this process holds by that name. The next claim gets it.
