@@ -5,11 +5,11 @@ client would then drop a good token. So the verifiers get a client that notes ho
 
 Rules, owned by ``tests/authentication/test_identity_service.py``:
 
-1. A refusal counts only if the service answered. A lost connection, a timeout, a redirect, 429 and
-   a status of 500 or more are no answer.
+1. A refusal counts only if the service answered. A lost connection, a timeout, an answer that
+   cannot be read, a redirect, 408, 425, 429 and a status of 500 or more are no answer.
 2. A verifier that has just failed to get the service's keys may refuse the next tokens without a
    request. Such a refusal does not count for :data:`AWAY` seconds, or until the service answers.
-3. One client serves all requests: to make one takes 50 ms.
+3. One client serves all requests: to make one takes 50 ms. It keeps no cookies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from typing import Any, Final
 AWAY: Final = 60.0
 """Seconds. FastMCP's verifiers ask for keys again after 30."""
 
-_TOO_MANY: Final = 429
+_LATER: Final = (408, 425, 429)
+"""Statuses that ask to send the request again later."""
+
 _TIMEOUT: Final = 10.0
 
 
@@ -85,11 +87,11 @@ class IdentityService:
                 except httpx2.LocalProtocolError:
                     # The token cannot be sent. The service has no part in that.
                     raise
-                except httpx2.TransportError as failed:
+                except httpx2.RequestError as failed:
                     service._note(f"{request.url.host}: {type(failed).__name__}")
                     raise
                 status = response.status_code
-                is_away = status >= 500 or 300 <= status < 400 or status == _TOO_MANY
+                is_away = status >= 500 or 300 <= status < 400 or status in _LATER
                 service._note(f"{request.url.host} answers {status}" if is_away else "")
                 return response
 

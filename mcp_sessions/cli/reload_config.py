@@ -57,7 +57,8 @@ class ServedFile:
         for path, server in self._read().items():
             layer = self._layers.get(path)
             before = _server_of(layer) if layer is not None else None
-            if layer is None or before is None or not can_follow(before, server):
+            failed = layer is not None and not self._together.holds(self._parts[path])
+            if layer is None or before is None or failed or not can_follow(before, server):
                 (new if layer is None else anew).append(path)
                 layer = self._make(path, server)
                 parts[path] = self._part(path, layer)

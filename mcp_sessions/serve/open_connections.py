@@ -161,7 +161,7 @@ class OpenConnections:
         most = max(1, min(self._most, left))
         while len(self._open) - len(self._leaving) > most:
             if self._delayed:
-                self._close_delayed()
+                self._close_delayed(next(iter(self._delayed)))
                 continue
             waiting = [each for each in self._open if self._may_go(each, connection)]
             if not waiting:
@@ -184,7 +184,8 @@ class OpenConnections:
         if waits and connection in self._open and connection not in self._leaving:
             self._delayed[connection] = None
             if len(self._delayed) > MOST_DELAYED:
-                self._close_delayed()
+                # Those that came before get their answers: a client without a token needs its own.
+                self._close_delayed(connection)
 
     def count_reason(self, what: str) -> None:
         self._reasons[what] += 1
@@ -223,12 +224,11 @@ class OpenConnections:
         for each in list(self._open):
             each.give_up()
 
-    def _close_delayed(self) -> None:
-        first = next(iter(self._delayed))
-        del self._delayed[first]
-        self._leaving.add(first)
+    def _close_delayed(self, connection: Open) -> None:
+        del self._delayed[connection]
+        self._leaving.add(connection)
         self.count_reason("closed before a bad credential was refused, to make room")
-        first.transport.abort()
+        connection.transport.abort()
 
     def _may_go(self, each: Open, new: Open) -> bool:
         return each is not new and each not in self._leaving and each.waits()

@@ -113,4 +113,5 @@ def _stamp(file: str) -> tuple[int, int, int] | None:
         found = os.stat(file)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    # The time of the last change: it also moves with the mode of a file.
+    return found.st_ctime_ns, found.st_size, found.st_ino

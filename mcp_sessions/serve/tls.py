@@ -83,6 +83,8 @@ class Certificate:
             check_status(self._keyfile, os.stat(self._keyfile))
         except ConfigurationError as refused:
             raise ConfigurationError(f"key {refused}") from None
+        except OSError as failed:
+            raise ConfigurationError(f"key {self._keyfile}: {failed}") from None
         return facts
 
     def _load(self, context: ssl.SSLContext) -> None:

@@ -165,6 +165,10 @@ class Together:
         for part in self._first:
             await part.lifetime.open_store()
 
+    def holds(self, part: Part) -> bool:
+        """Whether a part runs, or is about to. One that failed to start is gone for good."""
+        return part in self._running or part in self._starts
+
     async def serve(self, parts: Sequence[Part]) -> None:
         """Serve these from now on. The others are drained in the background.
 

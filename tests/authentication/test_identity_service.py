@@ -24,6 +24,8 @@ class Setup:
 
     def __init__(self) -> None:
         self.status: int | None = 200
+        self.header, self.body = "", b""
+        self.asked: list[bytes] = []
         self.clock = Clock()
         self.service = IdentityService(self.clock)
         self.client = self.service.client()
@@ -32,14 +34,14 @@ class Setup:
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request."""
         try:
-            await reader.readuntil(b"\r\n\r\n")
+            self.asked.append(await reader.readuntil(b"\r\n\r\n"))
         except asyncio.IncompleteReadError:
             # The client connected, and then found that it cannot send the request.
             writer.close()
             return
         if self.status is not None:
-            answer = f"HTTP/1.1 {self.status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-            writer.write(answer.encode())
+            head = f"HTTP/1.1 {self.status} X\r\nContent-Length: {len(self.body)}\r\n{self.header}"
+            writer.write(f"{head}Connection: close\r\n\r\n".encode() + self.body)
         writer.close()
 
     async def failure(self, requests: int = 1) -> str:
@@ -48,7 +50,7 @@ class Setup:
             for _ in range(requests):
                 try:
                     await self.client.get(self.url)
-                except httpx2.TransportError:
+                except httpx2.RequestError:
                     continue
         return self.service.failure(question)
 
@@ -70,7 +72,7 @@ async def test_a_refusal_counts_if_the_service_answered(status: int) -> None:
         assert await setup.failure() == ""
 
 
-@pytest.mark.parametrize("status", [302, 429, 500, 503, None])
+@pytest.mark.parametrize("status", [302, 408, 429, 500, 503, None])
 async def test_a_refusal_does_not_count_if_the_service_did_not_answer(status: int | None) -> None:
     async with served() as setup:
         setup.status = status
@@ -116,3 +118,17 @@ async def test_a_token_that_cannot_be_sent_says_nothing_of_the_service() -> None
             with pytest.raises((httpx2.LocalProtocolError, ValueError)):
                 await setup.client.get(setup.url, headers={"Authorization": "a\nb"})
         assert setup.service.failure(question) == ""
+
+
+async def test_a_cookie_of_one_token_does_not_go_with_another() -> None:
+    async with served() as setup:
+        setup.header = "Set-Cookie: sid=alice; Path=/\r\n"
+        for _ in range(2):
+            await setup.client.get(setup.url)
+        assert len(setup.asked) == 2 and not any(b"sid=" in each for each in setup.asked)
+
+
+async def test_an_answer_that_cannot_be_read_is_none() -> None:
+    async with served() as setup:
+        setup.header, setup.body = "Content-Encoding: gzip\r\n", b"no gzip"
+        assert await setup.failure()

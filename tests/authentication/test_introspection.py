@@ -13,13 +13,10 @@ from mcp_sessions.authentication.credential import CannotVerify, Credential
 from mcp_sessions.authentication.fetching import FetchFailed
 from mcp_sessions.authentication.introspection import (
     FRESH,
-    KEPT,
-    PATIENCE,
-    REMEMBERED,
-    WAITING,
     Introspection,
     IntrospectionEndpoint,
 )
+from mcp_sessions.authentication.verdicts import KEPT, PATIENCE, REMEMBERED, WAITING
 from tests.support.issuers import AUDIENCE, URL
 from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import Clock

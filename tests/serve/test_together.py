@@ -4,11 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from mcp_sessions import StdioServer
+from mcp_sessions.cli.reload_config import ServedFile
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.serve.together import Part, Together
 from tests.support.virtual_time import VIRTUAL, Backend
@@ -29,6 +32,7 @@ class Life:
         self.away = away
         self.runs = False
         self.tries = 0
+        self.failure: Exception | None = None
 
     async def open_store(self) -> None:
         self.tries += 1
@@ -40,6 +44,8 @@ class Life:
     async def run(self) -> AsyncGenerator[None]:
         """Run it, once."""
         await self.open_store()
+        if self.failure is not None:
+            raise self.failure
         self.runs = True
         try:
             yield
@@ -200,3 +206,37 @@ async def test_a_second_change_leaves_a_server_that_drains_where_it_is() -> None
         await setup.together.serve([])
         await asyncio.sleep(1)
         assert await setup.answer() == 404
+
+
+async def test_a_changed_server_that_fails_after_its_store_opened_is_made_anew() -> None:
+    """The next reload makes it again: a layer runs once."""
+
+    def layer_of(server: object) -> Any:
+        return SimpleNamespace(external=SimpleNamespace(children=SimpleNamespace(server=server)))
+
+    def part_of(path: str, layer: object) -> Part:
+        return next(left).part
+
+    made = [Server("before"), Server("fails"), Server("after")]
+    made[1].life.failure = StoreUnavailable("the bus of the store is away")
+    setup = Setup(made[0])
+    left = iter(made[1:])
+    changed = StdioServer("true", per="shared")
+    served = ServedFile(
+        lambda: {PATH: changed},
+        lambda _, server: layer_of(server),
+        part_of,
+        setup.together,
+        {PATH: layer_of(StdioServer("true"))},
+        {PATH: made[0].part},
+        None,
+    )
+    async with setup.running():
+        made[0].draining.ends.set()
+        assert await served.reload() == f"changed {PATH}"
+        async with asyncio.timeout(60):
+            while await setup.answer() != 404:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert await served.reload() == f"changed {PATH}"
+        await setup.until("after")
+        assert await served.reload() == "nothing has changed"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mcp_sessions.errors import OutcomeUnknown
+from mcp_sessions.ids import SessionId
 from mcp_sessions.security import mint_process
 from mcp_sessions.server.cluster import relay
 from mcp_sessions.server.cluster.codec import VERSION
@@ -17,6 +18,7 @@ from mcp_sessions.server.cluster.relay import Asker, RequestRelay, Unreachable, 
 from mcp_sessions.server.cluster.replica_messages import (
     Alive,
     Ask,
+    ChildNotification,
     ClientRequest,
     Gone,
     Result,
@@ -223,6 +225,18 @@ async def test_a_request_whose_sender_waits_in_silence_continues() -> None:
         assert [each for each in there.sent if isinstance(each, Alive)]
         there.may_end.set()
         assert (await asking).result == {"runs": 1}
+
+
+async def test_a_notification_that_takes_long_is_not_cancelled() -> None:
+    """Its sender does not wait for it, and so knows nothing of it."""
+    async with sides() as (here, there):
+        there.may_end.clear()
+        about = ChildNotification(session_id=SessionId("s"), method="notifications/x", params=None)
+        await here.send(Ask(ask="n", within=None, request=about), to=there.process)
+        await asyncio.sleep(5 * relay.ALIVE_EVERY)
+        await there.relay.round()
+        await asyncio.sleep(1)
+        assert len(there.relay.served(ChildNotification)) == 1
 
 
 async def test_whether_the_client_listens_is_said_at_once_and_again() -> None:

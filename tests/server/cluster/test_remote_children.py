@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.ids import SessionId, process_of
+from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.security import mint_process, mint_request_id
 from mcp_sessions.server.cluster import relay, remote_children
@@ -27,6 +27,7 @@ from mcp_sessions.server.upstream.external.other_replicas import Asked, Lease, S
 from mcp_sessions.server.upstream.external.server_messages import WAITING
 from mcp_sessions.server.upstream.port import PeerError, PeerRequest, UpstreamError
 from tests.support.children import until
+from tests.support.virtual_time import VIRTUAL
 
 pytestmark = pytest.mark.anyio
 
@@ -260,35 +261,41 @@ async def test_who_asks_and_is_cancelled_when_the_request_has_ended_leaves_nothi
 
 
 class Holders:
-    """Who has the child of a session; an `Exchange` and a `SessionStore`."""
+    """Who has the child of a session; an `Exchange` and a `SessionStore`. A step takes time."""
 
     def __init__(self, holder: str) -> None:
         self.holder = holder
 
     async def claim(self, _: SessionId, name: str, *, instead_of: str | None = None) -> str:
+        await asyncio.sleep(0.01)
         if instead_of == self.holder:
             self.holder = name
-        return self.holder
+        holder = self.holder
+        await asyncio.sleep(0.01)
+        return holder
 
     async def load(self, *_: object, **__: object) -> None:
         """Nothing is known of the session."""
+        await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("anyio_backend", [VIRTUAL])
+@pytest.mark.parametrize("later", [0.0, 0.01, 0.025, 0.03, 0.035, 0.05, 0.1])
 async def test_all_calls_wait_until_a_process_of_another_version_asks_its_child_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+    later: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both could ask a child something for the same session otherwise."""
-    monkeypatch.setattr(remote_children, "LEASE", 0.5)
+    monkeypatch.setattr(remote_children, "LEASE", 1.0)
     holders: Any = Holders(mint_request_id(mint_process(VERSION + 1)))
     bus: Any = Bus()
     bus.process = mint_process(VERSION)
-    other_replicas = RemoteChildren(RequestRelay(bus), holders, holders)
+    children = RemoteChildren(RequestRelay(bus), holders, holders)
     loop = asyncio.get_running_loop()
     begun = loop.time()
     async with asyncio.TaskGroup() as together:
-        first = together.create_task(other_replicas.lease(SessionId("s")))
-        await until(lambda: process_of(holders.holder) == bus.process, "it is taken")
-        second = together.create_task(other_replicas.lease(SessionId("s")))
+        first = together.create_task(children.lease(SessionId("s")))
+        await asyncio.sleep(later)
+        second = together.create_task(children.lease(SessionId("s")))
         done, _ = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
-        assert done and loop.time() >= begun + 0.5
+        assert done and loop.time() >= begun + 1.0
     assert first.result().holder == second.result().holder == holders.holder

@@ -2,10 +2,11 @@
 
 Rules, owned by ``tests/server/upstream/sdk/test_open_routes.py``:
 
-1. The body of a request has at most :data:`LARGEST_BODY` bytes.
-2. From one address come at most :data:`REGISTRATIONS` registrations a second, and
-   :data:`REQUESTS` requests to all other routes together. One more is answered 429, with
-   ``Retry-After``. A registration is stored, so there are fewer of them.
+1. The body of a request has at most :data:`LARGEST_BODY` bytes, and its query
+   :data:`LONGEST_QUERY` bytes.
+2. From one address come at most :data:`REGISTRATIONS` registrations a second, as many requests to
+   sign in, and :data:`REQUESTS` requests to all other routes together. One more is answered 429,
+   with ``Retry-After``. The first two are stored, so there are fewer of them.
 3. An address that was quiet may send the requests of ten seconds at once. What is kept of addresses
    has a bound: see :mod:`mcp_sessions.core.buckets`.
 4. The log says it at most once a minute.
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from mcp.server.transport_security import RequestBodyLimitMiddleware
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,13 +32,15 @@ logger = logging.getLogger(__name__)
 LARGEST_BODY: Final = 65_536
 """Bytes of a request, at most."""
 
+LONGEST_QUERY: Final = 8_192
+
 REGISTRATIONS: Final = 2.0
-"""A second, from one address."""
+"""A second, from one address: of clients that register, and of users that sign in."""
 
 REQUESTS: Final = 20.0
 """A second, from one address."""
 
-_REGISTER: Final = "/register"
+_STORED: Final = ("/register", "/authorize")
 _LOG_EVERY: Final = 60.0
 
 
@@ -55,7 +58,7 @@ def bounded(routes: Sequence[Route], clock: Callable[[], float]) -> None:
 class _Limits:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._registrations = Buckets(REGISTRATIONS)
+        self._stored = {path: Buckets(REGISTRATIONS) for path in _STORED}
         self._requests = Buckets(REQUESTS)
         self._refused = 0
         self._said_at = -math.inf
@@ -63,7 +66,8 @@ class _Limits:
     def wait(self, scope: Scope) -> float:
         """Count a request, or return the seconds after which it may come again."""
         now, path = self._clock(), str(scope["path"])
-        buckets = self._registrations if path.endswith(_REGISTER) else self._requests
+        stored = (each for end, each in self._stored.items() if path.endswith(end))
+        buckets = next(stored, self._requests)
         wait = buckets.take(address_of(scope), now)
         if wait:
             self._say(path, buckets.rate, now)
@@ -89,6 +93,9 @@ class _Bounded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if len(scope["query_string"]) > LONGEST_QUERY:
+            await PlainTextResponse("The query is too long", 414)(scope, receive, send)
+            return
         wait = self._limits.wait(scope)
         if not wait:
             await self._app(scope, receive, send)

@@ -8,22 +8,19 @@ Rules, owned by ``tests/server/upstream/sdk/test_provided.py``:
 1. A user that is not allowed is answered 403. To sign in again would not help.
 2. If the provider cannot be reached, it is unknown for now whether a token is good. See
    :mod:`mcp_sessions.authentication.identity_service`.
-3. An answer counts for :data:`FRESH` seconds, with a bound: providers ask their service about each
-   token. Only good tokens are kept, by a hash.
+3. An answer counts for :data:`FRESH` seconds, and a refusal for :data:`REFUSED` seconds: providers
+   ask their service about each token. Questions have the bounds of
+   :mod:`mcp_sessions.authentication.verdicts`. A good token counts on while the provider is away.
 4. A token without a subject is refused: its users would own the same sessions.
-5. A refusal counts for :data:`REFUSED` seconds, with a bound. One token cannot make the server ask
-   all the time.
-6. An API key is not shown to the provider.
-7. The provider's routes need no credential. What they take has bounds: see
+5. An API key is not shown to the provider.
+6. The provider's routes need no credential. What they take has bounds: see
    :mod:`mcp_sessions.server.upstream.sdk.open_routes`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -35,6 +32,7 @@ from mcp_sessions.authentication.claims import RefusalLog
 from mcp_sessions.authentication.credential import CannotVerify, NotAllowed, Verifier
 from mcp_sessions.authentication.identity_service import IdentityService
 from mcp_sessions.authentication.key_file import id_of
+from mcp_sessions.authentication.verdicts import RETRY, WITHIN, Verdicts
 from mcp_sessions.server.upstream.sdk.authentication import Authentication, SdkVerifier
 from mcp_sessions.server.upstream.sdk.open_routes import bounded
 
@@ -43,13 +41,8 @@ logger = logging.getLogger(__name__)
 FRESH: Final = 60.0
 """Seconds for which a user counts as signed in and allowed."""
 
-REMEMBERED: Final = 10_000
-"""Good tokens that are kept, at most."""
-
 REFUSED: Final = 10.0
 """Seconds for which a token that was refused is not asked about again."""
-
-_RETRY: Final = 5.0
 
 
 def provided(
@@ -99,10 +92,14 @@ class ProvidedVerifier:
         self._issuer = f"urn:mcp-sessions:auth:{name}"
         self._allowed = allowed
         self._clock = clock
-        self._known: OrderedDict[bytes, tuple[float, AccessToken]] = OrderedDict()
-        self._refused: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
-        """When a token was refused, and whether its user is known and not allowed."""
-
+        self._verdicts = Verdicts[AccessToken](
+            self._ask,
+            lambda: self._note_away(f"no answer within {WITHIN:g} s"),
+            lambda found: found.expires_at,
+            clock=clock,
+            fresh=FRESH,
+            refused=REFUSED,
+        )
         self._log = RefusalLog()
         self._is_away = False
 
@@ -115,38 +112,21 @@ class ProvidedVerifier:
         """
         if id_of(token) is not None:
             return None
-        now, name = self._clock(), hashlib.sha256(token.encode()).digest()
-        known = self._known.get(name)
-        if known is not None:
-            if 0 <= now - known[0] < FRESH:
-                return known[1]
-            del self._known[name]
-        refused = self._refused.get(name)
-        if refused is not None and 0 <= now - refused[0] < REFUSED:
-            return _refusal(is_known=refused[1])
+        return await self._verdicts.of(token)
+
+    async def _ask(self, token: str) -> AccessToken | None:
         found = await self._verified(token)
         if found is None:
-            return self._refuse(name, now, is_known=False)
+            return None
         claims: dict[str, Any] = found.claims or {}
         subject = found.subject or claims.get("sub")
         if not isinstance(subject, str) or not subject:
-            self._log.say("it names no user", now)
-            return self._refuse(name, now, is_known=False)
+            self._log.say("it names no user", self._clock())
+            return None
         if not self._allowed.has(claims):
-            return self._refuse(name, now, is_known=True)
+            raise NotAllowed
         issuer = claims.get("iss") or self._issuer
-        found = found.model_copy(update={"subject": subject, "claims": {**claims, "iss": issuer}})
-        self._known[name] = (now, found)
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-        return found
-
-    def _refuse(self, name: bytes, now: float, *, is_known: bool) -> None:
-        self._refused[name] = (now, is_known)
-        self._refused.move_to_end(name)
-        if len(self._refused) > REMEMBERED:
-            self._refused.popitem(last=False)
-        _refusal(is_known=is_known)
+        return found.model_copy(update={"subject": subject, "claims": {**claims, "iss": issuer}})
 
     async def _verified(self, token: str) -> AccessToken | None:
         with self._service.asking() as question:
@@ -156,11 +136,11 @@ class ProvidedVerifier:
                 # The boundary to the provider. Whatever is wrong there, it says nothing of the
                 # token.
                 self._note_away(question.why or type(failed).__name__)
-                raise CannotVerify(_RETRY) from failed
+                raise CannotVerify(RETRY) from failed
         why = self._service.failure(question) if found is None else ""
         if why:
             self._note_away(why)
-            raise CannotVerify(_RETRY)
+            raise CannotVerify(RETRY)
         if self._is_away:
             logger.info("the identity provider answers again")
         self._is_away = False
@@ -170,8 +150,3 @@ class ProvidedVerifier:
         if not self._is_away:
             logger.error("the identity provider does not answer: %s", why)
         self._is_away = True
-
-
-def _refusal(*, is_known: bool) -> None:
-    if is_known:
-        raise NotAllowed

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from mcp_sessions.core.buckets import BURST
 from mcp_sessions.server.upstream.sdk.open_routes import (
     LARGEST_BODY,
+    LONGEST_QUERY,
     REGISTRATIONS,
     REQUESTS,
     bounded,
@@ -27,7 +28,7 @@ class Setup:
     def __init__(self) -> None:
         self.now = 0.0
         self.registered = 0
-        paths = ("/register", "/token", "/authorize")
+        paths = ("/register", "/token", "/authorize", "/revoke")
         routes = [Route(path, self._page, methods=["GET", "POST"]) for path in paths]
         bounded(routes, lambda: self.now)
         self._app = Starlette(routes=routes)
@@ -65,10 +66,22 @@ async def test_registrations_of_one_address_are_bounded_and_others_continue() ->
 async def test_all_other_routes_share_a_bound() -> None:
     setup = Setup()
     await setup.answered("/token", MANY // 2)
-    await setup.answered("/authorize", MANY // 2)
-    for path in ("/token", "/authorize"):
+    await setup.answered("/revoke", MANY // 2)
+    for path in ("/token", "/revoke"):
         assert (await setup.send(path)).status_code == 429
     assert (await setup.send("/register")).status_code == 200
+
+
+async def test_requests_to_sign_in_are_stored_and_have_a_bound_of_their_own() -> None:
+    setup = Setup()
+    assert await setup.answered("/authorize", FEW + 1) == [200] * FEW + [429]
+    for path in ("/token", "/register"):
+        assert (await setup.send(path)).status_code == 200
+
+
+async def test_a_query_has_a_bound() -> None:
+    setup = Setup()
+    assert (await setup.send(f"/authorize?state={'x' * LONGEST_QUERY}")).status_code == 414
 
 
 async def test_one_network_of_ipv6_is_one_address() -> None:

@@ -1,5 +1,6 @@
 """An identity provider of FastMCP before an endpoint: whose token it is, and who is refused."""
 
+import asyncio
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,11 +14,11 @@ from mcp_sessions import SessionLayer
 from mcp_sessions.authentication.allowing import Allowed
 from mcp_sessions.authentication.credential import CannotVerify, Credential, NotAllowed
 from mcp_sessions.authentication.key_file import minted
+from mcp_sessions.authentication.verdicts import KEPT, REMEMBERED
 from mcp_sessions.server.upstream.sdk.open_routes import LARGEST_BODY
 from mcp_sessions.server.upstream.sdk.provided import (
     FRESH,
     REFUSED,
-    REMEMBERED,
     ProvidedVerifier,
     provided,
 )
@@ -145,6 +146,22 @@ async def test_a_provider_that_is_away_is_no_reason_to_refuse_a_token(
     setup.provider.is_away = False
     assert await setup.verifier.verify_token("wrong") is None
     assert "the identity provider answers again" in caplog.text
+
+
+async def test_a_good_token_counts_on_while_the_provider_is_away(setup: Setup) -> None:
+    """A stream is checked once a minute: a short outage ends none."""
+    assert await setup.verifier.verify_token("alice")
+    setup.provider.is_away = True
+    setup.clock.now += KEPT - 1
+    assert await setup.verifier.verify_token("alice")
+    setup.clock.now += 1
+    with pytest.raises(CannotVerify):
+        await setup.verifier.verify_token("alice")
+
+
+async def test_all_requests_with_one_token_share_one_question(setup: Setup) -> None:
+    found = await asyncio.gather(*(setup.verifier.verify_token("alice") for _ in range(50)))
+    assert all(found) and setup.provider.asked == ["alice"]
 
 
 async def test_tokens_that_name_no_user_are_one_line_a_minute(

@@ -1,0 +1,192 @@
+"""Keep what a service says about tokens, and ask it about few of them at once.
+
+Rules, owned by ``tests/authentication/test_introspection.py`` and
+``tests/server/upstream/sdk/test_provided.py``:
+
+1. All requests with one token share one question.
+2. Questions are bounded in time, and in how many are open. A token that was accepted before has
+   places of its own: others that send bad tokens do not delay it.
+3. If there is no answer, a token that was accepted before counts on, for :data:`KEPT` seconds in
+   all. It waits for :data:`PATIENCE` seconds only. Of another token it is unknown whether it is
+   good.
+4. Verdicts are kept by a hash of the token, with a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final, Generic, TypeVar
+
+from mcp_sessions.authentication.credential import CannotVerify, NotAllowed
+
+KEPT: Final = 300.0
+"""Seconds for which a good token counts if the service does not answer any more."""
+
+WITHIN: Final = 10.0
+"""Seconds for one question, with the time before it is sent."""
+
+PATIENCE: Final = 1.0
+"""Seconds for which a request waits whose token was good before."""
+
+REMEMBERED: Final = 10_000
+"""Good tokens that are kept, at most, and as many bad ones."""
+
+WAITING: Final = 1_000
+"""Tokens that wait for an answer, at most: new ones, and as many that were good before."""
+
+RETRY: Final = 5.0
+"""Seconds after which the service is asked again about a token of which nothing is known."""
+
+_AT_ONCE: Final = 16
+
+Good = TypeVar("Good")
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known(Generic[Good]):
+    good: Good
+    asked_at: float
+    """When the service said so."""
+
+    look_after: float
+    """When it is asked again."""
+
+
+class _Lane(Generic[Good]):
+    def __init__(self) -> None:
+        self.asking: dict[bytes, asyncio.Task[Good | CannotVerify | NotAllowed | None]] = {}
+        self.at_once = asyncio.Semaphore(_AT_ONCE)
+
+
+class Verdicts(Generic[Good]):
+    """What one service says about tokens.
+
+    Args:
+        ask: Asks the service. None: the token is not good. ``NotAllowed``: its owner may not use
+            the server. ``CannotVerify``: there was no answer.
+        late: Called if it takes more than :data:`WITHIN` seconds.
+        expires_at: When a good token ends, by the clock.
+        clock: Seconds since 1970.
+        fresh: Seconds for which a good token counts.
+        refused: Seconds for which a bad one counts.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[str], Awaitable[Good | None]],
+        late: Callable[[], None],
+        expires_at: Callable[[Good], float | None],
+        *,
+        clock: Callable[[], float],
+        fresh: float,
+        refused: float,
+    ) -> None:
+        self._ask, self._late, self._expires_at = ask, late, expires_at
+        self._clock = clock
+        self._fresh, self._refused = fresh, refused
+        self._known: OrderedDict[bytes, _Known[Good]] = OrderedDict()
+        self._bad: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
+        """When a token was refused, and whether its owner is known and not allowed."""
+
+        self._new, self._again = _Lane[Good](), _Lane[Good]()
+
+    async def of(self, token: str) -> Good | None:
+        """Return what the token stands for. None: it is not good.
+
+        Raises:
+            CannotVerify: The service does not answer.
+            NotAllowed: The owner of the token may not use the server.
+        """
+        now, name = self._clock(), hashlib.sha256(token.encode()).digest()
+        known = self._kept(name, now)
+        if known is None:
+            bad = self._bad.get(name)
+            # A clock that was put back does not make a verdict older than it is.
+            if bad is not None and 0 <= now - bad[0] < self._refused:
+                return _refusal(is_known=bad[1])
+            return await self._answered(self._new, name, token, None)
+        if known.asked_at <= now < known.look_after:
+            return known.good
+        try:
+            return await self._answered(self._again, name, token, PATIENCE)
+        except CannotVerify:
+            now = self._clock()
+            if (known := self._kept(name, now)) is None:
+                raise
+            self._known[name] = replace(known, look_after=now + RETRY)
+            return known.good
+
+    def _kept(self, name: bytes, now: float) -> _Known[Good] | None:
+        known = self._known.get(name)
+        if known is None:
+            return None
+        ends = self._expires_at(known.good)
+        if now - known.asked_at >= KEPT or (ends is not None and ends <= now):
+            del self._known[name]
+            return None
+        self._known.move_to_end(name)
+        return known
+
+    async def _answered(
+        self, lane: _Lane[Good], name: bytes, token: str, patience: float | None
+    ) -> Good | None:
+        task = lane.asking.get(name)
+        if task is None:
+            if len(lane.asking) >= WAITING:
+                raise CannotVerify(RETRY)
+            work = self._ask_in(lane, name, token)
+            task = lane.asking[name] = asyncio.create_task(work, name="asking about a token")
+        # The client that asked first may leave: the others still wait for it.
+        await asyncio.wait([task], timeout=patience)
+        if not task.done():
+            raise CannotVerify(RETRY)
+        answer = task.result()
+        if isinstance(answer, CannotVerify):
+            raise CannotVerify(answer.retry_after)
+        return _refusal(is_known=True) if isinstance(answer, NotAllowed) else answer
+
+    async def _ask_in(
+        self, lane: _Lane[Good], name: bytes, token: str
+    ) -> Good | CannotVerify | NotAllowed | None:
+        """Ask the service. Nothing is raised: perhaps no request waits any more."""
+        try:
+            async with asyncio.timeout(WITHIN), lane.at_once:
+                asked_at = self._clock()
+                good = await self._ask(token)
+        except TimeoutError:
+            self._late()
+            return CannotVerify(RETRY)
+        except CannotVerify as unknown:
+            return unknown
+        except NotAllowed as refused:
+            self._refuse(name, is_known=True)
+            return refused
+        finally:
+            del lane.asking[name]
+        if good is None:
+            self._refuse(name, is_known=False)
+            return None
+        self._bad.pop(name, None)
+        _keep(self._known, name, _Known(good, asked_at, asked_at + self._fresh))
+        return good
+
+    def _refuse(self, name: bytes, *, is_known: bool) -> None:
+        self._known.pop(name, None)
+        _keep(self._bad, name, (self._clock(), is_known))
+
+
+def _refusal(*, is_known: bool) -> None:
+    if is_known:
+        raise NotAllowed
+
+
+def _keep(kept: OrderedDict[bytes, _Value], name: bytes, value: _Value) -> None:
+    kept[name] = value
+    kept.move_to_end(name)
+    if len(kept) > REMEMBERED:
+        kept.popitem(last=False)
