@@ -1,11 +1,11 @@
-"""Loading a long conversation: time and memory, over every store that keeps one.
+"""Loading a long conversation of an ACP agent: time and memory.
 
     python -m bench.bench_acp [UPDATES]
 
-The bench records a conversation of 10,000 updates, and one of a tenth of that. Then a process of
-its own serves ``session/load`` of each to a client that only counts lines. The time is from the
-request to its answer. The memory is the growth of the process's peak during the load. It is
-constant if you see about the same for the large conversation and the small one.
+The bench records a conversation of 10,000 updates, and a small one of a tenth. For each, a new
+process serves ``session/load`` to a client that only counts lines. The time is from the request to
+its answer. The memory is the growth of the process's peak during the load. If memory does not
+depend on the length of the conversation, it is about the same for both.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Server CPU for each session that gets an update: on a GET stream, on a WebSocket, waiting.
+"""CPU of an update for each session: on a GET stream, on a WebSocket, or not connected.
 
     python -m bench.bench_attached [--sessions N] [--updates N] [--stores memory,sqlite,redis]
 
-A session event is an entry of its session's log. A WebSocket gets it from there. The GET stream is
-a log of its own, into which the event is copied. The difference between the two is the cost of the
-copy. Sessions without a connection only store the event. One client makes one update after the
-other and reads whatever comes, and rounds alternate.
+Each session stores the update in its log. A session without a connection does nothing else
+(*waiting*). A WebSocket gets the event from the log of the session. A GET stream has its own log,
+into which the event is copied. One client makes one update after the other and reads all that
+comes. The three ways take turns, and the median round counts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Server CPU per ``tools/call`` of a trivial async tool, and that of the bare SDK, in one run.
+"""Server CPU of one ``tools/call`` over HTTP, next to the SDK alone.
 
     python -m bench.bench_calls [CALLS]
 
-The figure is the server process's own CPU time (user and system) for each call, so the client costs
-nothing. You see one client with one connection and one call at a time. Rounds alternate between the
-servers, and the median round counts.
+The figure is the CPU time (user and system) of the server's process for each call of a trivial
+async tool. The client's CPU is not in it. One client has one connection and makes one call at a
+time. The servers take turns, and the median round counts. *JSON mode* is the SDK with JSON answers
+instead of event streams. *The SDK's kernel* is the SDK's code for one modern request, without
+transport and checks.
 """
 
 from __future__ import annotations

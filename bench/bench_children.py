@@ -1,15 +1,17 @@
-"""CPU per ``tools/call`` of a command behind HTTP, and of other ways to do that, in one run.
+"""CPU of one ``tools/call`` to a command, next to other proxies.
 
     python -m bench.bench_children [CALLS]
 
-The command is ``tests/support/child_server.py``: plain Python, as lean as a server gets. You see
-one client, one connection, one call at a time. The figure is the CPU time of the process between
-the two, without the command's. Rounds alternate, and the median round counts. The last rows show
-how much longer the first call of a session takes than its second one: it needs a process, or has a
-warm one.
+Each program serves a stdio server over HTTP. The stdio server is ``tests/support/child_server.py``,
+in plain Python, as small as such a server can be. One client has one connection and makes one call
+at a time. The figure is the CPU time of the program between the client and the stdio server. The
+programs take turns, and the median round counts.
 
-The others are installed into ``.cache/bench`` once, from PyPI and npm. The page names one that
-cannot be installed.
+The last rows show how much longer the first call of a session takes than its second call. Without
+``--warm`` the first call starts a process. With ``--warm 2`` it gets one that runs already.
+
+The other programs are installed into ``.cache/bench`` once, from PyPI and npm. The page names one
+that cannot be installed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""WebSockets that subscribed without a session and close at once: CPU of the server for each.
+"""Server CPU of a subscribed WebSocket that closes, if all close at once.
 
     python -m bench.bench_closing [--most N]
 
-Each WebSocket is subscribed to one resource that all share and to one of its own. The figure is the
-server's CPU from the moment when all are closed until the last of them is removed. You should see
-the same cost for each, however many they are.
+Each WebSocket has no session, and two subscriptions: one resource that all share, and one of its
+own. The figure is the server's CPU from the moment when all close until the last one is removed,
+for each WebSocket. *Growth* says how the cost of all grows with their number N. Power 1 means that
+each costs the same, however many there are.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Cost of a conversation's session: a call in one, and one that sleeps.
+"""Cost of a conversation: a call in it, and its session while it sleeps.
 
     python -m bench.bench_conversations [CALLS]
 
-You compare a call in a conversation with one in a session that the client names, by the CPU of the
-server's process. Both use one server, on two connections, 50 calls and 50 in turn. The sleeping
-conversations are 10,000 of 100 users, each made by a request of its own. You see their bytes in
-memory, rows in SQLite, and keys in Redis.
+The figure is the server CPU of a call in a conversation. The ratio compares it with a call in a
+session that the client names. Both use one server, on two connections, 50 calls by turns. The last
+rows are for 10,000 sleeping conversations of 100 users. Each was made by its own request. The
+figure is what the store keeps for one of them: bytes in memory, rows in SQLite, or keys in Redis.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Log, replay, fan-out, session starts and idle memory: in process, no network.
+"""Log, replay, fan-out, session starts and idle memory, without a network.
 
     python -m bench.bench_core
 
-Each figure has a process of its own, so none uses memory that another one freed. A start is one
-request through the whole application, its JSON included, without a socket. You compare it with the
-SDK's ``initialize``, which makes a session there, through its application in the same way. Memory
-is the growth of the process, with everything that it allocates. An update goes to sessions in
-memory that no connection has attached. The first one, which makes their logs, is left out.
+Each figure is measured in its own process, so none uses memory that another one freed. A start is
+one request through the whole application, with its JSON, without a socket. It is compared with the
+SDK's ``initialize``, which makes a session there. Memory is the growth of the process, with
+everything that it allocates. An update goes to sessions in memory that are not connected. The first
+update makes their logs, and is not counted.
 """
 
 from __future__ import annotations

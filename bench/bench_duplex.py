@@ -1,11 +1,10 @@
-"""Server CPU per ``tools/call`` over WebSocket and over stdio, in one run.
+"""Server CPU of one ``tools/call`` over WebSocket and over stdio.
 
     python -m bench.bench_duplex [CALLS]
 
-WebSocket is compared with uvicorn and a Starlette echo, which know nothing of MCP. Standard input
-and output is compared with the SDK's own server, ``MCPServer.run("stdio")``. As in ``bench_calls``,
-you see one client, one connection, one call at a time. Rounds alternate, and the median round
-counts.
+A call over WebSocket is compared with an echo of uvicorn and Starlette, which know nothing of MCP.
+A call over stdio is compared with the SDK's own server, ``MCPServer.run("stdio")``. One client has
+one connection and makes one call at a time. The servers take turns, and the median round counts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""20,000 sessions that expired: the SQLite file after them, and that of a store without any.
+"""Size of the SQLite file after 20,000 sessions expired.
 
     python -m bench.bench_expired [SESSIONS]
 
-Each session had a subscription and an event of 1 KiB. They expire as they do in a process that
-serves: some at a time. The writer gives back space some at a time, but keeps 64 pages in an idle
-file for later. You see the size of the file when the store is closed, with the files that belong to
-it.
+Each session had a subscription and an event of 1 KiB. Some expire at a time, as in a process that
+serves. The store gives space back to the file system, some at a time. It keeps 64 free pages in an
+idle file for later. The figure is the size of the file after the store is closed, with the files
+that belong to it.
 """
 
 from __future__ import annotations

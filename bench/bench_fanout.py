@@ -1,11 +1,15 @@
-"""One update to many subscribed sessions without a connection: its cost, and the clients that wait.
+"""One update to many subscribed sessions: its cost, and how long other clients wait.
 
     python -m bench.bench_fanout [--stores memory,sqlite,redis] [--rounds N] [--most N]
 
-The bench runs in one process, without a network, for growing numbers of subscribers. You see the
-CPU of this process for each of them (and Redis's own), and how long the whole update took. You also
-see the slowest call that another client makes meanwhile, one after the other, and the slowest of as
-many calls without an update.
+The subscribed sessions are not connected. The bench runs in one process, without a network, with
+more and more sessions. *CPU of each* is the CPU of this process for each session. The last column
+has the time of the whole update, and the CPU of Redis itself. Meanwhile another client makes one
+call after the other. *Slowest call* is the longest of them. The ratio compares it with the longest
+of as many calls without an update.
+
+*Growth* says how the cost grows with the number N of sessions. Power 1 means that twice as many
+sessions cost twice as much.
 """
 
 from __future__ import annotations
@@ -113,7 +117,7 @@ def rows(wanted: str, rounds: int, most: int) -> Iterator[Row]:
                     unit="µs",
                     most=most_cpu,
                     includes=f"{found.took:.2f} s for all"
-                    + (f"; Redis {found.store_cpu:.0f} µs besides" if store == "redis" else ""),
+                    + (f"; Redis itself {found.store_cpu:.0f} µs more" if store == "redis" else ""),
                 )
                 yield Row(
                     name=f"{name}: slowest call",

@@ -1,17 +1,17 @@
-"""Memory of 2025 connections for 20 slow calls with answers that a client can still fetch.
+"""Memory of finished answers that a client can still fetch.
 
     python -m bench.bench_finished [CONNECTIONS]
 
-The first row of each size is in process, without a network. Each call takes longer than 100 ms, so
-its answer is a stream, and is read to its end. You see how much the process grows with the calls,
-after garbage collection, in two ways: memory that Python has allocated, and memory that is
-resident. The connection itself was there before. The SDK keeps nothing for ``Last-Event-ID``. An
-answer has the text of its result twice, as the SDK makes it. At least the newest answer is kept,
-however large it is (HTL10).
+A 2025 connection makes 20 slow calls. Each takes longer than 100 ms, so its answer is a stream. The
+client reads it to its end. The layer keeps answers that the client may fetch again with
+``Last-Event-ID``, and at least the newest one, however large it is (HTL10). The SDK keeps none.
 
-The other rows are of a server in a process of its own, over sockets that the client closes. You see
-how much larger the process is afterwards, and how much larger it was at most. The SDK's server does
-the same in the same run.
+Rows with *results* are measured in the process, without a network. The figure is the memory that
+Python allocated for one connection's answers, after garbage collection. The last column has the
+growth of resident memory. An answer has the text of its result twice, as the SDK makes it.
+
+Rows with *of a process* are measured over sockets that the client closes, with a server in its own
+process. They show how much larger the process is afterwards (*left*), and at most meanwhile.
 """
 
 from __future__ import annotations

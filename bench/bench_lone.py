@@ -1,12 +1,13 @@
-"""Cost of a call that has the server to itself, and of calls of which 16 are in flight.
+"""Server CPU of a call alone, and of each of 16 calls at once.
 
     python -m bench.bench_lone [CALLS]
 
-You see the server CPU of a ``tools/call`` of the handshake era, outside of a session. A lone call
-pays for waking the process: it goes to sleep, wakes up, and finds nothing else to do. Calls in
-flight share that cost. The SDK's calls pay it as well, and so do calls of a server that is no MCP
-at all. Over HTTP the calls in flight use as many connections, over stdio one. The handshake over
-HTTP is ``initialize`` and ``notifications/initialized``. Rounds alternate, and the least counts.
+The figure is the server CPU of a ``tools/call`` of the handshake era, outside of a session. A call
+that is alone pays for the process to sleep and to wake up. This is so for every server, also for
+one without MCP. Calls that are open together (*16 in flight*) share that cost. Over HTTP each of
+them has its own connection. Over stdio they share one. *handshake* is ``initialize`` and
+``notifications/initialized``. *sdk-json* is the SDK in JSON mode. The servers take turns, and the
+round with the least CPU counts.
 """
 
 from __future__ import annotations

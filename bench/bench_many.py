@@ -1,17 +1,18 @@
-"""Many sessions with open streams in one process: 100,000, and 10,000 of them with a stream.
+"""Many sessions in one process, some of them with an open stream.
 
     python -m bench.bench_many [--sessions N] [--streams N] [--calls N] [--idle SECONDS]
 
-All sessions use the memory store, on loopback. Each is of a stock client of the 2025 era that
-initialized. Some have a GET stream open and are subscribed to nine resources. The server, these
-clients, and the callers (100 others, one call each 10 ms in turn) have a process each.
+All sessions use the memory store, on loopback. ``--sessions`` says how many there are, and
+``--streams`` how many of them have an open GET stream and nine subscriptions. Each belongs to a
+stock client of the 2025 era that initialized. 100 other clients make one call each 10 ms, in turn.
+The server, the clients and the callers have a process each.
 
 Then all streams are cut at once: the sockets are reset, while an update is on its way to all of
-them. Their clients come back together a second later, as the server asks them to. Three updates
-happen while they are away, and two more while they come. Each stream has to get each of these
-exactly once. A stall is the time for which the server's loop served nobody, in CPU of its own
-thread, so you do not see other work of the machine in it. The time of a call is by the clock, and
-includes everything.
+them. The clients reconnect together a second later, as the server asks them to. Three updates
+happen while they are away, and two more while they reconnect. Each stream has to get each of these
+exactly once. A stall is a time in which the server's loop serves nobody. It is measured in CPU of
+the loop's thread, so other work of the machine is not in it. The time of a call is by the clock,
+and includes everything.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Callers:
         return took
 
     async def touch(self, *uris: str) -> None:
-        """Change resources, one after the other; each answer comes when all were told."""
+        """Change resources, one after the other; each answer comes when all have the change."""
         async with self._connected() as connection:
             # Not the first, which is called with the same request id at the same moment.
             connection.session = self._sessions[-1]
@@ -261,12 +262,12 @@ class Run:
             includes=f"the least of {UPDATES}",
         )
         yield Row(
-            name="a call beside updates: p99",
+            name="a call during updates: p99",
             measured=p99(took),
             unit="ms",
             includes=f"of {len(took)}; the slowest {max(took):.1f}",
         )
-        self.stalls["while all streams are told"] = self.process.stalls()
+        self.stalls["while all streams get an update"] = self.process.stalls()
 
     def is_cut(self) -> Iterator[Row]:
         cut = back = caught_up = 0.0
@@ -292,19 +293,19 @@ class Run:
             name="cut: until all streams are open again",
             measured=back - cut,
             unit="s",
-            includes="the second that all wait for is in it",
+            includes="includes the second that all clients wait",
         )
         yield Row(
             name="cut: until all have what they missed",
             measured=caught_up - cut,
             unit="s",
-            includes="with what was told while they came",
+            includes="with the updates that happened while they reconnected",
         )
         yield Row(
             name="cut: CPU for each stream",
             measured=cpu / self.streams * 1e6,
             unit="µs",
-            includes="its end, a new one, six updates",
+            includes="the end of the old stream, a new one, six updates",
         )
         yield Row(
             name="cut: a call meanwhile, p99",
@@ -312,7 +313,7 @@ class Run:
             unit="ms",
             includes=f"of {len(took)}; the slowest {max(took):.1f}",
         )
-        self.stalls["while all come back"] = self.process.stalls()
+        self.stalls["while all reconnect"] = self.process.stalls()
 
     def is_whole(self) -> Iterator[Row]:
         """Whether each stream has everything, once."""
@@ -322,10 +323,12 @@ class Run:
         judged = self.crowd.does("judge", *NOTES)
         notified = f"of {len(NOTES) * self.streams:,}, in {judged['open']:,} streams that are open"
         yield Row(name="events lost", measured=judged["lost"], most=0, includes=notified)
-        yield Row(name="events told twice", measured=judged["twice"], most=0, includes=notified)
+        yield Row(
+            name="events delivered twice", measured=judged["twice"], most=0, includes=notified
+        )
         away = self.streams - judged["open"]
         yield Row(name="streams that did not come back", measured=away, most=0)
-        self.stalls["while all are told again"] = self.process.stalls()
+        self.stalls["while all get an update again"] = self.process.stalls()
 
 
 def _stalls(found: dict[str, dict[str, float]]) -> Iterator[Row]:

@@ -2,9 +2,9 @@
 
     python -m bench.bench_noise KIND PORT
 
-It prepares what it needs, says ``ready``, and makes noise from each line ``go`` on its input to
-the next line: one thing after the other, as fast as it is served. Then it says what it did,
-and what went wrong: ``done COUNT ERRORS``. It ends with its input.
+It prepares what it needs, says ``ready``, and makes noise from each line ``go`` on its input to the
+next line: one thing after the other, as fast as it is served. Then it says what it did, and what
+went wrong: ``done COUNT ERRORS``. It ends with its input.
 """
 
 from __future__ import annotations
@@ -163,13 +163,13 @@ def noise_of(kind: str, client: Client) -> Callable[[], None]:
 
 
 KINDS = {
-    "updates": f"each is told to {SUBSCRIPTIONS} sessions of its own",
-    "attached": f"each is told to {ATTACHED} sessions on its GET stream",
-    "subscribes": f"and unsubscribes, with {URIS} resources that it is subscribed to",
-    "calls": "of a trivial tool",
-    "results": f"of {BIG} bytes",
-    "gets": "opened and dropped",
-    "cuts": "calls whose client goes, and which run on for 5 s",
+    "updates": f"each update goes to {SUBSCRIPTIONS} sessions that are not connected",
+    "attached": f"each update goes to {ATTACHED} sessions on one GET stream",
+    "subscribes": f"a session of {URIS} subscriptions adds one and removes it, by turns",
+    "calls": "calls of a trivial tool",
+    "results": f"calls with a result of {BIG} bytes",
+    "gets": "GET streams are opened and dropped",
+    "cuts": "clients leave calls, each of which runs for 5 s",
 }
 
 

@@ -1,13 +1,13 @@
-"""Clients that are cut at once come back, all of them, and not all at once.
+"""All clients are cut at once: when they are connected again.
 
     python -m bench.bench_recover [CLIENTS]
 
-Each client is ``mcp.Client`` on ``resumable``, with its default limits. All are behind one proxy
-that cuts every connection in the same moment. While all are away a resource changes. A client has
-failed if it raises, if it lost its session, if it got either change not exactly once, or if a later
-call is not answered. You see two times from the cut: until the proxy takes a client's new
-connection, and until that client got the events that it missed. Clients, proxy and server share
-this process, so the second time includes their waiting for each other.
+Each client is ``mcp.Client`` on ``resumable``, with its default limits. All are behind one proxy.
+The proxy cuts every connection at the same moment. While all are away, a resource changes. A client
+*failed* in any of four cases: it raised an error, it lost its session, it did not get each change
+exactly once, or a later call was not answered. *Reconnected* is the time from the cut until the
+proxy accepts the client's new connection. *Caught up* is the time until the client has the events
+that it missed. Clients, proxy and server share one process, so they wait for each other.
 """
 
 from __future__ import annotations

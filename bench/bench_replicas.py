@@ -1,12 +1,12 @@
-"""Memory of a session in Redis, and cost of one replica's work for the others.
+"""Cost of a session and of an event, with Redis and two replicas.
 
     python -m bench.bench_replicas [--count N] [--rounds N]
 
-Two workers use a Redis with a Unix socket. Everything happens at one of them, and the other has
-nothing to do with it. A session is of a stock client of the 2025 era. An event is an update to one
-stream. Its figures are the difference between a call that causes it and one that causes nothing.
-You see the least CPU of all rounds, without the use of an idle process. The cost of a published
-message for the other nodes of a Redis Cluster is measured with two nodes.
+Two workers use one Redis server on a Unix socket. Everything happens at one of them. The rows *CPU
+of another* show what this costs the other worker. The sessions belong to stock clients of the 2025
+era. An event is an update to one stream. Its figures are those of a call that causes it, less those
+of a call that causes no event. The least CPU of all rounds counts, without the CPU of an idle
+process. The last rows are for a Redis Cluster with two nodes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Sessions that missed 100 events and are resumed: CPU of the server, over WebSocket and GET.
+"""CPU of a resume after 100 missed events, over WebSocket and GET.
 
     python -m bench.bench_resume [ROUNDS]
 
-Over WebSocket you see ``session/resume`` and all events that follow its answer, on a connection
-that is open and initialized. Over HTTP you see a GET with ``Last-Event-ID`` and the same events.
-Each event is of another resource, so none replaces another. Ten sessions are resumed one after the
-other, and the figure is a tenth. The system counts CPU when a process goes to sleep, or at a tick,
-and one resume is less than that. Rounds alternate, and the least counts.
+The figure is the server CPU of one resume. Over WebSocket that is ``session/resume`` and all events
+after its answer, on a connection that is open and initialized. Over HTTP it is a GET with
+``Last-Event-ID`` and the same events. Each event is about another resource, so none replaces
+another. The bench resumes ten sessions, one after the other, and divides by ten, since the system's
+clock for CPU is too coarse for one. The round with the least CPU counts.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Cost of a session-bound ``tools/call`` over HTTP with each store, side by side in one run.
+"""Cost of a ``tools/call`` in a session, with each store.
 
     python -m bench.bench_stores [CALLS]
 
-You see one client, one connection, one call at a time, in a session. A call without a key costs the
-store one step, which admits it. A call with a key costs two: the second keeps its answer. In the
-handshake era the first step also admits the call to its connection. For Redis you also see the
-scripts of a call.
+One client has one connection and makes one call at a time, in a session. The stores take turns, and
+the median round counts. *Key* is a request key, with which a call runs only once. A call without a
+key costs the store one step, which admits it. A call with a key costs two: the second step keeps
+its answer. *sqlite, full* is SQLite with ``durability=full``.
 
-Each row has two figures: the server process's own CPU time for a call, and the time until the
-client has its answer. The second includes the store's round trips. The session has had more calls
-than it keeps answers, so each new answer replaces an old one. Rounds alternate between the stores,
-and the median round counts. The bench starts a Redis of its own, without persistence.
+The figure is the CPU time of the server's process for a call. The last column has the time until
+the client has its answer, with the way to the store and back. Rows with *scripts* have the number
+of Redis scripts that a call runs. The session had more calls before than it keeps answers, so each
+new answer replaces an old one. The bench starts its own Redis server, without persistence.
 """
 
 from __future__ import annotations

@@ -162,14 +162,15 @@ def basis(connections: int, rounds: int, path: str) -> Iterator[Row]:
     finally:
         server.stop()
     yield Row(
-        name=f"beside bad tokens on {connections} connections: p99",
+        name=f"with bad tokens on {connections} connections: p99",
         measured=p99(with_bad),
         unit="ms",
         ratio=p99(with_bad) / p99(alone),
         basis="times what it is alone",
         most=MOST * p99(alone),
-        includes=f"p50 {statistics.median(alone):.2f} alone, {statistics.median(with_bad):.2f} "
-        f"beside; {flood.answers / flood.seconds:,.0f} refused a second",
+        includes=f"half of the answers take {statistics.median(alone):.2f} ms alone, "
+        f"{statistics.median(with_bad):.2f} ms with them; "
+        f"{flood.answers / flood.seconds:,.0f} refused a second",
     )
     yield Row(
         name=f"after bad tokens on {connections} connections: memory",

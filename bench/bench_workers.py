@@ -1,18 +1,17 @@
-"""Gain of ``serve --workers N`` on one machine, and cost of a session that is shared.
+"""Calls a second with ``serve --workers N``, and the cost of a shared session.
 
     python -m bench.bench_workers [--calls N] [--events N] [--rounds N] [--most-workers N]
 
-The workers share a Redis on a Unix socket. 16 connections call a trivial tool, each one call at a
-time, as many of them at each worker. Rounds of one worker and of several alternate, and the best
-round of each figure counts. Calls a second need cores: a worker, Redis and the clients take one
-each. If you have fewer, the ratio is less than the workers could do. So you also see the cost of a
-call in CPU of all workers and of Redis.
+The workers share a Redis server on a Unix socket. 16 connections call a trivial tool, each one call
+at a time. Each worker has the same number of them. The best round of each figure counts. Each
+worker, the Redis server and the clients need a core each. On a machine with fewer cores, the ratio
+of calls a second is less than the workers could reach. So there is also the CPU of a call.
 
-"A session of their own" means that each connection has one, so that one worker serves it. "One
-session" means that all connections call in the same, so that each worker serves some of its calls.
-An event goes to an open GET stream. A call causes it at the worker that has the stream, or at
-another. The time is from the call until the stream's client has the event. The CPU is what such a
-call takes more than one that causes no event.
+*A session of their own* means that each connection has its session, so one worker serves it. *One
+session* means that all connections call in the same session, so each worker serves some calls. An
+event goes to an open GET stream. A call causes it, at the worker of the stream or at another. The
+time is from the call until the client of the stream has the event. The CPU is that of such a call,
+less the CPU of a call that causes no event.
 """
 
 from __future__ import annotations
@@ -296,7 +295,7 @@ def _calls(one: Workers, several: Workers, count: int, rounds: int) -> Iterator[
                 unit="µs",
                 ratio=cpu / base_cpu if number > 1 else None,
                 basis="times with one worker",
-                includes=f"all workers; Redis takes {redis:.0f} µs, who calls {client:.0f} µs",
+                includes=f"all workers; Redis takes {redis:.0f} µs, the client {client:.0f} µs",
             )
 
 
@@ -316,7 +315,7 @@ def _events(workers: Workers, count: int, rounds: int) -> Iterator[Row]:
             unit="ms",
             ratio=received / here if is_other else None,
             basis="times at the same",
-            includes=f"from the call on, which is answered after {answer:.2f} ms; the median",
+            includes=f"from the call on; its answer takes {answer:.2f} ms; the median",
         )
         cpu, redis = min(each.cpu for each in those), min(each.redis for each in those)
         yield Row(
@@ -325,7 +324,7 @@ def _events(workers: Workers, count: int, rounds: int) -> Iterator[Row]:
             unit="µs",
             ratio=cpu / here_cpu if is_other else None,
             basis="times at the same",
-            includes=f"all workers, without a call that causes nothing; Redis takes {redis:.0f} µs",
+            includes=f"all workers, less a call that causes no event; Redis takes {redis:.0f} µs",
         )
 
 

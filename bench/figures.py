@@ -23,20 +23,23 @@ TIMES = ("s", "ms")
 OPENING = """# Figures
 
 After this page you know what the layer costs, and you can measure it on your own machine. One run
-of all benches made the page, `python -m bench --page`: Python {python} on {system}, {cores} cores
-that others used as well.
+of the benches made the page, `python -m bench --page`. It used Python {python} on {system}, with
+{cores} cores, on which other programs ran as well.
 """
 
 WORDS = """## How to read the tables
 
 * **ours** is a server with the layer. **SDK** is the same server without the layer.
 * **floor** is a program that only reads a request and writes a fixed answer. Nothing costs less.
-* **handshake era** (or *2025 era*) is MCP up to 2025-11-25. **modern era** (or *2026 era*) is MCP
-  from 2026-07-28. See the [glossary](glossary.md).
+* **handshake era** (or *2025 era*) is MCP up to 2025-11-25, in which a client begins with
+  `initialize`. **modern era** (or *2026 era*) is MCP from 2026-07-28, which has no handshake. See
+  the [glossary](glossary.md).
 * **ratio** compares a row with another row of the same run. You will find much the same ratios on
-  another machine. The first table has all of them.
-* **figure** is a value of this one machine, in microseconds, bytes or percent.
-* **aim** is the value that the bench must reach. A missed aim is marked.
+  another machine.
+* **figure** is a value of this one machine, with its unit.
+* **aim** is the most that the figure may be. A missed aim is marked.
+* **p99** is the time within which 99 of 100 calls were answered.
+* **CPU** is the time for which a process used a core, in the program and in the system.
 
 Each section names its command. Use `python -m bench --only NAME` to run one bench, and
 `python -m bench --quick` to run all of them in a few minutes.
@@ -78,9 +81,10 @@ def page(results: dict[str, Any]) -> str:
     parts = [
         OPENING.format(**results),
         *_briefly(results),
+        *_missed(results),
         WORDS,
-        *_ratios(results),
         *_sections(results),
+        *_ratios(results),
     ]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -96,8 +100,27 @@ def _briefly(results: dict[str, Any]) -> Iterator[str]:
         yield "\n".join(lines) + "\n"
 
 
+def _missed(results: dict[str, Any]) -> Iterator[str]:
+    """The aims that the run missed, and the benches that it did not have."""
+    found = [
+        (bench["name"], row) for bench in results["benches"] for row in map(_row, bench["rows"])
+    ]
+    missed = [(name, row) for name, row in found if row.has_missed]
+    yield "## Missed aims\n"
+    yield f"The run missed {len(missed)} of {sum(bool(row.aim) for _, row in found)} aims.\n"
+    if missed:
+        yield "| bench | row | figure | aim |"
+        yield "|---|---|---|---|"
+        yield from (f"| `{name}` | {row.name} | {row.figure} | {row.aim} |" for name, row in missed)
+        yield ""
+    measured = {bench["name"] for bench in results["benches"]}
+    absent = [f"`{bench.name}`" for bench in BENCHES if bench.name not in measured]
+    if absent:
+        yield f"These benches were not in the run: {', '.join(absent)}.\n"
+
+
 def _ratios(results: dict[str, Any]) -> Iterator[str]:
-    yield "## Ratios\n"
+    yield "## All ratios\n"
     yield "| bench | row | ratio |"
     yield "|---|---|---|"
     for bench in results["benches"]:

@@ -57,20 +57,30 @@ class Row:
     def figure(self) -> str:
         if self.measured is None:
             return f"absent: {self.absent}"
-        return f"{short(self.measured)} {self.unit}".rstrip()
+        return with_unit(self.measured, self.unit)
 
     @property
     def aim(self) -> str:
         aims: list[str] = []
         if self.most is not None:
-            aims.append(f"≤ {short(self.most)} {self.unit}".rstrip())
+            aims.append(f"≤ {with_unit(self.most, self.unit)}")
         if self.least_ratio is not None:
             aims.append(f"≥ {short(self.least_ratio)} {self.basis}")
         return ", ".join(aims)
 
     @property
     def compared(self) -> str:
-        return "" if self.ratio is None else f"{self.ratio:.2f} {self.basis}"
+        if self.ratio is None:
+            return ""
+        _, _, basis = self.basis.partition(" than ")
+        if basis and 0 < self.ratio < 1:
+            return f"{1 / self.ratio:.2f} times as much as {basis}"
+        return f"{self.ratio:.2f} {self.basis}"
+
+
+def with_unit(number: float, unit: str) -> str:
+    text = short(number)
+    return f"{text} {unit.removesuffix('s') if text == '1' and len(unit) > 2 else unit}".rstrip()
 
 
 def short(number: float) -> str:

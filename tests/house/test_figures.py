@@ -43,6 +43,32 @@ def test_a_row_says_how_its_figure_stands_to_its_aim() -> None:
     assert not Row(name="x", absent="no program", most=1.0).has_missed
 
 
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(2.0, "2.00 times cheaper than X"), (0.5, "2.00 times as much as X")],
+)
+def test_a_row_that_is_not_cheaper_says_how_much_more_it_is(ratio: float, text: str) -> None:
+    """ "0.50 times cheaper" says nothing to a reader."""
+    assert Row(name="x", ratio=ratio, basis="times cheaper than X").compared == text
+
+
+def test_one_of_a_unit_is_singular() -> None:
+    row = Row(name="x", measured=1.0, unit="rows", most=2.0)
+    assert (row.figure, row.aim) == ("1 row", "≤ 2 rows")
+    assert Row(name="x", measured=1.0, unit="s").figure == "1 s"
+
+
+def test_the_missed_aims_are_counted_on_the_page() -> None:
+    """And the benches that the run did not have are named."""
+    rows = [asdict(Row(name=name, measured=2.0, most=most)) for name, most in (("a", 1), ("b", 3))]
+    bench = {"name": "idle", "command": "c", "seconds": 1, "failed": "", "rows": rows}
+    results = {"python": "3", "system": "s", "cores": 1, "quick": False, "benches": [bench]}
+    page = figures.page(results)
+    assert "missed 1 of 2 aims" in page
+    assert "| `idle` | a | 2 | ≤ 1 |" in page
+    assert "not in the run: `calls`" in page
+
+
 def test_what_is_absent_is_on_the_page() -> None:
     """And what failed, with what it said."""
     rows = [asdict(Row(name="redis", absent="no redis-server"))]
