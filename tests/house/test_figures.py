@@ -48,7 +48,7 @@ def test_a_row_says_how_its_figure_stands_to_its_aim() -> None:
     [(2.0, "2.00 times cheaper than X"), (0.5, "2.00 times as much as X")],
 )
 def test_a_row_that_is_not_cheaper_says_how_much_more_it_is(ratio: float, text: str) -> None:
-    """ "0.50 times cheaper" says nothing to a reader."""
+    """A reader cannot read half a time cheaper."""
     assert Row(name="x", ratio=ratio, basis="times cheaper than X").compared == text
 
 
