@@ -14,7 +14,6 @@ from mcp_sessions.server.calls.table import Acceptance, Stage
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.dispatch.stages.audited import Audited
-from mcp_sessions.server.dispatch.stages.concealing import Concealing
 from mcp_sessions.server.dispatch.stages.conversation_stage import Conversation
 from mcp_sessions.server.dispatch.stages.gates import Gates
 from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, LearnedTools
@@ -56,7 +55,7 @@ class Path:
         begin_anew: BeginAnew,
     ) -> None:
         self._stages = stages
-        self._gates, self._concealing = Gates(visibility), Concealing(visibility)
+        self._gates, self._concealing = Gates(visibility), stages.session.concealing
         self._acceptance = Acceptance(runner.calls)
         keys = stages.idempotency
         self._keys = (KeyLock(keys), KnownKey(keys, begin_anew)) if keys is not None else None
@@ -82,6 +81,19 @@ class Path:
         self.keyed = tuple(self._listed(self._keys))
         """For a request with one."""
 
+        stages, unused = self._stages, list[Stage]()
+        if stages.handles is None:
+            unused.append(stages.association)
+        self.outside = tuple(each for each in self.keyless if each not in unused)
+        """For a request without a key that names no session, on a connection without a current one.
+        Only a handle could find its session.
+        """
+
+        if stages.conversation is None:
+            unused.append(stages.session)
+        self.alone = tuple(each for each in self.keyless if each not in unused)
+        """The same on no connection. Its handler has a session only of a conversation."""
+
     def _listed(self, keys: tuple[KeyLock, KnownKey] | None) -> Iterable[Stage]:
         stages = self._stages
         # While the audit is on, which may change at any time, the router puts it before all.
@@ -105,8 +117,9 @@ class Path:
             # After every way to a session.
             yield self._gates
         yield stages.session
-        # The rules of that session count. Then a gated tool is refused if it is not hidden.
-        yield self._concealing
+        if self._concealing.is_on:
+            # The rules of that session count. Then a gated tool is refused if it is not hidden.
+            yield self._concealing
         if stages.handles is not None:
             # A hidden tool takes no handle. On the way up, a list is extended before names are
             # taken from it.

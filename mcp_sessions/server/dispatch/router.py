@@ -137,12 +137,7 @@ class Router:
         return result_message(request.id, result), connection
 
     async def request(self, request: Message, inbound: Inbound) -> None:
-        path = self.path
-        if request.method in method_names.OF_SESSIONS:
-            stages = path.ours
-        else:
-            stages = path.keyless if request.key is None else path.keyed
-        call = Call(request, inbound)
+        stages, call = self._stages_of(request, inbound), Call(request, inbound)
         if not self._audited.logger.level:
             await self._through(stages, call)
             return
@@ -152,6 +147,21 @@ class Router:
             if inbound.audit is not None:
                 inbound.audit.failed(failed)
             raise
+
+    def _stages_of(self, request: Message, inbound: Inbound) -> Sequence[Stage]:
+        path = self.path
+        if request.method in method_names.OF_SESSIONS:
+            return path.ours
+        if request.key is not None:
+            return path.keyed
+        # Malformed metadata names no session here. The first stage refuses it.
+        if isinstance(request.session, NotNamed):
+            if inbound.connection is None or inbound.peer.modern:
+                return path.alone
+            record = inbound.http.record
+            if record is not None and record.client.current is None:
+                return path.outside
+        return path.keyless
 
     async def _through(
         self, stages: Sequence[Stage], call: Call, *, is_again: bool = False

@@ -11,7 +11,12 @@ from tests.support.apps import make_mcpserver
 pytestmark = pytest.mark.anyio
 
 
-def path(*, remembers: bool = True, conversations: Conversations | None = None) -> Path:
+def path(
+    *,
+    remembers: bool = True,
+    conversations: Conversations | None = None,
+    hidden: tuple[str, ...] = (),
+) -> Path:
     """That of a server with these features."""
     assembly = Assembly(
         make_mcpserver().server,
@@ -20,6 +25,7 @@ def path(*, remembers: bool = True, conversations: Conversations | None = None) 
         security=None,
         clock=lambda: 0.0,
         conversations=conversations,
+        hidden=hidden,
     )
     return assembly.router.path
 
@@ -29,14 +35,28 @@ def names(stages: tuple[object, ...]) -> list[str]:
 
 
 def test_a_feature_that_is_off_is_not_in_the_list() -> None:
-    plain = ["Acceptance", "Association", "HandlerSession", "Concealing", "UpstreamPeers"]
+    plain = ["Acceptance", "Association", "HandlerSession", "UpstreamPeers"]
 
     assert names(path().keyless) == plain
     assert names(path(remembers=False).keyed) == plain
 
 
+def test_a_request_that_can_have_no_session_is_not_looked_up() -> None:
+    assert names(path().outside) == ["Acceptance", "HandlerSession", "UpstreamPeers"]
+    assert names(path().alone) == ["Acceptance", "UpstreamPeers"]
+
+
+def test_a_conversation_or_a_handle_may_find_a_session_for_it() -> None:
+    bound = path(conversations=Conversations())
+    by_handle = path(conversations=Conversations(handle=["echo"]))
+
+    assert names(bound.alone) == names(bound.outside)
+    assert names(bound.alone) == ["Acceptance", "Conversation", "HandlerSession", "UpstreamPeers"]
+    assert by_handle.alone == by_handle.outside == by_handle.keyless
+
+
 def test_every_feature_has_its_position() -> None:
-    full = path(conversations=Conversations(handle=["echo"]))
+    full = path(conversations=Conversations(handle=["echo"]), hidden=("secret",))
     full.gate(tools=["echo"], methods=[])
 
     assert names(full.keyed) == [

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.core.messages import wire_error
-from mcp_sessions.core.visibility import STATE_KEY, Visibility, restored
+from mcp_sessions.core.visibility import Visibility, restored
 from mcp_sessions.errors import InvalidParams, SessionRequiredByServer
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
 
@@ -21,13 +21,16 @@ class Concealing(Stage):
 
     _visibility: Visibility
 
+    @property
+    def is_on(self) -> bool:
+        """Whether the operator hides names. Otherwise only the handlers of a session may do so."""
+        return bool(self._visibility.outside or self._visibility.needed)
+
     async def before(self, call: Call) -> Outcome | None:
         """Put something that nothing is called for each hidden name."""
         sees, session = self._visibility, call.handler_record
-        if session is not None and STATE_KEY in session.state.values:
+        if session is not None:
             sees = sees.of(session.state.values)
-        elif not (sees.outside or sees.needed):
-            return None
         if sees.needed:
             sees = sees.with_scopes(call.inbound.principal.checked_scopes)
         if not sees.is_plain:

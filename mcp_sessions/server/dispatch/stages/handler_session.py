@@ -11,12 +11,13 @@ from typing import Any
 
 from mcp_sessions.core.messages import NotNamed, encode
 from mcp_sessions.core.states import Mode
-from mcp_sessions.core.visibility import Visibility
+from mcp_sessions.core.visibility import STATE_KEY, Visibility
 from mcp_sessions.errors import ConfigurationError, SessionNotFound
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
 from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.delivery import Delivery
+from mcp_sessions.server.dispatch.stages.concealing import Concealing
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.handle import Check, HandleKind, SessionHandle
 from mcp_sessions.server.requests.session_visibility import Notify
@@ -51,6 +52,7 @@ class HandlerSession(Stage):
         self._store, self._clock = environment.store, environment.clock
         self._policy, self._publisher, self._attach = environment.policy, delivery.publisher, attach
         kinds = partial(HandleKind, visibility, delivery.connections)
+        self.concealing = Concealing(visibility)
         self._by_client = kinds("session", self._store, check_token)
         self._by_host = kinds("conversation", self._store, self._check_size)
         self._by_wire = kinds("connection", self._store, self._check_size)
@@ -81,6 +83,9 @@ class HandlerSession(Stage):
             notify = self._way_to(connection)
         call.handler_record = record
         call.handle = SessionHandle(kind, record, notify, pipe)
+        if STATE_KEY in record.state.values and not self.concealing.is_on:
+            # Its handlers hide names. If the operator does so as well, the stage follows anyway.
+            return await self.concealing.before(call)
         return None
 
     async def _begun(self, pipe: ClientConnection) -> tuple[HandleKind, SessionRecord]:
