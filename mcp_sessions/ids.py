@@ -85,7 +85,6 @@ def parse_position(text: str) -> Position | None:
 
 
 def position_of(event_id: str) -> Position:
-    """The position of an event id that the store gave, or read after."""
     position = parse_position(event_id)
     if position is None:
         raise AssertionError("the store read from this position")

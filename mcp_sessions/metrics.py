@@ -47,12 +47,12 @@ def session_made(mode: str) -> None:
 
 
 def session_ended(mode: str, reason: str) -> None:
-    """A session has ended: ``ended``, ``expired``, or ``evicted`` to make room."""
+    """Count a session that ended: ``ended``, ``expired``, or ``evicted`` to make room."""
     _counter("ended").add(1, {"mode": mode, "reason": reason})
 
 
 def attached(transport: str, replayed: int, refusal: str | None) -> None:
-    """A connection joined a session.
+    """Count a connection that attached to a session.
 
     Args:
         replayed: Events that it is sent again.
@@ -67,7 +67,6 @@ def attached(transport: str, replayed: int, refusal: str | None) -> None:
 
 
 def coalesced() -> None:
-    """An event replaced an older one in its session's log."""
     _counter("coalesced").add(1)
 
 
@@ -76,7 +75,7 @@ def detached(reason: str) -> None:
 
 
 def too_slow() -> None:
-    """A connection was cut: its peer took nothing while its buffer was full."""
+    """Count a connection that was cut: its peer read nothing while its buffer was full."""
     _counter("slow").add(1)
 
 
@@ -89,12 +88,12 @@ def limited(limit: str) -> None:
 
 
 def store_failed(store: str, calls: int = 1) -> None:
-    """The store answered so many calls with an error. Any thread may say so."""
+    """Count calls that the store answered with an error. Any thread may call this."""
     _counter("store_errors").add(calls, {"store": store})
 
 
 def background_failed(work: str, error: str) -> None:
-    """Something that nobody awaits raised. A loop is begun anew, other work is lost.
+    """Count a failure of background work. A loop starts again; other work is lost.
 
     Args:
         work: Its name, one of a few.
@@ -104,7 +103,7 @@ def background_failed(work: str, error: str) -> None:
 
 
 def child_begun(outcome: str) -> None:
-    """A child of the wrapped server ``started``, or ``failed`` to."""
+    """Count a child of the wrapped server that ``started``, or ``failed`` to."""
     _counter("children").add(1, {"outcome": outcome})
 
 
@@ -113,7 +112,7 @@ def child_runs() -> None:
 
 
 def child_ended(reason: str) -> None:
-    """One of them is no more: it ``died``, or was ``ended`` here."""
+    """Count a child that is gone: it ``died``, or was ``ended`` here."""
     _up_down("children_running").add(-1)
     _counter("children_over").add(1, {"reason": reason})
 

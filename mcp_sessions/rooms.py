@@ -49,7 +49,6 @@ from mcp_sessions_transports.http.upstream.children import HttpChildren
 
 
 def wrapped(server: object, *, remembers: bool) -> tuple[SdkUpstream, ModernRules, DeclaredHeaders]:
-    """The wrapped server as the layer sees it, and the rules of the modern era for it."""
     declared = DeclaredHeaders()
     if isinstance(server, ExternalServer):
         shell = shell_of(server, remembers=remembers)

@@ -38,7 +38,7 @@ class Turns:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
-        """Go on now, or when those who came before do."""
+        """Wait for the callers that came before."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             # What waited in a loop that is over waits no more.

@@ -66,7 +66,7 @@ class AgentSide:
         watched("the connection to the ACP agent", self._listening)
 
     async def stop(self) -> None:
-        """Disconnect it: whatever it still waits for fails."""
+        """Disconnect the agent. Its open requests fail."""
         if self._connection is not None and self._listening is not None:
             self._answers.put_nowait(None)
             await asyncio.gather(self._listening, return_exceptions=True)
@@ -110,7 +110,7 @@ class AgentSide:
             raise acp_errors.internal_error(str(error) or type(error).__name__) from error
 
     async def notify(self, method: str, params: Mapping[str, Any], call: Call) -> None:
-        """Tell the agent something; its failures are logged."""
+        """Notify the agent. A failure is logged."""
         with contextlib.suppress(WorkCancelled):
             await ended_with_caller(self._notified(method, params, call))
 
@@ -142,7 +142,7 @@ class AgentSide:
 
 
 class _Outgoing:
-    """The library's ``Transport``: what the agent writes to is not a pipe, but `Outlet`."""
+    """The library's ``Transport``. The agent writes to an `Outlet`, not to a pipe."""
 
     def __init__(self, side: AgentSide) -> None:
         self._side = side
@@ -169,7 +169,7 @@ def _json_of(result: object) -> Json:
 
 
 def explained(error: ValidationError) -> str:
-    """In words: which member is wrong; not what it holds, which may be a credential."""
+    """Return which member is wrong, without its value, which may be a credential."""
     first = error.errors(include_input=False, include_context=False, include_url=False)[0]
     path = ".".join(str(part) for part in first["loc"])
     return f"{path or 'params'}: {first['msg']}"

@@ -113,7 +113,7 @@ class AcpSessionLayer:
         return self
 
     async def _open_store(self) -> None:
-        """Open the store, if need be when the process before has let go of it.
+        """Open the store. If the process before still has it, wait for that process to leave.
 
         An editor that is reloaded starts an agent at once, while the one before still has
         its ``grace``. What it needs beyond that, the store waits for by itself.
@@ -139,7 +139,6 @@ class AcpSessionLayer:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close both, once nobody is served any more."""
         self._users -= 1
         if self._users == 0:
             service, self._service = self._service, None

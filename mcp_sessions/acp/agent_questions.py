@@ -57,12 +57,6 @@ class Question:
 
 
 class Questions:
-    """Holds one client's unanswered questions.
-
-    Args:
-        send: Hands a message over to the client.
-    """
-
     def __init__(self, send: Callable[[Json], None]) -> None:
         self._send = send
         self._capabilities: Json = {}

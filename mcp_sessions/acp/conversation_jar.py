@@ -63,7 +63,7 @@ class StoreJar:
 
 
 class StoreSlot:
-    """One server's place. Its methods are called in threads, as a file's would be."""
+    """Keeps one server's session. Its methods are called in threads, as a file's would be."""
 
     def __init__(self, jar: StoreJar, name: str) -> None:
         self._jar = jar

@@ -262,7 +262,7 @@ class Openings:
 
 
 def _opening_params(params: Json) -> Json:
-    """As the agent's models take them: they want every member of a server."""
+    """Add the members that a client may leave out and the agent's models require."""
     servers = cast("list[Json]", params.get("mcpServers") or [])
     full: list[Json] = [
         {

@@ -109,7 +109,6 @@ class OpenConversation:
         return link.connection_id in self._seen_by
 
     def takes_title(self) -> bool:
-        """Whether its first message has to be looked at for a title: once."""
         had_title, self._has_title = self._has_title, True
         return not had_title
 

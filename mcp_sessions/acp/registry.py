@@ -37,7 +37,7 @@ class Registry:
 
     @asynccontextmanager
     async def lock(self, session_id: SessionId) -> AsyncGenerator[None, None]:
-        """One opens or closes a conversation at a time."""
+        """Hold the lock under which one caller at a time opens or closes a conversation."""
         lock = self._locks.setdefault(session_id, asyncio.Lock())
         self._lock_users[session_id] += 1
         try:

@@ -33,8 +33,6 @@ _TIMEOUT: Final = 10.0
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """What one token led to."""
-
     why: str = ""
     """How the service failed; empty: it did not."""
 
@@ -42,12 +40,6 @@ class Question:
 
 
 class IdentityService:
-    """The service of one provider, as its verifier reaches it.
-
-    Args:
-        clock: Seconds.
-    """
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._question: ContextVar[Question | None] = ContextVar("question", default=None)

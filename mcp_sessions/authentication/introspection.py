@@ -39,14 +39,6 @@ Post = Callable[[str, Mapping[str, str], str], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class IntrospectionEndpoint:
-    """The address to ask, and the client as which to ask.
-
-    Args:
-        url: The endpoint.
-        client_id: The client as which this server asks.
-        client_secret: Its secret.
-    """
-
     url: str
     client_id: str
     client_secret: str = field(repr=False)

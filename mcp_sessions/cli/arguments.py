@@ -49,13 +49,6 @@ class OneLineParser(argparse.ArgumentParser):
     """Parse arguments, and print an error in one line. argparse prints the whole usage first."""
 
     def __init__(self, *, examples: Sequence[str] = (), notes: str = "", **options: Any) -> None:
-        """Make a parser.
-
-        Args:
-            examples: Command lines, at the end of the help.
-            notes: Lines before the examples.
-            options: Those of argparse.
-        """
         shown = "\n".join(["examples:", *(f"  {each}" for each in examples)]) if examples else ""
         epilog = "\n\n".join(each for each in (notes, shown) if each)
         # The beginning of an option could become another one with the next release.
@@ -227,7 +220,6 @@ def proxies(text: str) -> str:
 
 
 def host(text: str) -> str:
-    """Parse a value of a Host header: ``name`` or ``name:port``."""
     parts = urlsplit(f"//{text}")
     try:
         is_one = bool(parts.hostname) and parts.netloc == text and parts.port != 0
@@ -241,7 +233,6 @@ def host(text: str) -> str:
 
 
 def origin(text: str) -> str:
-    """Parse a value of an Origin header: ``https://name`` or ``https://name:port``."""
     parts = urlsplit(text)
     if not parts.netloc or text != f"{parts.scheme}://{parts.netloc}" or parts.username is not None:
         raise argparse.ArgumentTypeError(

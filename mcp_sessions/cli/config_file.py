@@ -107,7 +107,6 @@ def servers_of(file: str, given: Mapping[str, Any]) -> dict[str, ExternalServer]
 
 
 def _text_of(file: str) -> str:
-    """Return the JSON of a file without comments and last commas."""
     try:
         with Path(file).open("rb") as opened:
             text = opened.read(_LARGEST + 1)

@@ -161,8 +161,6 @@ def _takes(stream: TextIO) -> bool:
 
 
 class TextFormatter(logging.Formatter):
-    """Format records as ``2026-07-28T12:00:00Z INFO mcp_sessions.server: text``."""
-
     def format(self, record: logging.LogRecord) -> str:
         # A peer's text may have line breaks, which must not forge a record.
         text = " ".join(record.getMessage().splitlines())

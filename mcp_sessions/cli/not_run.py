@@ -31,7 +31,6 @@ class Runs:
 
 @contextmanager
 def nothing_runs() -> Generator[Runs]:
-    """Block the ways to serve until the block ends."""
     import uvicorn
 
     from mcp_sessions.serve.uvicorn_server import RUN_IS_REFUSED

@@ -29,14 +29,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ServedFile:
-    """The servers of a file, each by its path.
-
-    Args:
-        read: Reads the file.
-        make: Makes the layer of a server.
-        part: Makes the part that serves a layer.
-    """
-
     _read: Callable[[], Mapping[str, ExternalServer]]
     _make: Callable[[str, ExternalServer], Assembly]
     _part: Callable[[str, Assembly], Part]

@@ -124,12 +124,6 @@ def serve_all(
     security: SecuritySettings | None,
     on_started: Callable[[], None],
 ) -> int:
-    """Serve all layers until stopped, and return the exit status.
-
-    Args:
-        make: Makes the layer of a server that the file names later.
-    """
-
     def part(path: str, layer: Assembly) -> Part:
         settings = EndpointSettings(path=path, host=options.host, security=security)
         endpoint = layer.endpoint(settings)

@@ -188,21 +188,10 @@ def _said(descriptor: int) -> bytes:
 
 
 def is_first_worker(descriptors: str) -> bool:
-    """Whether a worker is the one that is started alone.
-
-    Args:
-        descriptors: The value of ``--worker``.
-    """
     return descriptors.endswith(",1")
 
 
 class Worker:
-    """Hold the descriptors that a worker got from its keeper.
-
-    Args:
-        descriptors: The value of ``--worker``.
-    """
-
     def __init__(self, descriptors: str) -> None:
         listener, self._says_to, self._alive, _ = map(int, descriptors.split(","))
         self.listener = socket.socket(fileno=listener)

@@ -27,8 +27,6 @@ _CLOSED = "the transport was closed"
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """The functions of an application that its client calls."""
-
     deliver: Callable[[Json], Awaitable[None]]
     """Takes a message."""
 
@@ -64,11 +62,6 @@ class Application:
         return pending
 
     async def end(self, why: str) -> None:
-        """End its side from here.
-
-        Args:
-            why: And what to do.
-        """
         self.why_ended = why
         await self.hang_up()
 
@@ -102,7 +95,7 @@ class Application:
             await self.answer(pending, CONNECTION_CLOSED, text)
 
     async def report_everything_changed(self) -> None:
-        """There was a gap: what the application may have missed, it reads again (CLI4)."""
+        """Ask the application to read everything again after a gap in its events (CLI4)."""
         if self._peer.is_modern:
             for message in self.listens.everything():
                 await self.deliver(message)
@@ -119,9 +112,7 @@ class Application:
             await self.deliver(rpc.notification(rpc.CANCELLED, params))
 
     def lost(self, address: str, failure: Failure) -> None:
-        """The connection is lost: say so in the log, and call ``on_lost``, once until it is
-        replaced.
-        """
+        """Log that the connection is lost, and call ``on_lost``: once until it is replaced."""
         cause, known = explaining.cause_of(failure, address), self.loss
         if known is not None:
             # What is wrong may change: refused first, then 502.

@@ -36,7 +36,7 @@ _PATIENCE = 2
 
 
 class Hopeless(Exception):
-    """The session is gone, and the one before it was of no use either."""
+    """The session is lost, and the session before it was lost without being of use."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +91,8 @@ class SessionControl:
             self._peer.note_no_sessions()
 
     async def _look_for_server(self, link: Link) -> None:
-        """Modern era: see that somebody is there, where nothing else is asked of a new link.
+        """Check in the modern era that a server answers on a new link, if nothing else is sent to
+        it.
 
         Raises:
             Failed: Nobody is.
@@ -104,7 +105,7 @@ class SessionControl:
             logger.debug("%s: %s", rpc.DISCOVER, refused)
 
     async def take_up(self, link: Link) -> ResumeOutcome:
-        """Go on on a new link: with the session, or, at a server without, as well as can be.
+        """Continue on a new link, with the session if the server has sessions.
 
         Raises:
             Failed: The link is of no use; another may be.
@@ -172,7 +173,7 @@ class SessionControl:
         )
 
     async def resume(self, link: Link, params: Json, *, is_new: bool) -> Json | None:
-        """The result of ``session/resume``; None: the session is gone.
+        """Send ``session/resume`` and return its result; None: the session is gone.
 
         Raises:
             Failed: The link is of no use; another may be.
@@ -215,15 +216,15 @@ class SessionControl:
                 await self._runtime.back_off(asked)
 
     def gave_up_on_attempt(self, failure: Failure) -> None:
-        """A request that takes the session has no answer: it may be served all the same
-        (TKO13).
+        """Note that a request that takes the session has no answer. It may still be
+        served (TKO13).
         """
         was_refused = failure.is_answer or failure.status in NEVER_RAN
         if failure.cause is not Cause.UNREACHABLE and not was_refused:
             self._peer.attempts.gave_up(now=self._runtime.clock())
 
     async def restart(self, link: Link) -> ResumeOutcome:
-        """The session is gone: another one, if the last was of use (CLI5).
+        """Replace a lost session, if the lost one was of use (CLI5).
 
         Raises:
             Failed: The link is of no use.

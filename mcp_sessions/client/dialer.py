@@ -24,7 +24,7 @@ CONNECTION_CLOSED = -32000
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request has no answer, or a link is no more. Its text holds nothing secret."""
+    """The reason why a request has no answer, or why a link ended. The text holds no secret."""
 
     cause: Cause
     explanation: str
@@ -66,7 +66,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A request's own way back is gone (HTTP); the link is not."""
+    """The response of one request is lost (HTTP). The link is open."""
 
     request_id: RequestId
     failure: Failure
@@ -74,7 +74,7 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTooLarge:
-    """The application's answer to a question of the server is more than that takes."""
+    """The server does not take so large an answer to its question."""
 
     question_id: RequestId
 
@@ -113,14 +113,14 @@ class StreamFailed:
 
 @dataclass(frozen=True, slots=True)
 class StreamRefused:
-    """The server does not know the link's transport session any more (HTTP)."""
+    """The server no longer knows the link's transport session (HTTP)."""
 
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A message was too large and is dropped, and answered nothing: perhaps an event."""
+    """A message was too large and was dropped. It answered no request: it may be an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class Link(Protocol):
         ...
 
     def abandon(self, request_id: RequestId) -> None:
-        """Nobody waits for that request's answer any more."""
+        """Note that the answer to a request is no longer wanted."""
         ...
 
     async def close(self, *, leave: bool) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 
 def _since_boot() -> float:
-    """Seconds on a clock that goes on during suspend, as far as the system has one."""
+    """Return seconds on a clock that counts suspend, if the system has one."""
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     if sys.platform == "darwin":

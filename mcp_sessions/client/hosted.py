@@ -77,28 +77,28 @@ class HostedSession:
         self.follower.restart(position)
 
     def came(self) -> None:
-        """An event of it came: it is attached (ATT3)."""
+        """Note that an event of the session arrived: it is attached (ATT3)."""
         self.is_attached = True
 
     def detach(self) -> None:
         self.is_attached = False
 
     def withhold(self) -> None:
-        """The connection lost its place (ATT10)."""
+        """Note that the connection is no longer attached (ATT10)."""
         self.is_withheld = True
 
     def taking(self) -> None:
-        """Our own ``session/resume`` is about to be sent."""
+        """Note that our own ``session/resume`` is about to be sent."""
         self._decided = anyio.Event()
 
     def decided(self) -> None:
-        """It was answered, and what that means is noted; or it failed."""
+        """Note that our resume was answered and handled, or failed."""
         if self._decided is not None:
             self._decided.set()
             self._decided = None
 
     async def until_decided(self) -> None:
-        """Return when no resume of ours is under way: an event may be behind a hole."""
+        """Wait until no resume of ours is open: an event may come after a hole."""
         while self._decided is not None:
             await self._decided.wait()
 
@@ -142,7 +142,9 @@ class HostedSessions:
         return any(self.attached())
 
     def attached(self) -> Iterator[HostedSession]:
-        """Those to take up again after a loss: the current one last, so that it is current."""
+        """Iterate the sessions to resume after a loss: the current one last, so that it stays
+        current.
+        """
         here = [each for each in self._sessions.values() if each.is_attached]
         yield from sorted(here, key=lambda each: each.session_id == self.current)
 
@@ -258,18 +260,18 @@ class HostedSessions:
         return held
 
     def cleared(self) -> None:
-        """The application named no session, and with that gave up one that is not here (ASC4)."""
+        """Note that the application named no session, and gave up one that is not here (ASC4)."""
         if self.standing is not Standing.HERE:
             self.current, self.standing = None, Standing.HERE
 
     def ended(self, session_id: str) -> None:
-        """The application ended it (ASC17)."""
+        """Note that the application ended the session (ASC17)."""
         self._forget(session_id)
         if self.current == session_id:
             self.current, self.standing = None, Standing.HERE
 
     def gone(self, session_id: str) -> None:
-        """It ended outside of this client, or expired (ASC18)."""
+        """Note that the session ended outside of this client, or expired (ASC18)."""
         self._forget(session_id)
         if self.current == session_id:
             self.standing = Standing.GONE
@@ -282,7 +284,7 @@ class HostedSessions:
             self.standing = Standing.TAKEN
 
     def missed_events(self, held: HostedSession) -> None:
-        """Events of it are missing, and the application has to ask for it anew (ATT10)."""
+        """Note that events are missing: the application has to resume the session (ATT10)."""
         held.withhold()
         self.left(held.session_id)
 

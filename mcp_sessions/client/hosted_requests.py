@@ -25,8 +25,8 @@ _UNNAMED = frozenset({rpc.INITIALIZE, rpc.DISCOVER, method_names.PING, *rpc.OUR_
 
 
 def refused(pending: Pending, peer: Peer) -> Standing | None:
-    """Why a request cannot be served: its session left this connection (TKO5), or is gone
-    (ASC18). None: it can be.
+    """Return why a request cannot be served: its session left this connection (TKO5) or is gone
+    (ASC18). None: it can be served.
     """
     hosted = peer.hosted
     if pending.is_hosts:
@@ -45,7 +45,7 @@ def refused(pending: Pending, peer: Peer) -> Standing | None:
 def prepared(
     pending: Pending, peer: Peer, mint_key: Callable[[], str]
 ) -> tuple[Json, Mapping[str, str]]:
-    """A request as it goes out but for its id, and the HTTP headers that it needs."""
+    """Return a request as it is sent, without its id, and the HTTP headers that it needs."""
     message, method = pending.message, pending.method
     envelope = stamping.envelope_of(message)
     headers: dict[str, str] = {}

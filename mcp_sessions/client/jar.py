@@ -55,7 +55,7 @@ class SavedSession:
 
 
 class JarSlot(Protocol):
-    """The place of one client's session, held until it is closed."""
+    """Keeps one client's session, until it is closed."""
 
     def load(self) -> SavedSession | None:
         """Return the saved session; None: there is none, or it cannot be read."""
@@ -70,7 +70,7 @@ class JarSlot(Protocol):
         ...
 
     def close(self) -> None:
-        """Let others have the place."""
+        """Release the slot for other clients."""
         ...
 
 
@@ -78,7 +78,7 @@ class Jar(Protocol):
     """Keeps sessions between runs."""
 
     def open(self, target: str, user: str) -> JarSlot | None:
-        """A place for a session of that server and user; None: all are taken.
+        """Open a slot for a session of that server and user; None: all are taken.
 
         Raises:
             OSError: The jar cannot be used.

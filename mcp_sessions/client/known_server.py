@@ -169,7 +169,7 @@ class Peer:
         return recovered
 
     def lost(self) -> None:
-        """The session is gone for good, and its position with it (CLI5)."""
+        """Forget the lost session, and its position (CLI5)."""
         self.session = None
         self.open_calls.restart()
         self.follower.restart(None)
@@ -179,7 +179,7 @@ class Peer:
         self.open_calls.restart()
 
     def note_listen(self) -> None:
-        """A listen is asked for: should it be cut, ``session/resume`` goes first (CLI11)."""
+        """Note a listen request: if it is cut, ``session/resume`` goes first (CLI11)."""
         self.must_resume_before_listening = True
 
     def note_subscription(self, message: Json) -> None:

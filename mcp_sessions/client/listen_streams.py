@@ -97,7 +97,7 @@ class Listens:
         return flags and set(_uris(needed)) <= set(_uris(self._on_wire))
 
     def next_request(self) -> Json:
-        """The listen request to send now: the newest of the application's, asking for all."""
+        """Build the listen request to send: the application's newest, with all filters."""
         self._count += 1
         self.wire_id = f"mcp-sessions-listen-{self._count}"
         self._on_wire, self._honored = self._union(), None
@@ -125,7 +125,7 @@ class Listens:
         return self.not_yet_acknowledged()
 
     def not_yet_acknowledged(self) -> list[Json]:
-        """The acknowledgements to give to streams that the one on the wire covers already."""
+        """Return the acknowledgements for streams that the open request covers already."""
         honored = self._honored
         if honored is None or not self.is_covered():
             return []
@@ -167,7 +167,7 @@ class Listens:
         return messages
 
     def everything(self) -> list[Json]:
-        """There was a gap: a change of all that is listened to, for everybody to read again."""
+        """Return one change for each filter after a gap, so that all is read again."""
         messages: list[Json] = []
         for app_id, listening in self._open.items():
             if not listening.is_acknowledged:

@@ -57,7 +57,7 @@ class Listener:
         self.see_to_it()
 
     def see_to_it(self, *, delayed: bool = False) -> None:
-        """Have the stream on the wire bring what is asked for.
+        """Open or replace the stream, so that it brings all that is asked for.
 
         Args:
             delayed: It failed just now.

@@ -137,7 +137,7 @@ class Losses:
                 self._runtime.tasks.start_soon(self._take_back, link)
 
     def _come_back_later(self, link: Link, params: Json) -> None:
-        """The server drains: another connection, when it is our turn (TKO11)."""
+        """Plan a reconnect in our turn: the server drains (TKO11)."""
         runtime = self._runtime
         seconds = seconds_of(params.get("retryAfter"), most=runtime.policy.give_up_after)
         now = runtime.clock()
@@ -164,7 +164,7 @@ class Losses:
             self._recovery.begin(Way.REATTACH)
 
     def stream_reopened(self, link: Link) -> None:
-        """A link's notification stream is open again, and the session may have left it (HTL7)."""
+        """Resume, if the session left a link whose notification stream is open again (HTL7)."""
         if self._state.phase is Phase.BUSY:
             # It may have left after the resume that is under way was served.
             self._reopened_meanwhile = link
@@ -172,7 +172,7 @@ class Losses:
             self._recovery.begin(Way.REATTACH)
 
     def was_answered(self) -> None:
-        """The server answered a request of our own: what was reported before is older."""
+        """Note that the server answered our own request: earlier reports are out of date."""
         self._detached_meanwhile = None
 
     async def catch_up(self, link: Link) -> None:

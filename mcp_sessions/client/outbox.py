@@ -48,7 +48,7 @@ class Outbox:
             logger.info("the server did not accept %s: %s", message["method"], failed)
 
     async def answer(self, question_id: RequestId, message: Json) -> None:
-        """Answer a question of the server; kept until it was taken (ASK5)."""
+        """Answer a question of the server. The answer is kept until it is delivered (ASK5)."""
         link = self._state.link
         if link is None:
             return
@@ -59,7 +59,7 @@ class Outbox:
             logger.debug("an answer waits for a connection: %s", failed)
 
     async def cancel(self, message: Json, headers: Mapping[str, str]) -> None:
-        """The application does not want the answer to a request any more (REQ7)."""
+        """Cancel a request of the application (REQ7)."""
         peer, app = self._peer, self._app
         params = cast("Json", message.get("params") or {})
         meta = meta_of(params) or {}

@@ -87,7 +87,7 @@ class Pushing:
         link.listen()
 
     async def drop(self) -> None:
-        """It is of no use any more: the next session that is taken opens another."""
+        """Drop the link. The next session that is taken opens another one."""
         pushed = self._peer.push_on(None)
         if pushed is not None:
             await pushed.close(leave=True)
@@ -108,7 +108,7 @@ def as_handshake(message: Json) -> Json:
 
 
 def as_modern(answer: Json) -> Json:
-    """Its answer, as the modern era has it (HTM13)."""
+    """Return an answer as the modern era has it (HTM13)."""
     result = answer.get("result")
     if not isinstance(result, dict):
         return answer

@@ -113,11 +113,11 @@ class Recovery:
         return self._scouted_addresses.of(target, now=self._runtime.clock())
 
     def postpone(self, until: float) -> None:
-        """The server drains: do not come back before, unless somebody waits (TKO11)."""
+        """Reconnect no sooner, since the server drains, unless a request waits (TKO11)."""
         self._not_before = until
 
     def hurry(self) -> None:
-        """The application asks something: whoever waits out of politeness stops waiting."""
+        """Stop polite waits: the application sent a request."""
         self._asked.set()
 
     async def _run(self, way: Way) -> None:
@@ -278,7 +278,7 @@ class Recovery:
         await self._app.report_outcome(ResumeOutcome(False, reason="gave_up"))
 
     async def _ready(self, link: Link, outcome: ResumeOutcome | None) -> None:
-        """Go on, on this link: tell what happened, and send what waits (CLI1)."""
+        """Continue on this link: report the outcome, and send what waits (CLI1)."""
         previous = self._state.use(link)
         link.configure(self._peer.settings())
         link.listen()

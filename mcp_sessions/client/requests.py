@@ -117,7 +117,9 @@ class Pending:
         self.key_lifetime = min(self.key_lifetime, key_lifetime)
 
     def reported(self, params: Json) -> bool:
-        """It makes progress. False: the application knew so before it was sent again (KEY21)."""
+        """Note progress. False: the application had that report before the request was sent again
+        (KEY21).
+        """
         value = params.get("progress")
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return True
@@ -130,7 +132,7 @@ class Pending:
         self.was_accepted = True
 
     def refused(self) -> int:
-        """Its session was not there, or its state not good; how often that was."""
+        """Count a refusal, because of the session or its state. Return the count."""
         self.refusals += 1
         return self.refusals
 
@@ -139,7 +141,6 @@ class Pending:
         self.cause = cause
 
     def did_not_begin(self) -> None:
-        """Its last sending was refused before anything ran."""
         if self.sent_before:
             # Its key may have an answer already.
             self.link = None
@@ -147,7 +148,7 @@ class Pending:
             self.forget_sending()
 
     def forget_sending(self) -> None:
-        """It never ran: it may be sent as if for the first time."""
+        """Forget that it was sent: it never ran."""
         self.key = self.first_sent = self.session_id = self.link = None
         self.is_named_here = False
         self.generation = -1
@@ -173,7 +174,7 @@ class Requests:
         self._open[pending.app_id] = pending
 
     def sending(self, pending: Pending, link: Link, *, now: float) -> RequestId:
-        """It is about to be sent: its id on the wire.
+        """Note that a request is about to be sent, and return its id on the wire.
 
         Args:
             now: Seconds, by the clock that counts suspend.
@@ -220,7 +221,7 @@ class Questions:
         self._withdrawn: OrderedDict[RequestId, None] = OrderedDict()
 
     def asked(self, question_id: RequestId) -> tuple[bool, Json | None]:
-        """The server asked.
+        """Note a question of the server.
 
         Returns:
             Whether the application shall receive it, and the answer to give again.
@@ -235,8 +236,8 @@ class Questions:
         return True, None
 
     def answered(self, question_id: RequestId, answer: Json) -> bool:
-        """The application answered; kept, should the server not get it. False: nobody wants to
-        know any more.
+        """Keep the application's answer, in case the server does not get it. False: the answer is
+        no longer wanted.
         """
         self._open.discard(question_id)
         if question_id in self._withdrawn:

@@ -121,7 +121,7 @@ class ResumingClient:
         self._runtime.tasks.start_soon(self._keep_house)
 
     async def close(self) -> None:
-        """The application is done: the session is kept if there is a jar, else it ends."""
+        """Close for the application: a jar keeps the session, otherwise it ends."""
         link, limit = self._state.link, self._runtime.policy.closing_timeout
         await self._reattaching.pushing.drop()
         if link is not None:
@@ -174,7 +174,7 @@ class ResumingClient:
 
     @property
     def why_ended(self) -> str | None:
-        """Why the application's side was ended, and what to do; None: the server's was."""
+        """Why this client ended the connection, and what to do; None: the server ended it."""
         return self._app.why_ended
 
     async def until_answered(self, request_id: RequestId) -> None:
@@ -189,9 +189,7 @@ class ResumingClient:
         return self._app.questions.unanswered()
 
     async def give_up(self, why: str) -> None:
-        """Answer all that waits: nobody waits any longer. A loss that lasts says more than
-        ``why``.
-        """
+        """Answer all open requests. A loss that lasts says more than ``why``."""
         cause = "" if self._app.loss else f"{self._state.addresses.current.target}: {why}"
         for pending in self.waiting():
             await self._app.give_up_on(pending, cause)

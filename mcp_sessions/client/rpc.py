@@ -54,7 +54,7 @@ ENDS_SESSION = frozenset({method_names.END_SESSION, method_names.DELETE_SESSION}
 
 
 def received(data: bytes) -> Json | None:
-    """A message of the server, read.
+    """Read a message of the server.
 
     What is no message, but names a request, shall not leave anybody waiting: an answer is
     replaced by an error, and a question goes to the application's side, which refuses it.

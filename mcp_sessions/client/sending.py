@@ -125,7 +125,7 @@ class Sender:
             await self._app.give_up_on(pending)
 
     async def flush(self, link: Link) -> None:
-        """There is a link again, with a session: send what waits for it (CLI1)."""
+        """Send what waits for a link with a session (CLI1)."""
         await self._outbox.flush()
         if self._app.listens and not self._app.listens.is_covered():
             self._listener.see_to_it()
@@ -188,8 +188,8 @@ class Sender:
             await self.request(pending)
 
     async def not_begun(self, link: Link, pending: Pending) -> bool:
-        """The server shuts down, and refused a request before it began (ERR15); False: let
-        that be the answer.
+        """Handle a request that a stopping server refused before it began (ERR15). False: the
+        refusal is the answer.
         """
         state = self._state
         if state.phase in (Phase.OPEN, Phase.ENDED, Phase.CUT_OFF):
@@ -206,7 +206,7 @@ class Sender:
         return True
 
     async def state_refused(self, pending: Pending) -> bool:
-        """The server does not take the ``state`` of a request; False: let it be the answer."""
+        """Handle a refused ``state``. False: the refusal is the answer."""
         if self._is_refused_for_good(pending):
             return False
         if not self._peer.drop_state(pending.session_id, pending.state):

@@ -173,13 +173,13 @@ class ClientState:
         return self.phase is Phase.READY and self.uses(link)
 
     def progressed(self) -> None:
-        """An answer or an event came (CLI2)."""
+        """Note an answer or an event (CLI2)."""
         self._runtime.backoff.progressed()
         self.addresses.progressed()
         self._trouble_since = None
 
     def is_too_long_in_trouble(self) -> bool:
-        """Note that there is trouble; whether it has been for longer than anybody waits."""
+        """Note a failure. Return whether failures have lasted longer than anybody waits."""
         now = self._runtime.clock()
         if self._trouble_since is None:
             self._trouble_since = now

@@ -26,7 +26,6 @@ class Attach(NamedTuple):
 
 
 def state_of(*, is_attached: bool) -> State:
-    """The state of a session that is in a store: it lives."""
     return State.ATTACHED if is_attached else State.DETACHED
 
 

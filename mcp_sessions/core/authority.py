@@ -21,8 +21,6 @@ _WITH_PORTS = ("http:", "https:", "ws:", "wss:", "ftp:")
 
 
 class Less(NamedTuple):
-    """A URI without its user information, its port, or both."""
-
     uri: str
     lacks_user: bool
     lacks_port: bool
@@ -57,7 +55,6 @@ def less_of(uri: str) -> tuple[Less, ...]:
 
 
 def whatwg(uri: str) -> str | None:
-    """The WHATWG form; None: it has none."""
     # Loaded where something is hidden, and nowhere else.
     from ada_url import normalize_url
 

@@ -24,7 +24,7 @@ class Arrivals:
         self._on_none: Callable[[], None] | None = None
 
     def enter(self) -> object | None:
-        """A request comes in: what stands for it here. None: it comes too late."""
+        """Return a token for an arriving request. None: it arrives too late."""
         if self._on_none is not None:
             return None
         arrival = object()
@@ -32,13 +32,13 @@ class Arrivals:
         return arrival
 
     def arrived(self, arrival: object) -> None:
-        """It runs, or was answered. To say it again changes nothing."""
+        """Note that a request runs, or was answered. To repeat it changes nothing."""
         self.inside.discard(arrival)
         if self._on_none is not None:
             self._notify()
 
     def close(self, on_none: Callable[[], None]) -> None:
-        """Let nothing in from now on.
+        """Accept no more arrivals.
 
         Args:
             on_none: Called when nothing is on its way any more, now or later; in place of an

@@ -32,7 +32,6 @@ _SESSION_KEY = b'"' + SESSION_META.encode() + b'":'
 
 class Filter:
     def __init__(self, params: Mapping[str, Any]) -> None:
-        """Take the params of a request that the SDK's rules let through."""
         wanted: Mapping[str, Any] = params.get("notifications") or {}
         self._uri_list: list[str] = list(wanted.get("resourceSubscriptions") or ())
         self.uris = frozenset(self._uri_list)

@@ -128,12 +128,12 @@ class EventLog:
 
     @property
     def head(self) -> Position:
-        """The position of who has seen everything."""
+        """The position after the newest event."""
         return Position(self.log_epoch, self._head)
 
     @property
     def floor(self) -> Position:
-        """The oldest position from which everything after it is still here."""
+        """The oldest position after which no event is missing."""
         return Position(self.log_epoch, self._floor)
 
     def would_replace(self, draft: Draft) -> bool:
@@ -224,7 +224,6 @@ class EventLog:
     def replay(
         self, position: Position | None, *, now: float, limit: int | None = None
     ) -> tuple[tuple[LoggedEvent, ...], Refusal | None]:
-        """As :meth:`since_id`, after a position that was read."""
         if position is None:
             return (), Refusal.NO_POSITION
         try:
@@ -240,7 +239,7 @@ class EventLog:
             self._oldest = self._head + 1
 
     def drop_origin(self, origin: SessionId) -> int:
-        """Remove the events of one session from a connection's stream; how many there were.
+        """Remove the events of one session from a connection's stream. Return their number.
 
         They are not lost: they stand in their own session's log. The floor stays.
         """

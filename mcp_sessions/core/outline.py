@@ -129,13 +129,13 @@ class Outline:
 
     @property
     def has_method(self) -> bool:
-        """It is a request or a notification; False: an answer, or what could not be found out."""
+        """Whether it is a request or a notification; False: an answer, or unknown."""
         members = self._members()
         return "method" in members and not _answers(members)
 
     @property
     def is_answer(self) -> bool:
-        """It answers something; False: it asks or tells, or that could not be found out."""
+        """Whether it is an answer; False: a request or a notification, or unknown."""
         return _answers(self._members())
 
 

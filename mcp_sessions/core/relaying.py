@@ -35,8 +35,8 @@ def carry(carried: FencingEpoch | None, fencing_epoch: FencingEpoch) -> Carry:
 
 
 def may_drop(carried: FencingEpoch | None, fencing_epoch: FencingEpoch | None) -> bool:
-    """Whether who displaced an attachment takes off the stream what it left: not what a newer
-    one brought there. None for the epoch: whatever there is.
+    """Whether the process that displaced an attachment may remove its events from the stream.
+    Events of a newer attachment stay. None for the epoch: whatever there is.
     """
     return fencing_epoch is None or carried is None or carried <= fencing_epoch
 

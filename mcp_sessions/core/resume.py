@@ -173,7 +173,7 @@ class Follower:
         self._limit = remembered
 
     def admits(self, event_id: EventId) -> bool:
-        """Take note of an event; False: it was seen before and goes nowhere."""
+        """Note an event. False: it was seen before and must be dropped."""
         if event_id in self._seen:
             return False
         self._seen[event_id] = None
@@ -183,7 +183,7 @@ class Follower:
         return True
 
     def restart(self, position: EventId | None) -> None:
-        """There was a gap, or the session is another one: go on at ``position``."""
+        """Continue at ``position``, after a gap or with another session."""
         self._seen.clear()
         self.position = position
 
@@ -209,12 +209,12 @@ class Attempts:
     _given_up: list[float] = field(default_factory=list[float])
 
     def gave_up(self, *, now: float) -> None:
-        """An attempt has no answer, and nobody knows whether it will be served."""
+        """Note an attempt without an answer. It may still be served."""
         self._given_up.append(now)
         del self._given_up[:-_ATTEMPTS_KEPT]
 
     def is_own(self, instance: object, *, now: float) -> bool:
-        """Whether it was this client that took the session over.
+        """Whether this client took the session over.
 
         Args:
             instance: Who did, as the server says; not a string: it does not say. Then each
@@ -241,7 +241,7 @@ class Lives:
     _last: float = 0.0
 
     def used(self) -> None:
-        """The session answered: should it be lost, there may be another."""
+        """Note that the session answered: if it is lost, there may be another one."""
         self._may = True
 
     def restart(self, *, now: float, rest: float) -> bool:

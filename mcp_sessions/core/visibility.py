@@ -142,7 +142,9 @@ class Visibility:
         return any(hides(as_pattern(kind, pattern), name) for pattern in self.outside)
 
     def may_receive(self, uri: str) -> bool:
-        """Whether a subscription to a resource counts. One may be older than what hides it."""
+        """Whether a subscription to a resource counts. It may be older than the rule that hides the
+        resource.
+        """
         try:
             self._check(RESOURCES, uri)
         except InvalidParams:
@@ -235,8 +237,8 @@ class Visibility:
         return params, rewritten
 
     def _rewrite(self, kind: str, name: str, rewritten: dict[str, str]) -> str:
-        """The nearest name to a hidden one that is not hidden itself: so the server looks for it
-        where it looks for any other that the session could make up.
+        """Return the nearest name that is not hidden. The server handles it as any other name that
+        the session could make up.
         """
         runs = list(_RUN.finditer(name))
         if not runs:
@@ -381,7 +383,7 @@ def restored(value: Any, rewritten: Mapping[str, str]) -> Any:
 
 
 def calls_one(params: Mapping[str, Any]) -> bool:
-    """Whether it is sure which tool the server reads in the params of a call."""
+    """Whether it is certain which tool the server reads in the params of a call."""
     try:
         _check_spelled(params, "name")
     except InvalidParams:

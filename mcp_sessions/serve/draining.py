@@ -34,13 +34,6 @@ _LAST_WORDS = 2.0
 
 
 class Draining:
-    """Stops what a layer serves.
-
-    Args:
-        endpoints: The layer's, as they are when it stops.
-        child_host: What other replicas ask children of this one; None: sessions have none.
-    """
-
     def __init__(
         self,
         environment: Environment,
@@ -66,7 +59,7 @@ class Draining:
         self._all_arrived = asyncio.Event()
 
     def announce(self) -> None:
-        """Say that the process is about to stop. Everything is served."""
+        """Announce that the process is about to stop. It still serves everything."""
         self.availability.is_leaving = True
 
     def needs_listener(self) -> bool:
@@ -125,7 +118,7 @@ class Draining:
                 await self._all_arrived.wait()
 
     async def _notify_everyone(self) -> None:
-        """Tell clients to come back. A store that is away holds up neither that nor what runs."""
+        """Ask clients to reconnect. A store that is away delays neither that nor running calls."""
         is_away = False
         for connection in self._connections.all():
             transport = connection.transport

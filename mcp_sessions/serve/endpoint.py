@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSettings:
-    """The address of an endpoint, and the requests that it takes."""
-
     path: str
     """Clients connect to this path."""
 

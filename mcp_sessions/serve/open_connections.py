@@ -74,7 +74,7 @@ class ConnectionLimits:
 
 
 def connection_limits(policies: Sequence[SessionPolicy]) -> ConnectionLimits:
-    """Those of a process that serves layers of these policies: of each limit the widest."""
+    """Return the limits of a process that serves layers of these policies: the widest of each."""
     most = [policy.max_connections for policy in policies]
     return ConnectionLimits(
         max_message=max(policy.max_message for policy in policies),
@@ -106,17 +106,17 @@ class Open(Protocol):
     looked: Looked
 
     def serve_only(self, paths: frozenset[str]) -> None:
-        """It found no place: answer 503, but for these paths."""
+        """Answer 503, except for these paths: there are too many connections."""
         ...
 
     def waits(self) -> bool:
-        """Whether nothing runs for it: it waits for a request, or the rest of one."""
+        """Whether nothing runs on it: it waits for a request, or for the rest of one."""
         ...
 
     def is_stuck(self) -> bool: ...
 
     def give_up(self) -> bool:
-        """Refuse what should be here by now; False: it is running, and that was in vain."""
+        """Refuse a request that is late. False: it runs already."""
         ...
 
 
@@ -151,7 +151,7 @@ class OpenConnections:
         return len(self._open)
 
     def opened(self, connection: Open) -> None:
-        """A connection was accepted; where there are too many another one goes."""
+        """Count an accepted connection. If there are too many, close another one."""
         self._open[connection] = None
         sock = connection.transport.get_extra_info("socket")
         if sock is not None:
@@ -179,7 +179,6 @@ class OpenConnections:
         self._delayed.pop(connection, None)
 
     def delayed(self, connection: Open, *, waits: bool) -> None:
-        """The refusal of a credential waits, or waits no more."""
         self._delayed.pop(connection, None)
         if waits and connection in self._open and connection not in self._leaving:
             self._delayed[connection] = None

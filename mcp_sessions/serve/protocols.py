@@ -51,12 +51,6 @@ _INVALID_DATA = 1007
 
 
 class LimitedConfig(uvicorn.Config):
-    """uvicorn's configuration, for these protocols.
-
-    Args:
-        tls: What connections are made with; None: they are not encrypted.
-    """
-
     def __init__(
         self,
         app: ASGIApp,
@@ -104,7 +98,6 @@ class _Delayed:
             self._connections.delayed(cast("Open", self), waits=wait is not None)
 
     def end_delay(self) -> None:
-        """No refusal waits on this connection any more."""
         # It refers to this connection.
         self.app_state.pop(DELAYS, None)
         if self._delay is not None and not self._delay.done():

@@ -27,13 +27,12 @@ LOOKS = 1.0
 
 
 class EarlySignal:
-    """Handles SIGHUP until the server is ready, which would else end the process."""
+    """Handles SIGHUP until the server is ready. Otherwise SIGHUP would end the process."""
 
     def __init__(self) -> None:
         self.came = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Remember the signal."""
         self.came = True
 
 

@@ -101,7 +101,7 @@ class _Running:
 
 
 class Together:
-    """All of them.
+    """Serves all parts.
 
     Args:
         parts: Served from the start.

@@ -43,13 +43,6 @@ _VERSION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class Audit:
-    """Writes the audit records of one server.
-
-    Args:
-        security: Makes digests that cannot be guessed back.
-        process: The name of this process.
-    """
-
     def __init__(self, security: SessionSecurity, process: str) -> None:
         self.logger = logger
         self.security = security
@@ -67,7 +60,7 @@ class Audit:
         modern: bool,
         found: Found | None,
     ) -> AuditEntry | None:
-        """A request came in; None: nothing is written down.
+        """Begin the record of a request; None: nothing is recorded.
 
         Args:
             transport: ``http``, ``websocket``, ``stdio`` or ``memory``.
@@ -123,7 +116,7 @@ class Audit:
         logger.info("session %s ended: %s", end.session, end, extra=members)
 
     def denied(self, reason: str, client: str | None, principal: Principal) -> None:
-        """A request was refused for its credential.
+        """Record a request that was refused for its credential.
 
         Args:
             client: The address that it came from.
@@ -169,7 +162,7 @@ class Found(Protocol):
 
     @property
     def was_seen(self) -> bool:
-        """Its request key was, so that its handler did not run for it."""
+        """Whether its request key was known, so that its handler did not run for it."""
         ...
 
 
@@ -196,7 +189,7 @@ class AuditEntry:
     def serve_in(
         self, session: str, source: str, conversation: ConversationKey | None = None
     ) -> None:
-        """It belongs to a session.
+        """Note the session that the request belongs to.
 
         Args:
             session: Its digest.
@@ -239,11 +232,6 @@ class AuditEntry:
         self.write(is_awaited=isinstance(failure, Exception))
 
     def write(self, *, is_awaited: bool) -> None:
-        """Write the record of the request.
-
-        Args:
-            is_awaited: A client waits for the answer.
-        """
         if self._is_written:
             return
         self._is_written = True

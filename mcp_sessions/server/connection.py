@@ -38,8 +38,7 @@ DEFAULT_VERSION = "2025-03-26"
 """The version of a client that names none (2025-11-25, transports)."""
 
 
-def _do_nothing() -> None:
-    """Do nothing: no callback is set."""
+def _do_nothing() -> None: ...
 
 
 class WatchedChannel:
@@ -247,15 +246,11 @@ class ClientConnection:
 
 
 class NotChanged(Enum):
-    """Stands for "as it was"."""
-
     HERE = "here"
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class HttpFacts:
-    """The HTTP request that a message came with, and its connection's session."""
-
     request: Any = None
     """The handlers' ``ctx.request_context.request``: a Starlette ``Request``."""
 
@@ -372,7 +367,6 @@ class Inbound:
             self.audit.write(is_awaited=is_awaited)
 
     async def complete(self, request_id: RequestId, result: Mapping[str, Any]) -> None:
-        """Send the successful answer to a request."""
         message = self.result(request_id, result)
         answer = self.answer if self.audit is not None else self.channel.answer
         await answer(message)

@@ -1,1 +1,1 @@
-"""Store sessions: one contract (``base``) and its implementations."""
+"""Store sessions: one contract (``contract.py``) and its implementations."""

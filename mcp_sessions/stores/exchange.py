@@ -21,7 +21,7 @@ class ExchangeListener(Protocol):
     """
 
     def on_message(self, message: bytes) -> None:
-        """Another process sent this."""
+        """Take a message of another process."""
         ...
 
     def on_event(
@@ -40,7 +40,7 @@ class ExchangeListener(Protocol):
         ...
 
     def on_gap(self) -> None:
-        """Messages may have been lost: whatever is watched has to be read again."""
+        """Read again whatever is watched: messages may have been lost."""
         ...
 
 

@@ -75,8 +75,6 @@ _NONE_CARRIED: Mapping[SessionId, FencingEpoch] = {}
 
 @dataclass(slots=True)
 class SessionClient:
-    """The client of a session: its handshake, its connection, and what it asked for."""
-
     peer: Peer | None = None
     current: CurrentSession | None = None
     """Transport-mode: its current session."""

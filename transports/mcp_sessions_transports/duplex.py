@@ -211,7 +211,7 @@ class DuplexTransport:
     # --- listens: each a filter on what its session is pushed anyway ------------------------
 
     def begin_listen(self, request_id: RequestId, wanted: Filter, record: SessionRecord) -> None:
-        """Acknowledge a listen whose filter is set; the one before it, of that session, ends."""
+        """Acknowledge a listen whose filter is set. It ends the session's earlier listen."""
         self.end_listen(record.session_id, None)
         self._listens[record.session_id] = DuplexListen(request_id, wanted, record, self._listening)
         self.outbox.push(encode(acknowledgement(wanted, request_id)))
@@ -246,7 +246,7 @@ class DuplexTransport:
     # --- its end ---------------------------------------------------------------------------
 
     def close_when_quiet(self) -> None:
-        """Serve what was asked, and what is asked meanwhile; then :meth:`close`."""
+        """Close once every open request has its answer, also those that arrive meanwhile."""
         self.is_leaving = True
         self.close_if_quiet()
 
@@ -262,7 +262,7 @@ class DuplexTransport:
         self.channels.clear()
 
     def push_event(self, chunk: bytes, origin: SessionId | None) -> None:
-        """Hand over what is no answer: it waits behind an answer that has to come first."""
+        """Send a message that is no answer. It waits behind an answer that must go first."""
         if self._holds:
             self._held.append((chunk, origin))
         else:
@@ -278,12 +278,6 @@ class DuplexConnection:
         *,
         scope: Mapping[str, Any] | None = None,
     ) -> None:
-        """A client is there.
-
-        Args:
-            kind: ``websocket`` or ``stdio``.
-            scope: Of a WebSocket: the ASGI scope of its handshake.
-        """
         self.transport = DuplexTransport(served)
         connection_id = mint_connection_id(kind, served.bus.process)
         self.client = ClientConnection(
@@ -348,7 +342,7 @@ class DuplexConnection:
         self._refuse(None, error_body(INVALID_REQUEST, "Invalid request: message too big"))
 
     async def gone(self) -> None:
-        """The peer is not there any more: its sessions wait, its requests run on."""
+        """Detach the sessions of a peer that is gone. Its requests continue."""
         # Before the store learns of it, which may be away: from now on they are without a listener.
         self.transport.cut()
         self._handled.end()
@@ -453,7 +447,7 @@ class DuplexConnection:
             await self._served.router.request(request, inbound)
 
     async def _listen(self, request: Message, inbound: Inbound) -> None:
-        """Events are pushed here anyway: a listen sets the filter and adds its id."""
+        """Set the filter of a listen and add its id. Events are pushed here in any case."""
         listening = self._served.listening
         try:
             with self._served.router.audited(request, inbound):

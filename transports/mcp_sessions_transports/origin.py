@@ -34,7 +34,7 @@ class SecuritySettings(Protocol):
 
 
 class OriginGuard:
-    """Says whether a request may come in, by its Host and Origin.
+    """Decides by Host and Origin whether a request is allowed.
 
     Args:
         settings: None: everything may.

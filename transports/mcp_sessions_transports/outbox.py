@@ -47,7 +47,7 @@ Read = Callable[[str], Awaitable[tuple[Sequence[LoggedEvent], Refusal | None]]]
 
 
 class Outbox:
-    """The way out to one peer.
+    """The queue of messages to one peer.
 
     Args:
         policy: Says how many bytes wait for the peer (``send_buffer``), and for how long
@@ -148,7 +148,7 @@ class Outbox:
         await asyncio.shield(self._cut)
 
     async def drain(self) -> None:
-        """Let the writer run; wait until more can be pushed, ``slow_timeout`` at the most."""
+        """Run the writer, and wait for room, ``slow_timeout`` at the most."""
         await asyncio.sleep(0)
         if not self.full or self.closed:
             return
@@ -168,7 +168,7 @@ class Outbox:
         return chunks
 
     def _made_room(self) -> None:
-        """The buffer is smaller: the peer's time starts anew."""
+        """Note that the buffer shrank: the peer's time starts anew."""
         self._taken.set()
         if self._slow is not None:
             self._slow.cancel()
@@ -229,11 +229,7 @@ class Outbox:
 
 
 class Silence:
-    """Tells when nothing was sent for a while. What is sent costs no timer: the one that runs looks
-    how long ago that was. Those of many streams look at the same moments, since a process that has
-    woken up for one writes to the next ones at half the cost; but not all at one: what was sent to
-    all at once shall not be followed by a comment to all at once.
-    """
+    """Reports when nothing was sent for a while."""
 
     __slots__ = ("_interval", "_loop", "_since", "_notify", "_timer", "is_due")
 
@@ -319,7 +315,7 @@ class LogFeed:
         self._outbox.feeds.pop(self, None)
 
     def offer(self, event: LoggedEvent, *, final: bool = False) -> None:
-        """An event was appended to the log.
+        """Send an event that was appended to the log.
 
         Args:
             final: Nothing follows it: the stream ends after it.
@@ -345,7 +341,7 @@ class LogFeed:
             self._push(event)
 
     def take(self, events: Sequence[LoggedEvent], head: SessionEventId) -> None:
-        """Send what was read from the log as a whole, up to its head then; called first."""
+        """Send what was read from the log as a whole, up to its head then. It is called first."""
         for event in events:
             if self._outbox.full:
                 self._behind = True
@@ -378,9 +374,7 @@ class LogFeed:
             self._outbox.finish()
 
     async def drain(self) -> None:
-        """For who stored an event: read what the stream is behind with, so that a peer that
-        takes nothing is seen by its full buffer.
-        """
+        """Read what the stream is behind with. A peer that takes nothing then has a full buffer."""
         if self._behind and not (self._outbox.full or self._outbox.closed):
             await self.refill()
 

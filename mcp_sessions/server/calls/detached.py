@@ -36,7 +36,7 @@ class Detached:
         return len(self._without_listener)
 
     def add(self, run: Run) -> None:
-        """Its last listener left, and its time begins. To add it again changes nothing."""
+        """Start the time of a run without listeners. To add it again changes nothing."""
         if run in self._without_listener:
             return
         principal = run.waiters[0].inbound.principal

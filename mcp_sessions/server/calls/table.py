@@ -38,7 +38,7 @@ from mcp_sessions.stores.records import Admitted, SessionRecord
 class Work(Protocol):
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """The task that does it; None: it ended."""
+        """The task that does the work; None: the work ended."""
         ...
 
     def is_awaited_by(self, call: Call) -> bool:
@@ -162,7 +162,7 @@ class Call:
 
     @property
     def named(self) -> bool:
-        """It names its session by rule 1, so its result carries the session's ``_meta``."""
+        """Whether it names its session by rule 1. Then its result has the session's ``_meta``."""
         return not isinstance(self.request.session, NotNamed)
 
     @property
@@ -182,8 +182,8 @@ class Call:
         self._before = before
 
     def ends(self) -> None:
-        """It has ended. It forgets its work, which knows its calls: both would wait for the
-        collector.
+        """Note its end. It forgets its work, which knows its calls: otherwise both wait for the
+        garbage collector.
         """
         self.is_open = False
         self.work = self._before = None
@@ -239,13 +239,6 @@ R = TypeVar("R", bound=Run)
 
 
 class Calls(Generic[R]):
-    """A table of them.
-
-    Args:
-        most: Of one sender.
-        shares: What each principal uses. None: there are no such limits.
-    """
-
     def __init__(self, most: int, shares: Shares | None = None) -> None:
         self._most = most
         self._shares = shares
@@ -284,7 +277,7 @@ class Calls(Generic[R]):
     # --- from its arrival to its answer ------------------------------------------------------
 
     def open(self, call: Call, *, is_ours: bool = False) -> None:
-        """A request comes in. If it is refused nothing of it is recorded.
+        """Open a call for a request. A refused request leaves no trace.
 
         Args:
             is_ours: The layer answers it at once: it is nobody's load.
@@ -331,7 +324,7 @@ class Calls(Generic[R]):
             self._by_id[connection.id] = {request.id: [call]}
 
     def take(self, inbound: Inbound) -> None:
-        """A request comes in that is no call of this table, such as a handshake.
+        """Count a request that is no call of this table, such as a handshake.
 
         Raises:
             LimitReached: Its principal has too many, or sends too many.
@@ -340,9 +333,7 @@ class Calls(Generic[R]):
             self._shares.take(inbound.principal, inbound.scope)
 
     def close(self, call: Call) -> None:
-        """A call that was opened, or counted, is answered or was refused. To close it again
-        changes nothing.
-        """
+        """Close a call that was opened or counted. To close it again changes nothing."""
         if not call.is_open:
             return
         call.ends()
@@ -370,7 +361,9 @@ class Calls(Generic[R]):
         return owner is not None and self._load.get(owner, 0) >= self._most
 
     def count(self, call: Call) -> None:
-        """It is its sender's load. A call of another process, which is joined here, is no more."""
+        """Count a call as its sender's load. Of a call that joins from another process nothing else
+        is recorded.
+        """
         call.is_open = True
         if call.load is not None:
             self._load[call.load] = self._load.get(call.load, 0) + 1
@@ -396,7 +389,9 @@ class Calls(Generic[R]):
                     del self._by_session[session_id]
 
     def kept(self, run: R) -> None:
-        """The outcome is in the store: no later call joins the run, and its calls have ended."""
+        """Note that the outcome is in the store: no later call joins the run, and its calls have
+        ended.
+        """
         if run.session_id is not None and run.key is not None:
             self._by_key.pop((run.session_id, run.key), None)
         for call in run.waiters:
@@ -412,7 +407,7 @@ class Calls(Generic[R]):
         return bool(by_id) if request_id is None else request_id in by_id
 
     def meant(self, connection_id: ConnectionId, request_id: RequestId) -> list[Call]:
-        """Those that a cancellation by an id reaches (REQ3)."""
+        """Return the calls that a cancellation by id reaches (REQ3)."""
         same = self._by_id.get(connection_id, {}).get(request_id, [])
         return [call for call in same if call.is_awaited] or same[-1:]
 
@@ -446,8 +441,6 @@ class Acceptance(Stage):
 
 
 def stopping() -> Outcome:
-    """Refuse a request that is not begun any more; ERR15: its client may send it at another
-    replica.
-    """
+    """Refuse a request that has not started: its client may send it to another replica (ERR15)."""
     data: dict[str, Any] = {"reason": "draining", "started": False}
     return Outcome(None, error_body(INTERNAL_ERROR, "the server is shutting down", data))

@@ -21,11 +21,11 @@ class Watcher(Protocol):
     def appended(
         self, session_id: SessionId, event: LoggedEvent, attachment: Attachment | None
     ) -> None:
-        """An event was stored, by whichever process."""
+        """Take an event that was stored, by any process."""
         ...
 
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
-        """Something may have been missed; the head, or None: read again."""
+        """Check whether an event was missed, up to ``head``; None: read again."""
         ...
 
 
@@ -48,8 +48,8 @@ class Handlers(Protocol):
 
 
 class ClusterBus:
-    """This process among those that serve the same sessions: here, one that has its store alone.
-    Nobody is notified, and what is stored is delivered where it is stored.
+    """The processes that serve the same sessions. This one has its store alone: nobody is notified,
+    and a stored event is delivered here.
     """
 
     is_shared = False
@@ -60,16 +60,14 @@ class ClusterBus:
         self._background = Background()
 
     def is_remote(self, process: str | None) -> TypeGuard[str]:
-        """Whether that names another process, which may live or not. None is no process."""
+        """Whether a name is that of another process, alive or not. None is no process."""
         return False
 
     async def try_send(self, message: Message, *, to: str | None = None) -> None:
-        """Send a message to one process, or to all others; that it could not be sent is a line
-        in the log.
-        """
+        """Send a message to one process, or to all others. A failure is logged."""
 
     async def send(self, message: Message, *, to: str | None = None) -> bool:
-        """As :meth:`try_send`, for who has to know that it was sent.
+        """Send as :meth:`try_send`, for a caller that has to know whether it was sent.
 
         Returns:
             See :meth:`~mcp_sessions.stores.exchange.Exchange.send`.
@@ -80,18 +78,19 @@ class ClusterBus:
         return True
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run what a message asks for; what goes wrong with it is a line in the log."""
+        """Run work that a message asks for. A failure is logged."""
         return self._background.run("a message of another replica", work)
 
     async def watch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
-        """Hear what others append to a stream from now on.
+        """Receive what others append to a stream from now on.
 
         Raises:
             StoreUnavailable: It is not watched.
         """
 
-    async def unwatch(self, session_id: SessionId, stream: StreamName, watcher: Watcher) -> None:
-        """Hear of a stream no more."""
+    async def unwatch(
+        self, session_id: SessionId, stream: StreamName, watcher: Watcher
+    ) -> None: ...
 
     async def is_alive(self, process: str) -> bool:
         """Whether a process lives; the answer may be a second old. Another one that had this
@@ -103,18 +102,18 @@ class ClusterBus:
         return process == self.process
 
     async def join(self, handlers: Handlers) -> None:
-        """Be one of them, and do what they tell.
+        """Join the processes, and handle their messages.
 
         Raises:
             StoreUnavailable: It is not.
         """
 
     async def leave(self) -> None:
-        """Be one of them no more: they take over at once what they would wait for."""
+        """Leave the processes: they take over at once what they would wait for."""
 
     async def close(self) -> None:
         await self.leave()
         await self._background.close()
 
     async def run(self) -> None:
-        """Look after what messages did not bring, for ever, where there is anything to."""
+        """Repair for ever what lost messages did not bring."""

@@ -163,9 +163,7 @@ class ChildHost:
                 return
 
     async def hand_over(self) -> None:
-        """Nothing runs here any more: who asks next has it, and what is on its way gets that
-        answer.
-        """
+        """Release the sessions once nothing runs here. The next process that asks gets them."""
         held = list(self._children.held.items())
         try:
             async with asyncio.timeout(_HANDING_OVER):

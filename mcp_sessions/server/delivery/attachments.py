@@ -37,13 +37,6 @@ logger = logging.getLogger(__name__)
 
 
 class Attachments:
-    """Attaches sessions to connections, and parts them.
-
-    Args:
-        questions: Asked again where their session is attached.
-        pending_writes: Takes what the store must know of an end, also when it is away.
-    """
-
     def __init__(
         self,
         environment: Environment,
@@ -157,8 +150,8 @@ class Attachments:
                     self._part_later(session_id, connection)
 
     def _part_later(self, session_id: SessionId, connection: ClientConnection) -> None:
-        """An attach failed half way, or its connection went meanwhile: the store may have it as
-        attached all the same.
+        """Detach a session whose attach failed half way, or whose connection closed meanwhile: the
+        store may have it as attached.
         """
 
         async def part() -> None:
@@ -178,7 +171,7 @@ class Attachments:
     async def _epoch_at(
         self, connection: ClientConnection, session_id: SessionId
     ) -> FencingEpoch | None:
-        """By which attachment a connection has a session; None: it has not, or is gone."""
+        """The epoch with which a connection has a session; None: it has none, or is closed."""
         if process_of(connection.id) is None:
             its_own = await self._store.load(SessionId(connection.id), now=0)
             return its_own.client.carried.get(session_id) if its_own is not None else None
@@ -257,9 +250,7 @@ class Attachments:
             await self.unwatch(session_id, connection)
 
     async def remove(self, connection: ClientConnection) -> None:
-        """A connection is gone for good: its sessions wait, detached; in the store when that is
-        there.
-        """
+        """Detach the sessions of a closed connection: in the store when that is there."""
         attached = dict(connection.attached)
         connection.attached.clear()
         try:

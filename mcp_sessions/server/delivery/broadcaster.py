@@ -56,12 +56,6 @@ _SEEN = 1_000
 
 
 class ChangeBroadcaster:
-    """Sends each change of the server to every session that is entitled to it.
-
-    Args:
-        hidden_updates: None: nothing is hidden where no session's rule says so.
-    """
-
     def __init__(
         self,
         environment: Environment,
@@ -103,7 +97,7 @@ class ChangeBroadcaster:
             watched("sending changes to sessions", self._fan_out)
 
     def is_new(self, change_id: str | None) -> bool:
-        """Whether another process tells of this change for the first time.
+        """Whether this is the first report of a change by another process.
 
         Args:
             change_id: None: a process of an earlier version tells, and tells once.
@@ -195,8 +189,7 @@ class ChangeBroadcaster:
     async def _notify_page(
         self, waiting: WaitingChange, session_ids: Sequence[SessionId]
     ) -> StoreUnavailable | None:
-        """Tell some hundred sessions; why some of them could not be, if the store served
-        others of them.
+        """Notify some hundred sessions. Return the failure, if the store served only some of them.
 
         Raises:
             StoreUnavailable: It serves none.
@@ -225,7 +218,7 @@ class ChangeBroadcaster:
         return failed
 
     async def _notify_busy(self, waiting: WaitingChange) -> StoreUnavailable | None:
-        """Tell those that were busy, each when it is not; why some of them could not be."""
+        """Notify the sessions that were busy, each when it is not. Return a failure of some."""
         failed: StoreUnavailable | None = None
         for start in range(0, len(waiting.busy), CHANGES_AT_ONCE):
             outcomes = await asyncio.gather(
@@ -264,7 +257,7 @@ class ChangeBroadcaster:
     async def _notify_locked(
         self, waiting: WaitingChange, session_ids: Sequence[SessionId]
     ) -> None:
-        """Tell a few sessions: what is stored is handed over before anything else is.
+        """Notify a few sessions. The stored event is handed over before anything else.
 
         Raises:
             StoreUnavailable: They are not notified, or their connections may not have it.

@@ -86,9 +86,7 @@ class ConnectionRegistry:
         return self._bus.is_remote(home) and await self._bus.is_alive(home)
 
     async def release(self, connection: ClientConnection) -> None:
-        """A connection is not served in this process any more; what the store knows of it
-        stays.
-        """
+        """Forget a connection that this process no longer serves. Its record stays in the store."""
         if self._connections.get(connection.id) is connection:
             del self._connections[connection.id], self._in_use_at[connection.id]
         for uri in list(self._sessionless_of.get(connection, ())):
@@ -146,7 +144,7 @@ class ConnectionRegistry:
 
 
 async def _closed(upstream_peer: UpstreamPeer) -> None:
-    """Close a peer. What the wrapped server makes of that takes nobody else's lock."""
+    """Close a peer. The clean-up of the wrapped server holds no other peer's lock."""
     try:
         await upstream_peer.close()
     except Exception as failed:

@@ -46,7 +46,7 @@ class PendingWrites:
         return sum(self._sizes.values())
 
     async def settle(self, writes: Mapping[Hashable, Write], *, size: int = 0) -> None:
-        """Do writes, and return; those that the store does not take now it gets later.
+        """Do writes, and return. Writes that the store refuses now are repeated later.
 
         Args:
             writes: Name → what to do; a newer one of the same name takes the place of an older.
@@ -80,7 +80,7 @@ class PendingWrites:
         return True
 
     async def close(self) -> None:
-        """Give up the writes that wait: others see what became of this process."""
+        """Drop the writes that wait: other processes find out that this one is gone."""
         self._has_ended = True
         await self._background.close()
         if self._writes:

@@ -54,13 +54,13 @@ class PendingQuestion:
 
     @property
     def log_key(self) -> str:
-        """Under which it is in a stream's log: who comes back for the stream is asked nothing
-        that was withdrawn since.
+        """The key in a stream's log: a client that reopens the stream does not get withdrawn
+        questions.
         """
         return f"asked {self.id}"
 
     def withdraw(self, reason: str) -> bytes | None:
-        """Nobody waits for the answer any more: what tells its client so (ASK6), once."""
+        """Withdraw the question: return the message for its client (ASK6), once."""
         if self.is_withdrawn:
             return None
         self.is_withdrawn = True

@@ -37,13 +37,6 @@ from mcp_sessions.stores.records import Mode, SessionRecord
 
 
 class TransportSessions:
-    """Makes transport-mode sessions, and admits requests to them.
-
-    Args:
-        held: The sessions that are busy in this process, as they are now.
-        listed: The server's lists, out of ``tools``, ``prompts`` and ``resources``.
-    """
-
     def __init__(
         self,
         environment: Environment,

@@ -75,8 +75,6 @@ class HttpStreams(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RelayedRequests:
-    """The requests that a process relays to another one, and those that it serves for others."""
-
     relay: RequestRelay
     joining: Joining
     """Serves a keyed request that was sent again at another replica."""

@@ -52,13 +52,6 @@ class Bound:
 
 
 class BoundSessions:
-    """Those of one server's conversations.
-
-    Args:
-        argument: Of the tools that take a handle; None: none does.
-        held: The sessions that are busy in this process, as they are now.
-    """
-
     def __init__(
         self,
         settings: Conversations,

@@ -67,12 +67,6 @@ class Lifecycle:
         session_ended: OnSessionEnd,
         binds: bool,
     ) -> None:
-        """Make the lifecycle of one server's sessions.
-
-        Args:
-            session_ended: Tells the wrapped server.
-            binds: Whether there are sessions of conversations.
-        """
         self._store, self._bus = environment.store, environment.bus
         self._policy, self._clock = environment.policy, environment.clock
         self._connections, self._attachments = delivery.connections, delivery.attachments
@@ -250,7 +244,9 @@ class Lifecycle:
             logger.debug("the last ends of sessions are not remembered: %s", failed)
 
     async def round(self) -> int:
-        """One round: keep what cannot be idle, end what has expired; how many ended."""
+        """Do one round: move the deadlines of busy sessions, and end expired ones. Return the
+        number that ended.
+        """
         now = self._clock()
         self._emptied = await self._history.emptied() or self._emptied
         if self._emptied is not None:

@@ -39,13 +39,6 @@ class Stages:
 
 
 class Path:
-    """The lists of one server.
-
-    Args:
-        visibility: What is hidden outside of a session.
-        begin_anew: Serves a request whose run in another process never began, and never will.
-    """
-
     def __init__(
         self,
         stages: Stages,

@@ -44,12 +44,6 @@ logger = logging.getLogger(__name__)
 
 
 class SessionMethods(Stage):
-    """Answers the methods that make, resume and end sessions.
-
-    Args:
-        held: The sessions that are busy in this process, as they are now.
-    """
-
     def __init__(
         self,
         environment: Environment,
@@ -197,7 +191,7 @@ class SessionMethods(Stage):
         return {}
 
     async def _owned(self, session_id: SessionId, inbound: Inbound) -> SessionRecord:
-        """The caller's protocol-mode session. Ownership comes before mode."""
+        """Return the caller's protocol-mode session. Ownership is checked before the mode."""
         admitted = await self._store.admit(
             session_id,
             inbound.principal,

@@ -39,13 +39,6 @@ Source = Literal["session", "conversation", "connection"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HandleKind:
-    """The common values of the handles of one source.
-
-    Args:
-        visibility: What is hidden outside of a session.
-        check_state: Raises if a state could not be kept.
-    """
-
     visibility: Visibility
     connections: ConnectionRegistry
     source: Source

@@ -107,7 +107,7 @@ class _Join:
         return call.inbound.channel.is_open
 
     async def abort(self, error: dict[str, Any]) -> None:
-        """End it where it runs; its waiters receive it from there."""
+        """End the request in the process that runs it. Its waiters get the answer from there."""
         self.error = error
         await self.bus.try_send(
             CancelKeyed(session_id=self.session_id, key=self.key), to=self.runner
@@ -140,15 +140,6 @@ class _Join:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Joining:
-    """Both sides of such requests.
-
-    Args:
-        runner: What runs here.
-        admit: Asks the store for the key of a waiter's request once more.
-        answer: Answers a waiter with what was kept.
-        begins: Held while a request with that key is being begun here.
-    """
-
     _relay: RequestRelay
     _runner: RequestRunner
     _admit: Admit
@@ -236,7 +227,7 @@ class Joining:
             await asyncio.sleep(_ASK_EVERY)
 
     async def _step(self, join: _Join) -> bool:
-        """One step; whether the request is answered, or has to be begun here.
+        """Do one step. Return whether the request is answered, or has to begin here.
 
         Raises:
             WireError: It never will be.

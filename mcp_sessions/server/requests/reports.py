@@ -29,7 +29,9 @@ class Reports:
     """The repetition that is under way; None: there is none."""
 
     def add(self, params: _Params) -> bool:
-        """One more, without its token. False: who repeats those before tells this one as well."""
+        """Keep a report without its token. False: the sender that repeats earlier reports sends
+        this one too.
+        """
         size = len(encode(params))
         self._kept.append((params, size))
         self._bytes += size

@@ -418,8 +418,8 @@ class RunningRequest:
             self._holder(question)._asked.remove(question)
 
     async def join(self, waiter: Call) -> None:
-        """The request was sent again: from now on progress and questions go there, and the
-        answer goes to both.
+        """Add a repeated request: from now on it gets progress and questions, and both get the
+        answer.
         """
         waiter.begins(self)
         reattached = partial(self._shared.detached.remove, self)
@@ -451,7 +451,7 @@ class RunningRequest:
                 self._withdraw(withdrawal, question.log_key)
 
     def _heir_of(self, question: PendingQuestion) -> RunningRequest | None:
-        """Another request of the same client that it may be about, and that runs on."""
+        """Return another running request of the same client that the question may be about."""
         connection = self.waiters[-1].inbound.connection
         if question.future.done() or connection is None or not self.is_awaited:
             return None

@@ -16,8 +16,8 @@ know any more."""
 
 
 class Runs:
-    """Names them. Whether one never began may be asked by who holds the lock of its key: then
-    none is on its way.
+    """Names of runs. The holder of a key's lock may ask whether a run never started: then none is
+    about to start.
     """
 
     def __init__(self, most: int = _MOST) -> None:
@@ -27,7 +27,7 @@ class Runs:
         self._most = most
 
     def mint(self) -> str:
-        """The name of a run that is not begun yet, unique over all processes."""
+        """Make the name of a run that has not started, unique over all processes."""
         run = f"{self._prefix}-{next(self._numbers)}"
         self._not_begun[run] = None
         if len(self._not_begun) > self._most:
@@ -35,7 +35,7 @@ class Runs:
         return run
 
     def settle(self, run: str) -> None:
-        """It begins now, or recorded no key: there is nothing to remember."""
+        """Forget a run that starts now, or whose request recorded no key."""
         self._not_begun.pop(run, None)
 
     def never_began(self, run: str | None) -> bool:

@@ -25,8 +25,6 @@ from mcp_sessions.server.upstream.port import (
 
 @dataclass(eq=False)
 class CallInRounds:
-    """A call that several requests belong to, one after the other, and its open questions."""
-
     _call: Call
     _asks: Asks
     _questions: dict[str, tuple[PeerRequest, asyncio.Future[dict[str, Any]]]] = field(

@@ -155,8 +155,7 @@ def _unanswered() -> asyncio.Future[dict[str, Any] | UpstreamError]:
     return asyncio.get_running_loop().create_future()
 
 
-def _nothing() -> None:
-    """Cancel nothing."""
+def _nothing() -> None: ...
 
 
 def _digest(answers: Mapping[str, Any]) -> bytes:

@@ -48,9 +48,7 @@ class ModernRules(Protocol):
         """
         ...
 
-    def status_of(self, code: int) -> int:
-        """Return the HTTP status of an answer with that error code."""
-        ...
+    def status_of(self, code: int) -> int: ...
 
     def dumps(self, message: Any) -> bytes:
         """Write JSON as the SDK's own entry does, to the byte."""

@@ -68,8 +68,6 @@ from mcp_sessions.stores.records import (
 
 
 class MemoryStore(Events, EndsInMemory):
-    """A :class:`~mcp_sessions.stores.contract.SessionStore` of dictionaries."""
-
     name = "memory"
     survives_process = False
     remembers = True

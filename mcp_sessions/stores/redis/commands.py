@@ -53,13 +53,6 @@ MARGIN = 900
 
 class Commands:
     def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
-        """Nothing is connected yet.
-
-        Args:
-            link: Where commands go.
-            namespace: The beginning of every key.
-            clock: See :class:`~mcp_sessions.stores.redis.redis_store.RedisStore`.
-        """
         self._link: Link | ClusterLink = link
         self._namespace = namespace
         self._policy = SessionPolicy()

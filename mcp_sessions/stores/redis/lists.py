@@ -90,7 +90,7 @@ class Lists(EndsInRedis):
         *,
         tag: str | None = None,
     ) -> bool:
-        """Take a session that is over out of every list; whether all of it was done.
+        """Remove a session that ended from every list. Return whether all of it was done.
 
         What is left is found by whoever looks there next. It is no error: the session has ended,
         and whoever ended it has to go on with that.
@@ -204,7 +204,7 @@ def tag_in(member: bytes) -> str:
 
 
 def is_old(member: bytes, now: float) -> bool:
-    """Whether whoever put a member into a list had time enough to do the rest."""
+    """Whether the process that added a member had time enough to finish."""
     return int(member.decode().split(".")[2], 16) < now - IN_FLIGHT
 
 

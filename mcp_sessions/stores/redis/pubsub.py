@@ -57,15 +57,6 @@ class Sender(Protocol):
 
 @dataclass(eq=False, repr=False)
 class RedisExchange:
-    """An :class:`~mcp_sessions.stores.exchange.Exchange`.
-
-    Args:
-        make: Makes the connection that listens.
-        link: Sends.
-        key_of: The key of a session, which its channels begin with.
-        claim_of: Claims what a session keeps; see :meth:`Exchange.claim`.
-    """
-
     _make: MakeConnection
     _link: Sender
     _namespace: str
@@ -109,7 +100,7 @@ class RedisExchange:
             await self._command("DEL", self._alive(process))
 
     async def close(self) -> None:
-        """Let go of the connection; the others notice when the process's key has vanished."""
+        """Close the connection. Other processes notice when the key of this one expires."""
         await self._background.close()
         await self._disconnect()
         self._process, self._listener = "", None

@@ -87,8 +87,6 @@ _Done = tuple[Changes, Sequence[_Outcome]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep:
-    """Calls that the thread makes next to its commits."""
-
     open: Callable[[], sqlite3.Connection]
     """Opens the file."""
 

@@ -94,9 +94,7 @@ class ResponseStreams:
         return name in self.channels or name in (self._finished or ())
 
     def read_again(self, name: StreamName) -> PostChannel | None:
-        """One that somebody is going to read: while it is read, it is not forgotten. None: it is
-        not known any more.
-        """
+        """Keep a stream while a client reads it again. None: it is not known any more."""
         finished = self._finished.pop(name, None) if self._finished is not None else None
         if finished is not None:
             self.channels[name] = PostChannel.of(name, finished, self, self._policy)
@@ -253,7 +251,7 @@ class PostChannel(WatchedChannel):
         await self._retire()
 
     async def _retire(self) -> None:
-        """Answered, and nobody reads: from now on the stream may be forgotten for others."""
+        """Allow an answered stream that nobody reads to be forgotten."""
         final, log, streams = self._final, self._log, self._streams
         if final is None or self.is_open or streams is None or log is None:
             return
@@ -356,7 +354,7 @@ class PostChannel(WatchedChannel):
         await self._serve(stream, streams.session_id, call)
 
     def read_at_replica(self, process: str) -> None:
-        """Another process serves the stream, from the store; what is open here is dead."""
+        """Close what is open here: another process serves the stream, from the store."""
         self.readers.add(process)
         if self._stream is not None:
             self._stream.cut()
@@ -384,10 +382,7 @@ class PostChannel(WatchedChannel):
                     await self._retire()
 
     async def _commit(self) -> None:
-        """From now on the response is a stream; returns when it can be written on.
-
-        Whoever comes while it is being opened waits for the same one.
-        """
+        """Make the response a stream; return when it can be written. Callers share one opening."""
         if self._stream is not None or self._json is not None or self._away is not None:
             return
         self._is_stream = True

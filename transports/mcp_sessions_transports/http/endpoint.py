@@ -45,7 +45,7 @@ RETRY_AFTER_STORE = 1.0
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Arriving:
-    """An application before the endpoint, which may take its time with what is on its way there."""
+    """An application before the endpoint, which may delay requests on their way in."""
 
     _app: ASGIApp
     _arrivals: Arrivals
@@ -88,12 +88,10 @@ class MountedApp:
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """The server's own, with the endpoint's among them."""
         return self._inner.routes
 
     @property
     def state(self) -> State:
-        """The handlers' ``request.app.state``."""
         return self._inner.state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -178,7 +176,7 @@ class StreamableHttp:
     async def _serve(
         self, scope: Scope, receive: Receive, send: Send, arrived: Callable[[], None] | None
     ) -> None:
-        """Serve one that is for a server that runs.
+        """Serve one request of a server that runs.
 
         Args:
             arrived: See :class:`HttpCall`; None: the server stops, and it came too late.

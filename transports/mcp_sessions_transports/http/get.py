@@ -104,7 +104,7 @@ class HttpGet:
 
 
 async def _answer_unknown(send: Send, session_id: str, request_id: str | int) -> None:
-    """A response stream that nobody can go on with: its request is answered, and it ends."""
+    """End a response stream that nobody can continue. Its request gets an error."""
     body = error_message(request_id, wire_error(OutcomeUnknown()))
     headers = sse_headers(session_id)
     await send({"type": "http.response.start", "status": 200, "headers": headers})

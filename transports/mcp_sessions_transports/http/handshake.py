@@ -218,9 +218,7 @@ class HandshakeHttp:
     def _handle(
         self, sender: ConnectionId | Principal, handling: Coroutine[Any, Any, None]
     ) -> None:
-        """Handle a notification next to those of the same sender, of which no more may be at
-        work than requests (SEC8).
-        """
+        """Handle a notification concurrently. A sender has at most as many as requests (SEC8)."""
         most = self._served.policy.max_running_requests
         if self._handled.get(sender, 0) >= most:
             handling.close()

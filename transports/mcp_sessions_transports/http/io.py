@@ -113,7 +113,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
 
 
 async def has_left(receive: Receive) -> bool:
-    """Whether the client of a request that was read is gone, as far as that was noticed."""
+    """Whether the client of a request that was read has disconnected, as far as is known."""
     leaving = asyncio.ensure_future(receive())
     try:
         await asyncio.sleep(0)
@@ -218,7 +218,7 @@ async def send_too_large(send: Send, limit: int) -> None:
 
 
 async def send_not_found(send: Send) -> None:
-    """Answer what names a session that is not there, or not for who sent it."""
+    """Answer 404, also for a session that belongs to another principal."""
     await send_json(send, refusal("Session not found"), status=404)
 
 
@@ -251,7 +251,7 @@ def accepts(headers: Headers) -> tuple[bool, bool]:
 
 
 def prefers_sse(headers: Headers) -> bool:
-    """Whether the client, which takes both, names server-sent events before JSON.
+    """Whether the client takes both and names server-sent events before JSON.
 
     RFC 9110 gives the order no meaning where no weight is given; as a tie-break between two
     answers that are both right it does no harm.

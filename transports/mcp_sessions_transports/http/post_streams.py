@@ -41,7 +41,7 @@ class PostPosition:
 
 
 def post_stream_name(process: str | None, beyond: frozenset[str]) -> StreamName:
-    """A new name.
+    """Make the name of a new response stream.
 
     Args:
         process: Where its request runs.
@@ -53,7 +53,7 @@ def post_stream_name(process: str | None, beyond: frozenset[str]) -> StreamName:
 
 
 def may_read(stream: StreamName, beyond: frozenset[str]) -> bool:
-    """Whether scopes suffice for a stream.
+    """Whether the reader's scopes suffice for a stream.
 
     Args:
         beyond: The reader's, but for those that its transport session needs anyway.

@@ -59,7 +59,7 @@ class RemoteResponse:
         self.stream = SseStream(self._policy)
 
     def supersede(self) -> None:
-        """Its client came back once more: that one is dead."""
+        """End this one: its client has reconnected."""
         self._superseded = True
         self.stream.cut()
 

@@ -72,14 +72,6 @@ def retry_event(seconds: float) -> bytes:
 
 
 class SseStream(Outbox):
-    """One open response stream.
-
-    Args:
-        policy: See :class:`Outbox`.
-        comment: Sent when there was nothing else for a while.
-        turns: Taken before a stream ends whose peer went away; None: it ends at once.
-    """
-
     def __init__(
         self,
         policy: SessionPolicy,
@@ -150,15 +142,6 @@ class GetStream:
         is_checked: bool,
         turns: Turns,
     ) -> None:
-        """Send what follows ``after``.
-
-        Args:
-            connection: Whose log it is.
-            scopes: Those of the credential that opened it.
-            cleared: The sessions that were found to need no others.
-            is_checked: See :class:`~mcp_sessions_transports.outbox.LogFeed`.
-            turns: See :class:`SseStream`.
-        """
         self._connection = connection
         self._scopes = scopes
         self._cleared = set(cleared)
@@ -188,7 +171,7 @@ class GetStream:
             self.stream.push(priming_event(at))
 
     def begin(self, session_id: SessionId, scopes: frozenset[str]) -> None:
-        """A session is attached, anew perhaps: what waits here of it is taken back.
+        """Withdraw what waits of a session that is attached, perhaps again.
 
         Args:
             scopes: Those that it needs; with fewer, the stream ends.
@@ -207,7 +190,7 @@ class GetStream:
             self._feed.check_position(None)
 
     def check_position(self, head: Position | None) -> None:
-        """Read the log again if it goes on after what was sent, or if nobody knows (None)."""
+        """Read the log again if ``head`` is after what was sent. None: the head is unknown."""
         self._feed.check_position(head)
 
     async def drain(self) -> None:

@@ -75,9 +75,7 @@ class HandshakeAuthorizer:
     _application: Callable[[], ASGIApp] | None = None
 
     async def authorize(self, scope: Scope) -> Authorized | Denied:
-        """Whether the handshake in ``scope`` may come in. It is asked for in the very call, and
-        task, in which the server called the application.
-        """
+        """Decide whether the handshake in ``scope`` is allowed."""
         app = self._app
         path_of = scope
         if self._application is not None:
@@ -124,7 +122,7 @@ class HandshakeAuthorizer:
 
 @dataclass(slots=True)
 class _Asked:
-    """One GET that stands for a handshake: a client that waits for the answer, and leaves."""
+    """One GET that stands for a handshake. Its client waits for the answer, and leaves."""
 
     principal_of: Callable[[Scope], Principal]
     reached: Authorized | None = None
@@ -140,7 +138,6 @@ class _Asked:
         await send({"type": "http.response.body", "body": b""})
 
     async def receive(self) -> Message:
-        """ASGI's. Middleware waits for the client to leave."""
         if not self.was_sent:
             self.was_sent = True
             return {"type": "http.request", "body": b"", "more_body": False}

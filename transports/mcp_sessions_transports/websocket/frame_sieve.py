@@ -24,7 +24,7 @@ _FIN, _MASKED = 0x80, 0x80
 
 
 class FrameSieve:
-    """One connection's bytes, from the answer to the handshake on.
+    """The bytes of one connection, after the answer to the handshake.
 
     Args:
         limit: Bytes of one message.

@@ -90,8 +90,6 @@ class _Sent:
 
 
 class _LargeMessages:
-    """Those that one of them may be which was too large for the server."""
-
     def __init__(self) -> None:
         self._open: dict[RequestId, _Sent] = {}
         """Requests that have no answer."""
@@ -287,8 +285,6 @@ class WebSocketLink:
 
 
 class _Connection(ClientConnection):
-    """A connection that does not break over a message that is too large."""
-
     limit: int
     """Bytes of one message."""
 

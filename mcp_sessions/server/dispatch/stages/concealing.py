@@ -13,12 +13,6 @@ from mcp_sessions.server.calls.table import Call, Outcome, Stage
 
 @dataclass(slots=True, eq=False, repr=False)
 class Concealing(Stage):
-    """Hides them as the operator and the handlers of a session say.
-
-    Args:
-        visibility: What is hidden outside of a session.
-    """
-
     _visibility: Visibility
 
     @property
@@ -27,7 +21,7 @@ class Concealing(Stage):
         return bool(self._visibility.outside or self._visibility.needed)
 
     async def before(self, call: Call) -> Outcome | None:
-        """Put something that nothing is called for each hidden name."""
+        """Replace each hidden name with a name that nothing has."""
         sees, session = self._visibility, call.handler_record
         if session is not None:
             sees = sees.of(session.state.values)
@@ -51,12 +45,6 @@ class Concealing(Stage):
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Concealed(Stage):
-    """Hides names in the outcome of one call.
-
-    Args:
-        params: As its client sent them.
-    """
-
     _visibility: Visibility
     _params: dict[str, Any] | None
 

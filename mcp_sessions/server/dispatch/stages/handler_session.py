@@ -98,7 +98,6 @@ class HandlerSession(Stage):
         return known
 
     def _way_to(self, connection: ClientConnection | None) -> Notify:
-        """The client gets the messages that its connection gets."""
         if connection is None:
             return _not_notified
         return partial(self._publisher.send_sessionless, connection, wait=True)

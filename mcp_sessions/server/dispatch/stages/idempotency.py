@@ -157,7 +157,7 @@ class Idempotency:
 
 @dataclass(slots=True, eq=False, repr=False)
 class KeyLock(Stage):
-    """Only one of the requests with a key is between its admission and its start."""
+    """Lets one request with a key at a time pass from its admission to its start."""
 
     _idempotency: Idempotency
 
@@ -168,7 +168,7 @@ class KeyLock(Stage):
 
 @dataclass(slots=True, eq=False, repr=False)
 class KnownKey(Stage):
-    """A request whose key is known does not run again.
+    """Answers a request whose key is known without running it again.
 
     Args:
         begin_anew: Serves one whose run in another process never began, and never will.

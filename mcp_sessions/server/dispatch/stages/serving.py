@@ -50,13 +50,6 @@ class _Past(TypedDict, total=False):
 
 
 class UpstreamPeers(Stage):
-    """Make the peers, with their ways back to the client. The last stage of a path gives them the
-    request, in a task of its own.
-
-    Args:
-        advertise: Adds our capabilities to the result of a ``server/discover``, in place.
-    """
-
     def __init__(
         self,
         environment: Environment,

@@ -125,7 +125,6 @@ class Child:
 
     @property
     def is_modern(self) -> bool:
-        """Whether the layer speaks the modern era with it."""
         return self._era.is_modern
 
     @property
@@ -141,7 +140,6 @@ class Child:
 
     @property
     def has_subscriptions(self) -> bool:
-        """Whether it declared that resources can be subscribed to."""
         return bool(members_of(self.capabilities.get("resources")).get("subscribe"))
 
     # --- its beginning and its end -----------------------------------------------------------
@@ -226,7 +224,6 @@ class Child:
         await self._wire.stop()
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
         self._wire.kill()
 
     async def last_words(self) -> str:

@@ -34,8 +34,6 @@ from mcp_sessions.server.upstream.external.unreadable import (
 
 
 class Reader(Protocol):
-    """Receiver of the messages that were read."""
-
     def answered(self, answer: Answer) -> None: ...
 
     def question(self, request: Request, about: Waiting | None) -> None: ...
@@ -62,7 +60,6 @@ class Reading:
         self._reader = reader
 
     def take(self, line: bytes, about: Waiting | None = None) -> Later | None:
-        """Handle a message; see :meth:`Conversation.take`."""
         try:
             value = decode(line)
             message = parse(value)
@@ -117,7 +114,6 @@ class Reading:
         return None
 
     def cannot_read(self, said: Unreadable, size: int) -> None:
-        """Handle a text that is no message; see :meth:`Conversation.cannot_read`."""
         if said.is_answer:
             self._reader.answered_unreadably(own_id(said.id), said.why)
         elif said.has_method and said.id is not None:

@@ -103,9 +103,7 @@ class Conversation(Protocol):
         """Log the first message of a kind. A server may repeat its fault without a bound."""
         ...
 
-    def breaks(self, failure: str) -> None:
-        """Note the fault that ends it."""
-        ...
+    def breaks(self, failure: str) -> None: ...
 
     def forget(self) -> None:
         """Accept no more requests: it has ended, or ends."""
@@ -129,9 +127,7 @@ class Conversation(Protocol):
         """Note that it answers requests, so that a broken stream may work again."""
         ...
 
-    def is_set_to(self, level: str | None) -> None:
-        """Note its log level."""
-        ...
+    def is_set_to(self, level: str | None) -> None: ...
 
     async def reopen_stream(self) -> None:
         """Open the stream of its own messages again, for all wanted changes."""
@@ -160,9 +156,7 @@ class ChildWire(Protocol):
         """Return a wait for space to send more, which raises nothing. None: there is space."""
         ...
 
-    def submit(self, waiting: Waiting, message: Mapping[str, Any]) -> None:
-        """Send a request."""
-        ...
+    def submit(self, waiting: Waiting, message: Mapping[str, Any]) -> None: ...
 
     def write(self, message: bytes) -> None:
         """Send a message that is no request. Never waits."""
@@ -209,9 +203,7 @@ class ChildWire(Protocol):
         """End the child, and fail its open requests."""
         ...
 
-    def kill(self) -> None:
-        """End the child at once, whatever it does."""
-        ...
+    def kill(self) -> None: ...
 
     async def last_words(self) -> str:
         """Return how the child ended, in words for a client."""

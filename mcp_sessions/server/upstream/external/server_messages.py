@@ -72,11 +72,6 @@ class _Waiting:
 
 class Notifier:
     def __init__(self, *, draw: Callable[[], float] = random.random) -> None:
-        """Create it without any queue.
-
-        Args:
-            draw: Returns a random number from 0 to 1, which spreads the retries.
-        """
         self._draw = draw
         self._waiting: dict[Hashable, _Waiting] = {}
         self._background = Background(draw=draw)

@@ -53,8 +53,6 @@ _READS = frozenset({"ping", *(f"{name}/list" for name in (*LISTS, "resources/tem
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The clients that may ask at a slot."""
-
     is_one_client: bool = False
     """Whether only one client asks there. It gets every message of the child."""
 
@@ -72,8 +70,6 @@ ONE_CLIENT = Clients(is_one_client=True)
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the slots of one server have in common."""
-
     start: Callable[[Slot, Principal], Awaitable[Child]]
     """Starts a child for a slot. Raises ``UpstreamError`` if it cannot be started."""
 

@@ -74,15 +74,6 @@ class ExternalUpstream:
         rounds: Rounds,
         remembers: bool,
     ) -> None:
-        """Wrap a server.
-
-        Args:
-            shell: Stands in for it; see :func:`shell_of`.
-            declared: Learns the headers that its tools declare.
-            other_replicas: The processes that serve the same sessions. None: there are none.
-            rounds: The calls whose clients were asked in results.
-            remembers: Whether there is a store.
-        """
         self._asks_clients = policy.question_timeout > 0
         reachable = other_replicas if server.per == "session" else None
         away = rounds.give_up_oldest, rounds.gives_up_at

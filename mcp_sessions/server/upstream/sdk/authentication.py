@@ -232,8 +232,6 @@ class _Forbidden(AuthenticationError):
 
 @dataclass(frozen=True, slots=True)
 class _Bare:
-    """A request with one header."""
-
     headers: Mapping[str, str]
 
 

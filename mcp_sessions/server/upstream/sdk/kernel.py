@@ -192,14 +192,6 @@ class SdkUpstream:
         wanted: Wanted = NOTHING_WANTED,
         was_served: bool = False,
     ) -> SdkPeer:
-        """Make a modern-era client, for one request, which carries all data about it.
-
-        Args:
-            route: The request's envelope, as the SDK's rules read it.
-            outbound: The way to the session of the request. None: it has no session, and nothing
-                can be sent outside of its response.
-            session_id: That session.
-        """
         connection = self._envelopes.connection(route)
         way = None
         if outbound is not None or route.client_capabilities:

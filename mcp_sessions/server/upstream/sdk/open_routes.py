@@ -92,7 +92,6 @@ class _Bounded:
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if len(scope["query_string"]) > LONGEST_QUERY:
             await PlainTextResponse("The query is too long", 414)(scope, receive, send)
             return

@@ -48,7 +48,6 @@ _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
 
 def dumps(message: Any) -> bytes:
-    """Write JSON as the SDK's modern entry does, to the byte."""
     return _ENCODER.encode(message).encode()
 
 
@@ -58,12 +57,6 @@ def status_of(code: int) -> int:
 
 class SdkModernRules:
     def __init__(self, upstream: SdkUpstream, declared: SchemaOf | None = None) -> None:
-        """Create the rules.
-
-        Args:
-            declared: Returns the input schema of a tool that declares headers, for a server outside
-                of this process. None: the server is inside.
-        """
         self._upstream = upstream
         self._declared = declared
         # Tool → its input schema, if that declares no header.

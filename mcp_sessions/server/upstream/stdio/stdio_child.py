@@ -247,7 +247,6 @@ class StdioWire:
         return later
 
     def _continue_message(self, line: bytes, messages: Outlines) -> None:
-        """Add a line to a message on several lines."""
         messages.feed(line + b"\n")
         self._spread = messages if messages.is_open and not messages.is_lost else None
         if self._spread is not None:

@@ -46,7 +46,7 @@ async def pieces(response: httpx2.Response) -> AsyncGenerator[bytes]:
 
 
 async def whole(body: AsyncGenerator[bytes], *, limit: int) -> bytes:
-    """All of a body that comes in pieces, which are closed.
+    """Read the pieces of a body, and close them.
 
     Raises:
         BodyTooLarge: It has more than ``limit`` bytes. No more than that was kept.
@@ -61,8 +61,6 @@ async def whole(body: AsyncGenerator[bytes], *, limit: int) -> bytes:
 
 
 class _Gzip:
-    """One or several gzip members, one after the other."""
-
     def __init__(self) -> None:
         self._member = zlib.decompressobj(_GZIP)
 

@@ -20,8 +20,8 @@ _HEADER: Final = 6_144
 
 
 class BoundedJar(CookieJar):
-    """Keeps none that is too large, and no new one while it is full. One that is set again, and
-    has no room any more, is gone: what it said before does not hold.
+    """Keeps no cookie that is too large, and no new one while it is full. A cookie that is set
+    again and has no room is removed: its earlier value does not hold.
     """
 
     def set_cookie(self, cookie: Cookie) -> None:

@@ -39,7 +39,7 @@ class Incoming:
                     yield event
 
     async def take(self, event: ReadEvent, request_id: RequestId | None) -> bool:
-        """Hand over one event; whether it was the answer.
+        """Hand over one event. Return whether it is the answer.
 
         Args:
             request_id: The request that the stream responds to; None: the notification stream.
@@ -59,7 +59,7 @@ class Incoming:
         return is_answer
 
     async def _was_dropped(self, outline: Outline, request_id: RequestId | None) -> bool:
-        """Tell of a message that was too large; whether it was the answer to that request."""
+        """Report a message that was too large. Return whether it answers that request."""
         limit = self.policy.max_message
         answer = instead_of_dropped(outline, self.requester.name, limit, answers=request_id)
         if answer is None:

@@ -49,8 +49,6 @@ class HttpDialer:
 
 
 class HttpLink:
-    """One transport session over HTTP, or what goes to a URL without one."""
-
     kind = "http"
 
     def __init__(

@@ -56,7 +56,7 @@ class NotificationStream:
     """One without a position may have been served (HTL7)."""
 
     def begin(self) -> bool:
-        """Whether it is to be read from now on, by who calls `read`; False: it is."""
+        """Return whether the caller has to call `read` now. False: another caller reads."""
         was_read, self._is_read = self._is_read, True
         return not was_read
 

@@ -30,9 +30,7 @@ _TIMEOUT = 30.0
 
 @cache
 def _trusted(cert_file: str | None, cert_dir: str | None) -> ssl.SSLContext:
-    """Whom to trust, as the environment says. Shared: to load it takes 50 ms of CPU, and many
-    clients may come back at once.
-    """
+    """Load the trusted certificates once for all clients: loading takes 50 ms of CPU."""
     return httpx2.create_ssl_context()
 
 

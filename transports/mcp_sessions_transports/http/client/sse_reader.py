@@ -33,7 +33,7 @@ class EventTooLarge(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReadEvent:
-    """One event. What has neither data nor id is none."""
+    """An event. If it has neither data nor an id, there is no event."""
 
     id: str | None
     """The event's own ``id`` field; None: it has none."""

@@ -25,13 +25,6 @@ takes none.
 
 
 class Messages:
-    """Queues the messages of one session.
-
-    Args:
-        background: Sends them.
-        send: Sends one; what it raises, but for ``FAILURES`` and ``UpstreamError``, is its own.
-    """
-
     def __init__(self, background: Background, send: Callable[[bytes], Awaitable[None]]) -> None:
         self._background = background
         self._send = send
@@ -58,7 +51,7 @@ class Messages:
                 await _done(self._theirs)
 
     async def add_in_turn(self, message: bytes) -> None:
-        """Tell it once all that was said before is taken."""
+        """Add a message, once the server took all earlier ones."""
         async with self._turn:
             await _done(self._theirs)
             self._theirs = self._run(message, None)
@@ -66,7 +59,7 @@ class Messages:
     # --- what the layer says by itself -------------------------------------------------------
 
     def add(self, message: bytes) -> None:
-        """Tell it, if that is taken in time, with what else waits. Never waits."""
+        """Add a message without waiting. It is dropped if too many messages wait already."""
         if self._waiting >= _WAITING:
             self._left_out += 1
             return

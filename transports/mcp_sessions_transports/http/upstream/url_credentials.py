@@ -25,7 +25,7 @@ class InUse:
 
 
 class Credentials:
-    """Those of one session, one after the other.
+    """The credentials of one session, one after the other.
 
     Args:
         given: The first.
@@ -39,8 +39,8 @@ class Credentials:
         self._background = Background()
 
     async def renewed(self, refused: InUse) -> bool:
-        """Ask for another one, since that one was refused: once for all who were refused with it.
-        Whether there is another one to try.
+        """Replace a refused credential, once for all requests that were refused with it. Return
+        whether there is another one to try.
 
         Raises:
             UpstreamError: There is none.

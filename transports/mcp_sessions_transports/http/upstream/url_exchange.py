@@ -165,9 +165,7 @@ class Exchange:
                 logger.debug("a response broke off again: %s", reason_of(broken))
 
     async def _release(self) -> None:
-        """The server ends the response to what it goes on with: so does this one, whose client
-        comes back for the rest as we do.
-        """
+        """End the response, since the server ended its own. The client comes back for the rest."""
         response = self._waiting.call.response if self._waiting.call is not None else None
         if response is not None and response.close_stream is not None:
             await response.close_stream()

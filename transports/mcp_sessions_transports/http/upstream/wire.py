@@ -55,7 +55,7 @@ _PORTION = 4_096
 
 
 class Wire:
-    """How one session is spoken with.
+    """The way in which one session's requests are sent.
 
     Args:
         client: Its own: its connections, and the cookies that lead to its server.
@@ -81,7 +81,7 @@ class Wire:
         self._silence = silence
 
     def joined(self, response: httpx2.Response) -> None:
-        """The server began a session with that response, if it has any.
+        """Note the session that the server began with a response, if there is one.
 
         Raises:
             UpstreamError: Its id cannot be sent.
@@ -165,7 +165,7 @@ class Wire:
         await self.client.aclose()
 
     async def check(self, response: httpx2.Response, *, has_begun: bool) -> None:
-        """Whether a response is a success.
+        """Check that a response is a success.
 
         Args:
             has_begun: The server said before how it is to be spoken with.
