@@ -12,6 +12,9 @@ LISTEN: Final = "subscriptions/listen"
 SET_LEVEL: Final = "logging/setLevel"
 COMPLETE: Final = "completion/complete"
 
+OPENING: Final = frozenset({INITIALIZE, DISCOVER})
+"""Methods by which a client learns what a server can do."""
+
 LIST_TOOLS: Final = "tools/list"
 CALL_TOOL: Final = "tools/call"
 LIST_PROMPTS: Final = "prompts/list"
@@ -21,6 +24,12 @@ LIST_TEMPLATES: Final = "resources/templates/list"
 READ_RESOURCE: Final = "resources/read"
 SUBSCRIBE: Final = "resources/subscribe"
 UNSUBSCRIBE: Final = "resources/unsubscribe"
+
+LISTED: Final = ("tools", "prompts", "resources")
+"""What a server lists, and says the changes of."""
+
+LISTING: Final = frozenset({LIST_TOOLS, LIST_PROMPTS, LIST_RESOURCES, LIST_TEMPLATES})
+SUBSCRIPTIONS: Final = frozenset({SUBSCRIBE, UNSUBSCRIBE})
 
 START_SESSION: Final = "session/start"
 RESUME_SESSION: Final = "session/resume"
@@ -45,6 +54,7 @@ RESOURCE_UPDATED: Final = "notifications/resources/updated"
 TOOLS_CHANGED: Final = "notifications/tools/list_changed"
 PROMPTS_CHANGED: Final = "notifications/prompts/list_changed"
 RESOURCES_CHANGED: Final = "notifications/resources/list_changed"
+CHANGES: Final = frozenset({RESOURCE_UPDATED, TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED})
 ROOTS_CHANGED: Final = "notifications/roots/list_changed"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 ELICITED: Final = "notifications/elicitation/complete"

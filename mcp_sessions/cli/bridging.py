@@ -24,6 +24,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from mcp_sessions import method_names
 from mcp_sessions.client import rpc
 from mcp_sessions.client.application import Callbacks
 from mcp_sessions.client.dialer import Dialer, Json
@@ -50,7 +51,7 @@ logger = logging.getLogger(__name__)
 _WAITING = 256
 """Messages of the host that wait for the answer to an earlier one."""
 
-_GOES_FIRST = frozenset({rpc.INITIALIZE, *rpc.OUR_METHODS})
+_GOES_FIRST = frozenset({method_names.INITIALIZE, *method_names.OF_SESSIONS})
 """Methods whose answer changes the meaning of later messages. Over HTTP each message travels on its
 own.
 """
@@ -163,7 +164,7 @@ class HostPipe:
     def _overtakes(self, message: Json) -> bool:
         if "method" not in message:
             return True
-        if message["method"] != rpc.CANCELLED:
+        if message["method"] != method_names.CANCELLED:
             return False
         return members_of(message.get("params")).get("requestId") not in self._queued
 

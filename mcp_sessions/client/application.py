@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from mcp_sessions import method_names
 from mcp_sessions.client import explaining, rpc
 from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Json
 from mcp_sessions.client.explaining import Loss
@@ -104,12 +105,12 @@ class Application:
             # A session of its own tells it of the lists (EVT11).
             await self.deliver(rpc.notification(f"notifications/{name}/list_changed"))
         for uri in list(self._peer.subscribed):
-            await self.deliver(rpc.notification(rpc.RESOURCE_UPDATED, {"uri": uri}))
+            await self.deliver(rpc.notification(method_names.RESOURCE_UPDATED, {"uri": uri}))
 
     async def forget_questions(self) -> None:
         for question_id in self.questions.forget():
             params = {"requestId": question_id, "reason": "the session of the server has ended"}
-            await self.deliver(rpc.notification(rpc.CANCELLED, params))
+            await self.deliver(rpc.notification(method_names.CANCELLED, params))
 
     def lost(self, address: str, failure: Failure) -> None:
         """Log that the connection is lost, and call ``on_lost``: once until it is replaced."""

@@ -65,7 +65,7 @@ class SessionControl:
         if peer.initialize is None:
             return False
         try:
-            result = await self._ask(link, rpc.INITIALIZE, peer.initialize)
+            result = await self._ask(link, method_names.INITIALIZE, peer.initialize)
         except Refused as refused:
             text = f"{link.name}: initialize was refused"
             failure = Failure(Cause.STATUS, text, error=refused.error)
@@ -76,7 +76,7 @@ class SessionControl:
         peer.learn(result)
         link.configure(peer.settings())
         headers = {"mcp-protocol-version": peer.protocol_version or ""}
-        await link.send(rpc.notification(rpc.INITIALIZED), headers)
+        await link.send(rpc.notification(method_names.INITIALIZED), headers)
         return True
 
     async def discover(self, link: Link) -> None:
@@ -86,7 +86,7 @@ class SessionControl:
             Failed: The server did not answer.
         """
         try:
-            self._peer.learn(await self._ask(link, rpc.DISCOVER, {}))
+            self._peer.learn(await self._ask(link, method_names.DISCOVER, {}))
         except Refused:
             self._peer.note_no_sessions()
 
@@ -100,9 +100,9 @@ class SessionControl:
         if not self._peer.is_modern:
             return
         try:
-            await self._ask(link, rpc.DISCOVER, {})
+            await self._ask(link, method_names.DISCOVER, {})
         except Refused as refused:
-            logger.debug("%s: %s", rpc.DISCOVER, refused)
+            logger.debug("%s: %s", method_names.DISCOVER, refused)
 
     async def take_up(self, link: Link) -> ResumeOutcome:
         """Continue on a new link, with the session if the server has sessions.
@@ -295,7 +295,7 @@ class SessionControl:
         for uri in list(self._peer.subscribed):
             params: Json = {"uri": uri, "_meta": {SESSION_META: session.metadata()}}
             try:
-                await self._exchanges.ask(link, rpc.SUBSCRIBE, params)
+                await self._exchanges.ask(link, method_names.SUBSCRIBE, params)
             except Refused as refused:
                 logger.info("a subscription could not be restored: %s", refused)
 

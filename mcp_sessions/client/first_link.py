@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from mcp_sessions.client import explaining, rpc
+from mcp_sessions import method_names
+from mcp_sessions.client import explaining
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failed, Failure, Link
 from mcp_sessions.client.recovery import Recovery
@@ -50,10 +51,10 @@ class Opening:
 
     def failed(self, link: Link, pending: Pending, failure: Failure) -> bool:
         state = self._state
-        if state.phase is not Phase.OPEN or pending.method not in (rpc.INITIALIZE, rpc.DISCOVER):
+        if state.phase is not Phase.OPEN or pending.method not in method_names.OPENING:
             return False
         is_refused = failure.cause is Cause.STATUS and failure.status not in AWAY
-        if not is_refused or pending.method == rpc.INITIALIZE:
+        if not is_refused or pending.method == method_names.INITIALIZE:
             logger.warning("%s", failure.explanation)
         if is_refused:
             return False

@@ -40,7 +40,7 @@ _TAKING = frozenset(
 )
 """Their answer comes before the events of the session that they take (RES6)."""
 
-_SESSIONLESS = frozenset({rpc.INITIALIZE, rpc.DISCOVER, method_names.PING, *rpc.OUR_METHODS})
+_SESSIONLESS = method_names.OPENING | method_names.OF_SESSIONS | {method_names.PING}
 
 
 class Standing(Enum):
@@ -160,7 +160,7 @@ class HostedSessions:
         self.is_declared = declares(capabilities)
 
     def note(self, message: Json) -> None:
-        if message["method"] in rpc.OUR_METHODS or stamping.names_own_session(message):
+        if message["method"] in method_names.OF_SESSIONS or stamping.names_own_session(message):
             self.is_used = True
 
     def session_of(self, message: Json) -> tuple[str | None, Standing]:

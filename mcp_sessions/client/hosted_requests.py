@@ -21,7 +21,7 @@ from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META, members_o
 from mcp_sessions.core.resume import SessionView
 from mcp_sessions.errors import LIMIT_REACHED
 
-_UNNAMED = frozenset({rpc.INITIALIZE, rpc.DISCOVER, method_names.PING, *rpc.OUR_METHODS})
+_UNNAMED = method_names.OPENING | method_names.OF_SESSIONS | {method_names.PING}
 
 
 def refused(pending: Pending, peer: Peer) -> Standing | None:
@@ -68,7 +68,10 @@ def prepared(
         pending.is_named_here = True
     if is_modern and stamping.names_own_session(message) and pending.hosted is not None:
         headers.update(stamping.session_headers(SessionView(pending.hosted)))
-    if pending.hosted is not None and method not in (rpc.LISTEN, method_names.DELETE_SESSION):
+    if pending.hosted is not None and method not in (
+        method_names.LISTEN,
+        method_names.DELETE_SESSION,
+    ):
         key = meta.get(REQUEST_KEY_META)
         if isinstance(key, str):
             pending.key = key
@@ -89,7 +92,7 @@ def may_go_again(pending: Pending, peer: Peer) -> bool | None:
 
     What takes a session takes it again, to no other effect; all else needs a key (KEY17).
     """
-    if pending.method in (rpc.LISTEN, method_names.RESUME_SESSION):
+    if pending.method in (method_names.LISTEN, method_names.RESUME_SESSION):
         return True
     if pending.hosted is None or peer.hosted.find(pending.hosted) is None:
         return pending.first_sent is None

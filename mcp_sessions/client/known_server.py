@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import cast
 
+from mcp_sessions import method_names
 from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.dialer import Json, Link, LinkSettings
 from mcp_sessions.client.hosted import HostedSessions, declares
@@ -75,7 +76,7 @@ class Peer:
 
     def asked(self, message: Json) -> Json:
         self.hosted.note(message)
-        if message["method"] == rpc.INITIALIZE:
+        if message["method"] == method_names.INITIALIZE:
             params = cast("Json", message.get("params") or {})
             self.hosted.declared(params.get("capabilities"))
             message = stamping.declared(message)
@@ -186,9 +187,9 @@ class Peer:
         uri = cast("Json", message.get("params") or {}).get("uri")
         if not isinstance(uri, str):
             return
-        if message["method"] == rpc.SUBSCRIBE:
+        if message["method"] == method_names.SUBSCRIBE:
             self.subscribed[uri] = None
-        elif message["method"] == rpc.UNSUBSCRIBE:
+        elif message["method"] == method_names.UNSUBSCRIBE:
             self.subscribed.pop(uri, None)
 
     def push_on(self, link: Link | None) -> Link | None:

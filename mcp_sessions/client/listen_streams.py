@@ -19,7 +19,7 @@ from typing import Any, cast
 from mcp_sessions import method_names
 from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import Pending
-from mcp_sessions.client.rpc import ACKNOWLEDGED, RESOURCE_UPDATED, notification
+from mcp_sessions.client.rpc import notification
 from mcp_sessions.client.stamping import SUBSCRIPTION_ID, with_meta
 from mcp_sessions.core.messages import RequestId, encode, members_of, meta_of
 
@@ -56,7 +56,7 @@ class _Listening:
         if uris:
             mine["resourceSubscriptions"] = uris
         meta = {SUBSCRIPTION_ID: self.request.app_id}
-        return notification(ACKNOWLEDGED, {"notifications": mine, "_meta": meta})
+        return notification(method_names.ACKNOWLEDGED, {"notifications": mine, "_meta": meta})
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Listens:
         return max(requests, key=lambda each: len(encode(each.message)), default=None)
 
     def is_acknowledgement(self, message: Json) -> bool:
-        if message.get("method") != ACKNOWLEDGED or self.wire_id is None:
+        if message.get("method") != method_names.ACKNOWLEDGED or self.wire_id is None:
             return False
         meta = meta_of(cast("Json | None", message.get("params")))
         return meta is not None and meta.get(SUBSCRIPTION_ID) == self.wire_id
@@ -155,7 +155,7 @@ class Listens:
         for app_id, listening in self._open.items():
             if flag is not None:
                 wants = bool(listening.wanted.get(flag))
-            elif method == RESOURCE_UPDATED:
+            elif method == method_names.RESOURCE_UPDATED:
                 # What nobody asked for by name is a resource below one that somebody did:
                 # which one that is only the server knows.
                 uris = _uris(listening.wanted)
@@ -181,4 +181,6 @@ class Listens:
 
 def everything(wanted: Mapping[str, Any]) -> list[Json]:
     lists = [notification(method) for method, flag in _FLAGS.items() if wanted.get(flag)]
-    return lists + [notification(RESOURCE_UPDATED, {"uri": uri}) for uri in _uris(wanted)]
+    return lists + [
+        notification(method_names.RESOURCE_UPDATED, {"uri": uri}) for uri in _uris(wanted)
+    ]

@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import cast
 
+from mcp_sessions import method_names
 from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import Hopeless, SessionControl
@@ -129,7 +130,9 @@ class Listener:
         listens.cut()
         if link.kind != "http":
             try:
-                await link.send(rpc.notification(rpc.CANCELLED, {"requestId": wire_id}), {})
+                await link.send(
+                    rpc.notification(method_names.CANCELLED, {"requestId": wire_id}), {}
+                )
             except Failed as failed:
                 logger.debug("%s", failed)
         link.abandon(wire_id)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from mcp_sessions import method_names
 from mcp_sessions.client import explaining, rpc
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import Failure, Json, Link
@@ -130,7 +131,7 @@ class Losses:
             ):
                 self._peer.hosted.left(held.session_id)
                 if self._peer.hosted.is_declared:
-                    await self._app.deliver(rpc.notification(rpc.DETACHED, params))
+                    await self._app.deliver(rpc.notification(method_names.DETACHED, params))
             case Detached.DRAINING.value:
                 self._come_back_later(link, params)
             case _:

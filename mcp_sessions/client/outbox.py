@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from mcp_sessions.client import rpc, stamping
+from mcp_sessions import method_names
+from mcp_sessions.client import stamping
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import Failed, Json
 from mcp_sessions.client.known_server import Peer
@@ -38,7 +39,7 @@ class Outbox:
     async def notification(self, message: Json, headers: Mapping[str, str]) -> None:
         link = self._state.link
         if link is None or self._state.phase not in (Phase.OPEN, Phase.READY):
-            if message["method"] != rpc.INITIALIZED:
+            if message["method"] != method_names.INITIALIZED:
                 self._waiting.append((message, headers))
                 del self._waiting[:-_MOST_WAITING]
             return
@@ -96,7 +97,7 @@ class Outbox:
         is_said = not (peer.is_modern and link.kind == "http" and pending.key is None)
         try:
             if is_said:
-                await link.send(message, {**headers, **peer.headers(rpc.CANCELLED)})
+                await link.send(message, {**headers, **peer.headers(method_names.CANCELLED)})
         except Failed as failed:
             logger.info("the server did not accept a cancellation: %s", failed)
         if peer.is_modern:
@@ -116,7 +117,7 @@ class Outbox:
             envelope = stamping.envelope_of(pending.message)
             if envelope is not None:
                 message = stamping.with_meta(message, envelope.meta)
-                headers = {**headers, **self._peer.headers(rpc.CANCELLED)}
+                headers = {**headers, **self._peer.headers(method_names.CANCELLED)}
             if is_keyed or envelope is None or link.kind != "http":
                 await self.notification(message, headers)
                 return

@@ -72,7 +72,7 @@ class Pushing:
             "clientInfo": info or _CLIENT_INFO,
         }
         try:
-            result = await self._exchanges.ask(link, rpc.INITIALIZE, params)
+            result = await self._exchanges.ask(link, method_names.INITIALIZE, params)
         except Failed as failed:
             error = failed.failure.error
             if failed.failure.cause is Cause.STATUS and error and failed.failure.status == 400:
@@ -83,7 +83,9 @@ class Pushing:
             text = f"{link.name}: the server agreed on no protocol version"
             raise Failed(Failure(Cause.STATUS, text))
         link.configure(LinkSettings(has_sessions=True, protocol_version=version))
-        await link.send(rpc.notification(rpc.INITIALIZED), {"mcp-protocol-version": version})
+        await link.send(
+            rpc.notification(method_names.INITIALIZED), {"mcp-protocol-version": version}
+        )
         link.listen()
 
     async def drop(self) -> None:

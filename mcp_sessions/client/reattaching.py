@@ -18,6 +18,7 @@ from typing import cast
 
 import anyio
 
+from mcp_sessions import method_names
 from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import SessionControl
@@ -110,7 +111,7 @@ class Reattaching:
     async def _report_refused(self, held: HostedSession) -> None:
         if self._peer.hosted.is_declared:
             params = {"sessionId": held.session_id, "reason": Detached.EVICTED.value}
-            await self._app.deliver(rpc.notification(rpc.DETACHED, params))
+            await self._app.deliver(rpc.notification(method_names.DETACHED, params))
         elif held.is_withheld:
             await self._app.end(_HOLE)
 
@@ -121,7 +122,7 @@ class Reattaching:
             if self._peer.abilities.has_sessions:
                 params["_meta"] = {SESSION_META: None}
             try:
-                await self._exchanges.ask(link, rpc.SUBSCRIBE, params)
+                await self._exchanges.ask(link, method_names.SUBSCRIBE, params)
             except Refused as refused:
                 logger.info("a subscription could not be restored: %s", refused)
         await self._app.report_everything_changed()
@@ -218,7 +219,7 @@ class Reattaching:
         """A request is about to be answered: if it is a listen stream over HTTP, its session is
         attached nowhere then, and stays the application's (WSS19).
         """
-        if pending.method == rpc.LISTEN and self._peer.pushed is not None:
+        if pending.method == method_names.LISTEN and self._peer.pushed is not None:
             self._is_left = self._is_left or pending.hosted is not None
 
     def is_left_by_listens(self) -> bool:
@@ -241,7 +242,7 @@ class Reattaching:
 
     def _listen_of(self, session_id: str, *, is_open: bool = True) -> Pending | None:
         for pending in reversed(list(self._app.requests)):
-            if pending.hosted == session_id and pending.method == rpc.LISTEN:
+            if pending.hosted == session_id and pending.method == method_names.LISTEN:
                 if pending.is_acknowledged or not is_open:
                     return pending
         return None

@@ -183,7 +183,7 @@ class ResumingClient:
             await pending.settled.wait()
 
     def waiting(self) -> list[Pending]:
-        return [p for p in self._app.requests if p.method != rpc.LISTEN]
+        return [p for p in self._app.requests if p.method != method_names.LISTEN]
 
     def questions(self) -> list[RequestId]:
         return self._app.questions.unanswered()
@@ -203,13 +203,13 @@ class ResumingClient:
                 await self._outbox.answer(question_id, message)
         elif "id" in message:
             await self._take_request(message, headers)
-        elif message["method"] == rpc.CANCELLED:
+        elif message["method"] == method_names.CANCELLED:
             await self._outbox.cancel(message, headers)
             if self._reattaching.is_left_by_listens():
                 self._recovery.begin(Way.REATTACH)
         else:
             await self._outbox.notification(message, headers)
-            if message["method"] == rpc.INITIALIZED:
+            if message["method"] == method_names.INITIALIZED:
                 self._initialized()
 
     async def _take_request(self, message: Json, headers: Mapping[str, str]) -> None:
@@ -248,7 +248,7 @@ class ResumingClient:
         peer = self._peer
         if peer.initialize is None and peer.hosted.is_used:
             return True
-        return peer.is_modern and pending.method != rpc.DISCOVER
+        return peer.is_modern and pending.method != method_names.DISCOVER
 
     # --- from the server -----------------------------------------------------------------------
 
@@ -316,10 +316,10 @@ class ResumingClient:
         app = self._app
         params = cast("Json | None", message.get("params"))
         match message["method"]:
-            case rpc.DETACHED:
+            case method_names.DETACHED:
                 await self._losses.detached(link, params or {})
                 return
-            case rpc.CANCELLED:
+            case method_names.CANCELLED:
                 app.questions.withdrawn((params or {}).get("requestId"))
             case method_names.PROGRESS:
                 pending = app.requests.reporting((params or {}).get("progressToken"))
@@ -330,7 +330,7 @@ class ResumingClient:
             case _:
                 pass
         session = self._peer.session
-        is_acknowledgement = message["method"] == rpc.ACKNOWLEDGED
+        is_acknowledgement = message["method"] == method_names.ACKNOWLEDGED
         if is_acknowledgement and await self._reattaching.took_acknowledgement(message):
             return
         if await self._reattaching.took_event(link, message):
@@ -346,7 +346,10 @@ class ResumingClient:
                 # CLI3: it was seen.
                 return
             self._state.progressed()
-            if self._peer.hosted.has_attached and message["method"] != rpc.RESOURCE_UPDATED:
+            if (
+                self._peer.hosted.has_attached
+                and message["method"] != method_names.RESOURCE_UPDATED
+            ):
                 # EVT11: a session of the application tells it.
                 return
         if not (self._peer.is_modern and app.listens):
@@ -387,7 +390,7 @@ class ResumingClient:
             return
         if pending.is_hosts:
             peer.hosted.answered(pending, result, error)
-            if pending.method in (rpc.INITIALIZE, rpc.DISCOVER) and result is not None:
+            if pending.method in method_names.OPENING and result is not None:
                 peer.learn(result)
             if result is not None and pending.hosted is None and peer.session is None:
                 peer.note_subscription(pending.message)
@@ -412,7 +415,7 @@ class ResumingClient:
                     peer.session.merge(result)
                 peer.lives.used()
                 peer.note_subscription(pending.message)
-        elif result is not None and pending.method in (rpc.INITIALIZE, rpc.DISCOVER):
+        elif result is not None and pending.method in method_names.OPENING:
             peer.learn(result)
         elif result is not None and peer.session is None:
             peer.lives.used()
@@ -434,7 +437,11 @@ class ResumingClient:
     def _says_lost(self, pending: Pending, result: Json | None, error: Json) -> bool:
         if error.get("code") == SESSION_NOT_FOUND:
             return True
-        if result is None or pending.method != rpc.TOOL_CALL or self._peer.abilities.is_ours:
+        if (
+            result is None
+            or pending.method != method_names.CALL_TOOL
+            or self._peer.abilities.is_ours
+        ):
             return False
         # Some servers say it as the result of the tool.
         return says_session_not_found(result)

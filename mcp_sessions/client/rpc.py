@@ -29,21 +29,6 @@ from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
 
-INITIALIZE = method_names.INITIALIZE
-INITIALIZED = method_names.INITIALIZED
-DISCOVER = method_names.DISCOVER
-CANCELLED = method_names.CANCELLED
-DETACHED = method_names.DETACHED
-LISTEN = method_names.LISTEN
-ACKNOWLEDGED = method_names.ACKNOWLEDGED
-SUBSCRIBE = method_names.SUBSCRIBE
-UNSUBSCRIBE = method_names.UNSUBSCRIBE
-RESOURCE_UPDATED = method_names.RESOURCE_UPDATED
-TOOL_CALL = method_names.CALL_TOOL
-
-OUR_METHODS = method_names.OF_SESSIONS
-"""An application that calls these itself manages sessions of its own: they pass as they are."""
-
 
 def session_asked(message: Json) -> str | None:
     named = members_of(message.get("params")).get("sessionId")

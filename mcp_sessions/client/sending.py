@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from mcp_sessions import method_names
 from mcp_sessions.client import explaining, hosted_requests, pushing, rpc, stamping
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Json, Link
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _REFUSALS = 2
 
-_WITHOUT_SESSION = frozenset({rpc.INITIALIZE, rpc.DISCOVER, *rpc.OUR_METHODS})
+_WITHOUT_SESSION = method_names.OPENING | method_names.OF_SESSIONS
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +59,7 @@ class Sender:
                 await self._app.answer(pending, *REFUSALS[standing])
                 return
             session = None
-        if session is not None and peer.is_modern and pending.method == rpc.LISTEN:
+        if session is not None and peer.is_modern and pending.method == method_names.LISTEN:
             self._listener.add(pending)
             return
         message, headers = pending.message, dict(pending.headers)
@@ -86,7 +87,7 @@ class Sender:
         try:
             if pushing.goes_there(message):
                 link = await self._recovery.hosted.pushing.link_for(link)
-            elif pending.method == rpc.LISTEN:
+            elif pending.method == method_names.LISTEN:
                 await self._recovery.hosted.before_listening(link, pending)
         except Failed as failed:
             # As if it could not be sent: it was not.
@@ -111,7 +112,7 @@ class Sender:
         if self._peer.session is None:
             return True
         # What it subscribed to outside of its sessions is kept in the client's own.
-        is_own = pending.method in (rpc.SUBSCRIBE, rpc.UNSUBSCRIBE)
+        is_own = pending.method in method_names.SUBSCRIPTIONS
         return pending.session_id is None and not (is_own and self._is_outside(pending))
 
     def _is_outside(self, pending: Pending) -> bool:
@@ -226,7 +227,7 @@ class Sender:
             return True
         took = self._runtime.elapsed() - pending.last_sent
         is_late = pending.was_accepted or took > self._runtime.policy.refusal_time
-        return pending.sent_before or (pending.method == rpc.TOOL_CALL and is_late)
+        return pending.sent_before or (pending.method == method_names.CALL_TOOL and is_late)
 
     async def unanswered(self, link: Link, wire_id: RequestId, failure: Failure) -> None:
         pending = self._app.requests.find(wire_id)

@@ -12,11 +12,9 @@ from mcp_sessions import method_names
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import SESSION_META, RequestId, decode, encode
 
-LISTEN = method_names.LISTEN
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 """``_meta`` key of every message on a listen stream: the listen request's id."""
 
-SET_LEVEL = method_names.SET_LEVEL
 LEVELS = (
     "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
 )  # fmt: skip

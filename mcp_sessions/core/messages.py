@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import orjson
 
-from mcp_sessions import method_names
 from mcp_sessions.core.log import Draft
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR, InvalidParams, WireError
 from mcp_sessions.ids import RequestKey, SessionId, parse_session_id
@@ -333,9 +332,6 @@ def request_key(params: Mapping[str, Any] | None) -> RequestKey | None:
             f"_meta[{REQUEST_KEY_META!r}] must be a string of 1 to {MAX_REQUEST_KEY} characters"
         )
     return RequestKey(value)
-
-
-PROGRESS = method_names.PROGRESS
 
 
 def progress_token(params: Mapping[str, Any] | None) -> RequestId | None:

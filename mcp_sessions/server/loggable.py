@@ -19,28 +19,19 @@ _MOST = 200
 _KEPT = 10_000
 """Names that are remembered. Any more are written down by nobody."""
 
-_METHODS = frozenset(
-    {
+_METHODS = (
+    method_names.OPENING
+    | method_names.LISTING
+    | method_names.SUBSCRIPTIONS
+    | method_names.OF_SESSIONS
+    | {
         method_names.COMPLETE,
-        method_names.INITIALIZE,
         method_names.SET_LEVEL,
         method_names.PING,
         method_names.GET_PROMPT,
-        method_names.LIST_PROMPTS,
-        method_names.LIST_RESOURCES,
         method_names.READ_RESOURCE,
-        method_names.SUBSCRIBE,
-        method_names.LIST_TEMPLATES,
-        method_names.UNSUBSCRIBE,
-        method_names.DISCOVER,
-        method_names.END_SESSION,
-        method_names.RESUME_SESSION,
-        method_names.START_SESSION,
-        method_names.CREATE_SESSION,
-        method_names.DELETE_SESSION,
         method_names.LISTEN,
         method_names.CALL_TOOL,
-        method_names.LIST_TOOLS,
         method_names.CANCELLED,
         method_names.INITIALIZED,
         method_names.PROGRESS,

@@ -14,6 +14,7 @@ from anyio.abc import TaskStatus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mcp_sessions import method_names
 from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.application import Callbacks
 from mcp_sessions.client.dialer import Event, Json, Link, LinkSettings, Received
@@ -127,11 +128,15 @@ def test_a_listen_stream_takes_any_acknowledgement_and_any_event(said: Json, eve
     """Whatever is told goes to the one request that listens, or to nobody."""
     listens = Listens()
     asked = {"notifications": {"toolsListChanged": True, "resourceSubscriptions": ["a"]}}
-    message = {"jsonrpc": "2.0", "id": 1, "method": rpc.LISTEN, "params": asked}
+    message = {"jsonrpc": "2.0", "id": 1, "method": method_names.LISTEN, "params": asked}
     listens.add(Pending(1, message, {}, 0.0))
     listens.next_request()
     listens.acknowledged(said)
-    for method in (rpc.RESOURCE_UPDATED, "notifications/tools/list_changed", "notifications/x"):
+    for method in (
+        method_names.RESOURCE_UPDATED,
+        "notifications/tools/list_changed",
+        "notifications/x",
+    ):
         notified = listens.parts({"jsonrpc": "2.0", "method": method, "params": event})
         assert len(notified) <= 1
     assert len(listens.everything()) == 2
@@ -278,7 +283,7 @@ async def running(answers: Mapping[str, Json]) -> AsyncGenerator[tuple[ResumingC
             params: Json = {"protocolVersion": "2025-11-25", "capabilities": {}}
             asked = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
             await client.take(asked, {})
-            await client.take(rpc.notification(rpc.INITIALIZED), {})
+            await client.take(rpc.notification(method_names.INITIALIZED), {})
             yield client, (puppet, notified)
             await client.close()
             tasks.cancel_scope.cancel()
@@ -319,7 +324,12 @@ sent_by_server = st.fixed_dictionaries(
     {
         "jsonrpc": st.just("2.0"),
         "method": st.sampled_from(
-            [rpc.DETACHED, rpc.CANCELLED, rpc.ACKNOWLEDGED, rpc.RESOURCE_UPDATED]
+            [
+                method_names.DETACHED,
+                method_names.CANCELLED,
+                method_names.ACKNOWLEDGED,
+                method_names.RESOURCE_UPDATED,
+            ]
             + ["notifications/progress", "notifications/x", "roots/list"]
         ),
         "params": objects,
@@ -334,7 +344,7 @@ async def test_a_call_is_answered_whatever_its_server_says_before(said: list[Jso
     async with running({"session/start": STARTED}) as (client, (puppet, notified)):
         await expect_answer(client, notified, "one")
         for message in said:
-            if message["method"] == rpc.DETACHED:
+            if message["method"] == method_names.DETACHED:
                 cast("Json", message["params"])["sessionId"] = "s-1"
             await puppet.newest.say(message)
         await expect_answer(client, notified, "two")

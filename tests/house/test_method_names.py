@@ -18,7 +18,6 @@ OTHER = {
     "mcp_sessions/method_names.py": "the place",
     "mcp_sessions/acp": "another protocol",
     "mcp_sessions/cli/acp.py": "another protocol",
-    "mcp_sessions/server/upstream/external": "speaks them with a server outside",
     "mcp_sessions/testing": "plays a client",
 }
 """File or folder → why it may spell them."""

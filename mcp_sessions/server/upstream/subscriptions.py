@@ -16,8 +16,6 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.server.upstream.port import Call, Upstream, UpstreamError, UpstreamPeer
 
-SUBSCRIPTION_METHODS = frozenset({method_names.SUBSCRIBE, method_names.UNSUBSCRIBE})
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class Around:

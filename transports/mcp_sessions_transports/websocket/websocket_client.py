@@ -26,6 +26,7 @@ from websockets.exceptions import (
 )
 from websockets.typing import Subprotocol
 
+from mcp_sessions import method_names
 from mcp_sessions.client.dialer import (
     AnswerTooLarge,
     Down,
@@ -39,7 +40,7 @@ from mcp_sessions.client.dialer import (
     Unanswered,
 )
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.rpc import CANCELLED, instead_of_dropped, received
+from mcp_sessions.client.rpc import instead_of_dropped, received
 from mcp_sessions.core.messages import RequestId, encode, error_body, members_of
 from mcp_sessions.core.outline import Outline
 from mcp_sessions.core.resume import Cause
@@ -257,7 +258,7 @@ class WebSocketLink:
         if self._socket is None:
             raise AssertionError("a link is used before it runs")
         data = encode(message)
-        if message.get("method") == CANCELLED:
+        if message.get("method") == method_names.CANCELLED:
             self._large.given_up(members_of(message.get("params")).get("requestId"))
         sent = self._large.sent(message, len(data))
         try:

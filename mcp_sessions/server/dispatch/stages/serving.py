@@ -34,7 +34,6 @@ from mcp_sessions.server.upstream.port import (
     wanted_by,
 )
 from mcp_sessions.server.upstream.subscriptions import (
-    SUBSCRIPTION_METHODS,
     Discovery,
     LogLevel,
     Subscriptions,
@@ -92,7 +91,7 @@ class UpstreamPeers(Stage):
         if inbound.peer.modern:
             if method == method_names.DISCOVER:
                 peer = Discovery(peer, self._advertise)
-        elif method in SUBSCRIPTION_METHODS and self._store.remembers:
+        elif method in method_names.SUBSCRIPTIONS and self._store.remembers:
             remember = self._remember_subscription(inbound, record)
             peer = Subscriptions(peer, self.upstream, remember)
         elif method == method_names.SET_LEVEL and self.upstream.is_outside:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Protocol
 
-from mcp_sessions.core.listen_messages import SET_LEVEL
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import error_body
 from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown
 from mcp_sessions.external_server import ExternalServer
@@ -133,9 +133,9 @@ async def restore_settings(slot: Slot, child: Child) -> None:
     """
     again: list[tuple[str, Mapping[str, Any]]] = []
     if slot.level is not None:
-        again.append((SET_LEVEL, {"level": slot.level}))
+        again.append((method_names.SET_LEVEL, {"level": slot.level}))
     left = [uri for uri in slot.subscribers if uri not in child.subscribed]
-    again += [("resources/subscribe", {"uri": uri}) for uri in left]
+    again += [(method_names.SUBSCRIBE, {"uri": uri}) for uri in left]
     for method, params in again:
         try:
             async with asyncio.timeout(ANSWERING):

@@ -41,6 +41,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, cast
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import RequestId, members_of, meta_of, progress_token
 from mcp_sessions.core.nearness import own_connection
 from mcp_sessions.server.upstream.port import Call
@@ -51,7 +52,7 @@ LATE: Final = 3.0
 BEHIND: Final = 1.0
 """Seconds by which a URL's own stream may be behind its responses."""
 
-_ABOUT_NO_REQUEST: Final = ("/list_changed", "resources/updated", "roots/list")
+_ABOUT_NO_REQUEST: Final = ("/list_changed", "resources/updated", method_names.LIST_ROOTS)
 """Endings of the methods that a server calls at any time. It asks for roots when a client
 begins.
 """
@@ -66,8 +67,6 @@ _NAMES: Final = 64
 
 TOKEN: Final = "progressToken"
 _RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
-_TASK_STATUS: Final = "notifications/tasks/status"
-_ELICITED: Final = "notifications/elicitation/complete"
 
 
 def with_own_token(request_id: int, params: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -244,7 +243,7 @@ class Unanswered:
             cause = self._named(name) if name is not None else self._only(method, is_late=is_late)
         self._has_asked = self._has_asked or not method.startswith("notifications/")
         elicitation: object = (params or {}).get("elicitationId")
-        if isinstance(elicitation, str) and method == "elicitation/create":
+        if isinstance(elicitation, str) and method == method_names.ELICIT:
             for request in self._awaited.values():
                 is_cause = cause.known is not None and request.call is cause.known
                 if is_cause and len(request.names) < _NAMES:
@@ -276,9 +275,9 @@ class Unanswered:
 
 
 def _name_of(method: str, params: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    if method == _ELICITED:
+    if method == method_names.ELICITED:
         return _name("elicitation", (params or {}).get("elicitationId"))
-    if method == _TASK_STATUS:
+    if method == method_names.TASK_STATUS:
         return _name("task", (params or {}).get("taskId"))
     related: object = (meta_of(params) or {}).get(_RELATED_TASK)
     return _name("task", members_of(related).get("taskId")) if related is not None else None

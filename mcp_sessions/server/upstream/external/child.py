@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
+from mcp_sessions import method_names
 from mcp_sessions.background import Background
-from mcp_sessions.core.listen_messages import LISTEN, SET_LEVEL
 from mcp_sessions.core.messages import (
     Answer,
     Notification,
@@ -41,7 +41,6 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.server.upstream.external.cause import TOKEN, Cause, Unanswered, with_own_token
 from mcp_sessions.server.upstream.external.child_eras import (
-    SUBSCRIPTIONS,
     HandshakeEra,
     ModernEra,
     read_again,
@@ -55,7 +54,7 @@ from mcp_sessions.server.upstream.external.child_requests import (
     Waiting,
 )
 from mcp_sessions.server.upstream.external.child_wire import ChildWire
-from mcp_sessions.server.upstream.external.modern_requests import DISCOVER, VERSION
+from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.server_stream import Listening
 from mcp_sessions.server.upstream.external.unreadable import Unreadable, more_than, own_id
@@ -72,9 +71,7 @@ _DISCOVERING = 5.0
 _RETRY = 1.0
 """Seconds before a stream is opened again, if the server names none."""
 
-CANCELLED = "notifications/cancelled"
-_UNCANCELLED = frozenset({"initialize", DISCOVER})
-_OWN_WAY = frozenset({SET_LEVEL, "ping", *SUBSCRIPTIONS})
+_OWN_WAY = method_names.SUBSCRIPTIONS | {method_names.SET_LEVEL, method_names.PING}
 """Methods that are no plain request in every era."""
 
 
@@ -182,13 +179,13 @@ class Child:
         await self.reopen_stream()
 
     async def _initialize(self, client: Mapping[str, Any], versions: frozenset[str]) -> None:
-        result = await self.request(None, "initialize", client)
+        result = await self.request(None, method_names.INITIALIZE, client)
         version = result.get("protocolVersion")
         if not isinstance(version, str) or version not in versions:
             named = repr(version) if isinstance(version, str) else "that is no text"
             raise UpstreamError(error_body(INTERNAL_ERROR, f"it speaks version {named}"))
         self.result = result
-        await self.notify("notifications/initialized", None)
+        await self.notify(method_names.INITIALIZED, None)
 
     async def _discovers(
         self, client: Mapping[str, Any], versions: frozenset[str], within: float | None
@@ -297,7 +294,7 @@ class Child:
             message["params"] = params
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         waiting = self._open[request_id] = Waiting(request_id, future, call)
-        if method != LISTEN:
+        if method != method_names.LISTEN:
             self.unanswered.sent(request_id, call, params)
         try:
             self._wire.submit(waiting, message)
@@ -306,13 +303,13 @@ class Child:
                 # Otherwise the layer made the answer, and the child may still work on it.
                 self.unanswered.answered(request_id)
         except asyncio.CancelledError:
-            if (future.cancelled() or not future.done()) and method not in _UNCANCELLED:
+            if (future.cancelled() or not future.done()) and method not in method_names.OPENING:
                 about = {"requestId": request_id, "reason": "cancelled"}
-                self._wire.write(notification_message(CANCELLED, about))
+                self._wire.write(notification_message(method_names.CANCELLED, about))
             raise
         finally:
             self._open.pop(request_id, None)
-            if call is None and method == SET_LEVEL:
+            if call is None and method == method_names.SET_LEVEL:
                 # Nothing in it is a client's work.
                 self.unanswered.answered(request_id)
             self.unanswered.given_up(request_id)
@@ -401,13 +398,13 @@ class Child:
             return
         method, params = known.method, known.params
         match method:
-            case "notifications/progress":
+            case method_names.PROGRESS:
                 members = dict(params or {})
                 token = own_id(members.pop(TOKEN, None))
                 waiting = self._open.get(token) if token is not None else None
                 if waiting is not None and waiting.call is not None:
                     await self.client.reported(waiting.call, members)
-            case "notifications/cancelled":
+            case method_names.CANCELLED:
                 # True is no id, but would be found as 1.
                 asked = id_of({"id": (params or {}).get("requestId")})
                 task = self._asked.get(asked) if asked is not None else None
@@ -424,7 +421,7 @@ class Child:
         refusal = self._era.refusal(request.method)
         if refusal is not None:
             self.refuse(request.id, *refusal)
-        elif request.method == "ping":
+        elif request.method == method_names.PING:
             self._wire.write(result_message(request.id, {}))
         elif not self.result:
             self.refuse(request.id, INVALID_REQUEST, "initialize was not answered yet")
@@ -443,7 +440,7 @@ class Child:
         async def report(progress: float, total: float | None, message: str | None) -> None:
             members = {TOKEN: token, "progress": progress, "total": total, "message": message}
             params = {name: value for name, value in members.items() if value is not None}
-            await self.notify("notifications/progress", params)
+            await self.notify(method_names.PROGRESS, params)
 
         try:
             result = await self.client.asked(

@@ -19,28 +19,24 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from mcp_sessions.core.listen_messages import LEVELS, SET_LEVEL, SUBSCRIPTION_ID
+from mcp_sessions import method_names
+from mcp_sessions.core.listen_messages import LEVELS, SUBSCRIPTION_ID
 from mcp_sessions.core.messages import Notification, error_body, members_of, meta_of
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND
 from mcp_sessions.server.upstream.external.cause import Cause
 from mcp_sessions.server.upstream.external.child_requests import ANSWERING, Sender
 from mcp_sessions.server.upstream.external.child_wire import ChildWire, Conversation
 from mcp_sessions.server.upstream.external.modern_requests import (
-    DISCOVER,
     Modern,
     wanted_changes,
     with_inputs,
     without_subscription,
 )
-from mcp_sessions.server.upstream.external.receiver import LISTS, UPDATED
 from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.unreadable import own_id
 from mcp_sessions.server.upstream.port import Call, UpstreamError
 
 logger = logging.getLogger(__name__)
-
-_SUBSCRIBE = "resources/subscribe"
-SUBSCRIPTIONS = (_SUBSCRIBE, "resources/unsubscribe")
 
 
 class HandshakeEra:
@@ -63,9 +59,9 @@ class HandshakeEra:
             await self._have_said(sender.level)
         result = await child.exchange(child.next_id(), call, method, params)
         child.was_answered()
-        if method == SET_LEVEL:
+        if method == method_names.SET_LEVEL:
             child.is_set_to((params or {}).get("level"))
-        elif method in SUBSCRIPTIONS:
+        elif method in method_names.SUBSCRIPTIONS:
             _subscribe(child, method, params)
         return result
 
@@ -81,13 +77,19 @@ class HandshakeEra:
         child.is_set_to(wanted)
         try:
             async with asyncio.timeout(ANSWERING):
-                await child.exchange(child.next_id(), None, SET_LEVEL, {"level": wanted})
+                await child.exchange(
+                    child.next_id(), None, method_names.SET_LEVEL, {"level": wanted}
+                )
         except TimeoutError:
             # Once is enough: the layer does not try that level again.
-            logger.warning("%s: it does not answer %s", child.client.label(), SET_LEVEL)
+            logger.warning(
+                "%s: it does not answer %s", child.client.label(), method_names.SET_LEVEL
+            )
         except UpstreamError as refused:
             # If it has ended, the request behind this one fails as well.
-            logger.warning("%s: it refuses %s: %s", child.client.label(), SET_LEVEL, refused)
+            logger.warning(
+                "%s: it refuses %s: %s", child.client.label(), method_names.SET_LEVEL, refused
+            )
         except BaseException:
             # It is unknown whether the level was set.
             child.is_set_to(None)
@@ -125,7 +127,7 @@ class ModernEra:
         Raises:
             UpstreamError: The server does not speak this era.
         """
-        found = await self._sent(None, DISCOVER, self._modern.params(None))
+        found = await self._sent(None, method_names.DISCOVER, self._modern.params(None))
         return self._modern.handshake(found, wanted, versions)
 
     async def request(
@@ -135,12 +137,12 @@ class ModernEra:
         params: Mapping[str, Any] | None,
         sender: Sender | None,
     ) -> dict[str, Any]:
-        if method == SET_LEVEL:
+        if method == method_names.SET_LEVEL:
             self._modern.set_level((params or {}).get("level"))
             return {}
-        if method == "ping":
+        if method == method_names.PING:
             return {}
-        if method in SUBSCRIPTIONS:
+        if method in method_names.SUBSCRIPTIONS:
             _subscribe(self._child, method, params)
             await self._child.reopen_stream()
             return {}
@@ -204,13 +206,13 @@ class ModernEra:
     async def known(self, notification: Notification) -> Notification | None:
         params = notification.params or {}
         match notification.method:
-            case "notifications/subscriptions/acknowledged":
+            case method_names.ACKNOWLEDGED:
                 about = own_id((meta_of(params) or {}).get(SUBSCRIPTION_ID))
                 if about is not None and about in self._listens:
                     receiver = self._listens.pop(about)
                     await receiver.begun(continues=False)
                 return None
-            case "notifications/cancelled":
+            case method_names.CANCELLED:
                 self._child.end_listen(params.get("requestId"))
                 return None
             case _:
@@ -222,14 +224,14 @@ class ModernEra:
 
 
 def _subscribe(child: Conversation, method: str, params: Mapping[str, Any] | None) -> None:
-    change = child.subscribed.add if method == _SUBSCRIBE else child.subscribed.discard
+    change = child.subscribed.add if method == method_names.SUBSCRIBE else child.subscribed.discard
     change((params or {})["uri"])
 
 
 async def read_again(child: Conversation) -> None:
     """Have all lists and subscribed resources read again: changes during the gap are unknown."""
-    for name in LISTS:
+    for name in method_names.LISTED:
         if members_of(child.capabilities.get(name)).get("listChanged"):
             await child.client.notified(f"notifications/{name}/list_changed", None)
     for uri in sorted(child.subscribed):
-        await child.client.notified(UPDATED, {"uri": uri})
+        await child.client.notified(method_names.RESOURCE_UPDATED, {"uri": uri})

@@ -8,6 +8,7 @@ from typing import Any, Final
 from opentelemetry.propagate import extract
 from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, get_tracer
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import meta_of
 from mcp_sessions.server.loggable import KnownNames
 from mcp_sessions.server.upstream.external.other_replicas import Served
@@ -51,10 +52,10 @@ async def _traced(
     attributes = {"mcp.method.name": named, "mcp.protocol.version": str(version)}
     if call.request_id is not None:
         attributes["jsonrpc.request.id"] = str(call.request_id)
-    if method == "tools/call":
+    if method == method_names.CALL_TOOL:
         attributes["gen_ai.operation.name"] = "execute_tool"
         attributes |= {"gen_ai.tool.name": target} if target is not None else {}
-    elif method == "prompts/get" and target is not None:
+    elif method == method_names.GET_PROMPT and target is not None:
         attributes["gen_ai.prompt.name"] = target
     if call.session is not None:
         attributes |= {
@@ -84,7 +85,7 @@ async def _traced(
             span.set_attribute("error.type", type(failed).__qualname__)
             span.set_status(StatusCode.ERROR)
             raise
-        if method == "tools/call" and served[0].get("isError") is True:
+        if method == method_names.CALL_TOOL and served[0].get("isError") is True:
             span.set_attribute("error.type", "tool_error")
             span.set_status(StatusCode.ERROR)
         else:
@@ -94,7 +95,10 @@ async def _traced(
         return served
 
 
-_NAMED_IN = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
+_NAMED_IN = {
+    method_names.CALL_TOOL: "gen_ai.tool.name",
+    method_names.GET_PROMPT: "gen_ai.prompt.name",
+}
 
 
 def _name(span: Span, method: str, target: str | None) -> None:

@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_sessions import metrics
+from mcp_sessions import method_names, metrics
 from mcp_sessions.background import Background, report, stopped
 from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import LimitReached
@@ -48,7 +48,6 @@ from mcp_sessions.server.upstream.external.beginning import (
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Refused
 from mcp_sessions.server.upstream.external.failures import Failures
-from mcp_sessions.server.upstream.external.receiver import LISTS, UPDATED
 from mcp_sessions.server.upstream.external.room import LOOKS, WAITS, Starts, can_share, spare
 from mcp_sessions.server.upstream.external.server_messages import Notifier
 from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Services, Slot
@@ -362,11 +361,11 @@ class Children:
         return True
 
     async def _notify_again(self, slot: Slot, child: Child) -> None:
-        for name in LISTS:
+        for name in method_names.LISTED:
             if name in child.capabilities:
                 await slot.notified(f"notifications/{name}/list_changed", None)
         for uri in list(slot.subscribers):
-            await slot.notified(UPDATED, {"uri": uri})
+            await slot.notified(method_names.RESOURCE_UPDATED, {"uri": uri})
 
     # --- when they end -----------------------------------------------------------------------
 

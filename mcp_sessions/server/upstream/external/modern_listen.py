@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, cast
 
+from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID, Filter
 from mcp_sessions.core.messages import meta_of
 from mcp_sessions.errors import METHOD_NOT_FOUND
-from mcp_sessions.server.upstream.external.receiver import UPDATED
 from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest
-
-_ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 
 
 class Listen:
@@ -39,7 +37,10 @@ class Listen:
         return cast(Call, _Acknowledging(self._call, self._is_acknowledged))
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
-        if method != UPDATED and method.split("/")[1] not in self._wanted.lists:
+        if (
+            method != method_names.RESOURCE_UPDATED
+            and method.split("/")[1] not in self._wanted.lists
+        ):
             return
         await self._is_acknowledged.wait()
         meta = {**(meta_of(params) or {}), SUBSCRIPTION_ID: self._call.request_id}
@@ -59,5 +60,5 @@ class _Acknowledging:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         await self._call.notify(method, params)
-        if method == _ACKNOWLEDGED:
+        if method == method_names.ACKNOWLEDGED:
             self._acknowledged.set()

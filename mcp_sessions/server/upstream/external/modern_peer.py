@@ -8,8 +8,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mcp_sessions import method_names
 from mcp_sessions.core.client_description import ENVELOPE
-from mcp_sessions.core.listen_messages import LISTEN, SET_LEVEL
 from mcp_sessions.core.messages import error_body, members_of, meta_of
 from mcp_sessions.errors import METHOD_NOT_FOUND
 from mcp_sessions.server.upstream.port import Call, UpstreamError, UpstreamPeer
@@ -22,14 +22,14 @@ Served = Callable[
 
 _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
-_REMOVED: Final = frozenset(
-    {"initialize", "ping", SET_LEVEL, "resources/subscribe", "resources/unsubscribe"}
-)
+_REMOVED: Final = method_names.SUBSCRIPTIONS | {
+    method_names.INITIALIZE,
+    method_names.PING,
+    method_names.SET_LEVEL,
+}
 """Methods of the handshake era that the modern era removed."""
 
-_CACHED: Final = frozenset(
-    {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"}
-)
+_CACHED: Final = method_names.LISTING | {method_names.READ_RESOURCE}
 """Methods whose modern-era results say how long they are valid."""
 
 
@@ -57,10 +57,10 @@ class ModernPeer:
     async def request(
         self, call: Call, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
-        if method == LISTEN:
+        if method == method_names.LISTEN:
             async with self._listens(call, params) as acknowledging:
                 return await self._stand_in().request(acknowledging, method, params)
-        if method == "server/discover":
+        if method == method_names.DISCOVER:
             return await self._discover(call, params)
         if method in _REMOVED:
             raise UpstreamError(error_body(METHOD_NOT_FOUND, "Method not found", method))
@@ -77,7 +77,7 @@ class ModernPeer:
         return _stamped(result, handshake, is_good_for_a_while)
 
     async def _discover(self, call: Call, params: dict[str, Any] | None) -> dict[str, Any]:
-        result = await self._stand_in().request(call, "server/discover", params)
+        result = await self._stand_in().request(call, method_names.DISCOVER, params)
         _, handshake = await self._served(call, None, None, None)
         result["capabilities"] = deepcopy(dict(members_of(handshake.get("capabilities"))))
         if self._adds_subscriptions:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, cast
 from uuid import uuid4
 
+from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID
 from mcp_sessions.core.messages import (
     PROTOCOL_VERSION_META,
@@ -24,7 +25,6 @@ from mcp_sessions.server.upstream.external.child_requests import Sender
 from mcp_sessions.server.upstream.port import PeerError, UpstreamError
 
 VERSION: Final = "2026-07-28"
-DISCOVER: Final = "server/discover"
 
 _PREFIX: Final = PROTOCOL_VERSION_META.rpartition("/")[0]
 _LEVEL: Final = f"{_PREFIX}/logLevel"
@@ -142,7 +142,7 @@ def _of_the_era_before(method: str, params: dict[str, Any] | None) -> dict[str, 
     """Return a question as the handshake era asks it, in which an elicitation at a URL has an
     id.
     """
-    if method != "elicitation/create" or params is None or params.get("mode") != "url":
+    if method != method_names.ELICIT or params is None or params.get("mode") != "url":
         return params
     return {"elicitationId": str(uuid4()), **params}
 

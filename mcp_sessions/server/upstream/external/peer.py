@@ -10,7 +10,8 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
-from mcp_sessions.core.listen_messages import LISTEN, Filter
+from mcp_sessions import method_names
+from mcp_sessions.core.listen_messages import Filter
 from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId
@@ -47,7 +48,7 @@ OURS: Final[Mapping[str, Any]] = {
 """Params of ``initialize`` for a child that serves several clients."""
 
 _ENDED_HERE: Final = frozenset(
-    {"notifications/initialized", "notifications/cancelled", "notifications/progress"}
+    {method_names.INITIALIZED, method_names.CANCELLED, method_names.PROGRESS}
 )
 """Notifications of a client to the layer. The layer sends each child its own."""
 
@@ -122,7 +123,7 @@ class ExternalPeer:
             version = VERSION if self._asks is not None else self._client.get("protocolVersion")
             work = spans.around(call, method, params, version, work)
         served = await work
-        if method == "tools/list":
+        if method == method_names.LIST_TOOLS:
             self._wrapped.declared.learn(served[0])
         return served
 
@@ -168,13 +169,13 @@ class ExternalPeer:
             check = partial(self._wrapped.other_replicas.check, lease)
         key, sharing = slot.key, self._wrapped.sharing
         method, params = asked.method, asked.params
-        if method == "ping" and slot.living is None:
+        if method == method_names.PING and slot.living is None:
             return {}, {}
         if method is None:
             return {}, (await self._discovered(slot, call)).result
-        if method in ("resources/subscribe", "resources/unsubscribe"):
+        if method in method_names.SUBSCRIPTIONS:
             result = await self._subscribe(slot, call, method, params or {}, check)
-        elif method == LISTEN:
+        elif method == method_names.LISTEN:
             result = await self._listen(slot, call, Filter(params or {}), check)
         elif isinstance(key, Sessionless):
             find = partial(self.slot, call)
@@ -222,9 +223,9 @@ class ExternalPeer:
         subscribed = slot.subscribers.setdefault(uri, set())
         others = subscribed - {who}
         try:
-            if child.has_subscriptions and (method == "resources/subscribe" or not others):
+            if child.has_subscriptions and (method == method_names.SUBSCRIBE or not others):
                 result = await slot.request(call, None, method, params, check)
-            if method == "resources/subscribe":
+            if method == method_names.SUBSCRIBE:
                 subscribed.add(who)
             else:
                 subscribed.discard(who)
@@ -257,7 +258,7 @@ class ExternalPeer:
         """
         wanted = {"notifications": {"resourceSubscriptions": sorted(uris)}}
         async with asyncio.timeout(self._wrapped.children.server.start_timeout + ANSWERING):
-            await self._served(call, LISTEN, wanted, None)
+            await self._served(call, method_names.LISTEN, wanted, None)
 
     @asynccontextmanager
     async def listens(self, call: Call, params: Mapping[str, Any] | None) -> AsyncGenerator[Call]:
@@ -270,7 +271,7 @@ class ExternalPeer:
             UpstreamError: Its params are malformed, or its child cannot be started. -31011,
                 ``max_subscriptions``: it names too many resources.
         """
-        self._wrapped.shell.validate(LISTEN, VERSION, params)
+        self._wrapped.shell.validate(method_names.LISTEN, VERSION, params)
         listen = Listen(call, Filter(params or {}))
         most = self._wrapped.max_subscriptions
         if len(listen.uris) > most:

@@ -7,9 +7,6 @@ from typing import Any, Protocol
 from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.port import Call, OnProgress
 
-LISTS = ("tools", "prompts", "resources")
-UPDATED = "notifications/resources/updated"
-
 
 class Client(Protocol):
     def label(self) -> str: ...

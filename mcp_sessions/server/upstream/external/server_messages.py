@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mcp_sessions import method_names
 from mcp_sessions.background import Background, report
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import encode
@@ -44,7 +45,6 @@ CHANGES = 16_777_216
 OVERHEAD = 1_024
 """Bytes that a notification counts in addition to its own."""
 
-_READ_AGAIN = "notifications/resources/list_changed"
 _WHAT = "a notification of a child"
 _BASE = 0.5
 _CAP = 15.0
@@ -144,8 +144,8 @@ class Notifier:
             if not is_change:
                 return
             # The message no longer names the object. It only asks the client to read again.
-            method, params, size = _READ_AGAIN if is_resource else method, None, OVERHEAD
-            name = (method, None)
+            method = method_names.RESOURCES_CHANGED if is_resource else method
+            params, size, name = None, OVERHEAD, (method, None)
             if name in waiting.queued:
                 return
         waiting.queued[name] = _Notification(way, method, params, is_change, size)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
+from mcp_sessions import method_names
 from mcp_sessions.background import watched
-from mcp_sessions.core.listen_messages import LEVELS, SET_LEVEL, level_of
-from mcp_sessions.core.messages import PROGRESS
+from mcp_sessions.core.listen_messages import LEVELS, level_of
 from mcp_sessions.errors import INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions.ids import digest
 from mcp_sessions.principal import Principal
@@ -29,7 +29,6 @@ from mcp_sessions.server.upstream.external.child_requests import (
     raised_anew,
 )
 from mcp_sessions.server.upstream.external.failures import description_of
-from mcp_sessions.server.upstream.external.receiver import LISTS, UPDATED
 from mcp_sessions.server.upstream.external.server_messages import Notifier, Way
 from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
@@ -47,8 +46,7 @@ _UNKNOWN_CALLER = (
     "the server did not say which request it asks for, and several can be: "
     "its client is not known, and nobody is asked"
 )
-_CHANGED = frozenset({UPDATED, *(f"notifications/{name}/list_changed" for name in LISTS)})
-_READS = frozenset({"ping", *(f"{name}/list" for name in (*LISTS, "resources/templates"))})
+_READS = method_names.LISTING | {method_names.PING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +203,7 @@ class Slot:
             if self.unsure.questions:
                 self.unsure.remove(call)
             self.used_at = asyncio.get_running_loop().time()
-        if method == SET_LEVEL:
+        if method == method_names.SET_LEVEL:
             self.level = level_of(params)
         return result
 
@@ -324,7 +322,7 @@ class Slot:
                 return
             if not child.has_subscriptions:
                 return
-            method = "resources/subscribe" if is_wanted else "resources/unsubscribe"
+            method = method_names.SUBSCRIBE if is_wanted else method_names.UNSUBSCRIBE
             try:
                 async with asyncio.timeout_at(until):
                     await child.request(None, method, {"uri": uri})
@@ -351,11 +349,11 @@ class Slot:
     async def notified(
         self, method: str, params: dict[str, Any] | None, cause: Cause = UNKNOWN
     ) -> None:
-        if method in _CHANGED:
+        if method in method_names.CHANGES:
             for who, way in self._concerned(method, params):
                 await self._deliver((self.key, who), way, method, params)
             return
-        is_log = method == "notifications/message"
+        is_log = method == method_names.LOGGED
         for call in self._hearers(method, cause):
             if not is_log or _is_wanted(params, self._least(self.calls[call])):
                 await self._deliver(call, call.notify, method, params)
@@ -387,15 +385,19 @@ class Slot:
         return self.level if self.level is not None and self.level != says else LEVELS[0]
 
     async def reported(self, call: Call, params: dict[str, Any]) -> None:
-        await self._deliver(call, lambda _, members: call.report(members or {}), PROGRESS, params)
+        await self._deliver(
+            call, lambda _, members: call.report(members or {}), method_names.PROGRESS, params
+        )
 
     def _concerned(
         self, method: str, params: Mapping[str, Any] | None
     ) -> list[tuple[Hashable, Way]]:
-        if self.clients.is_shared or (self.clients.is_sessionless and method != UPDATED):
+        if self.clients.is_shared or (
+            self.clients.is_sessionless and method != method_names.RESOURCE_UPDATED
+        ):
             return [(None, self.services.announce)]
         receivers = list(self.outbounds.items())
-        if method == UPDATED and not self.clients.is_one_client:
+        if method == method_names.RESOURCE_UPDATED and not self.clients.is_one_client:
             uri = (params or {}).get("uri")
             subscribed = self._subscribed(uri) if isinstance(uri, str) else ()
             receivers = [(who, outbound) for who, outbound in receivers if who in subscribed]
@@ -414,7 +416,7 @@ class Slot:
     async def _deliver(
         self, who: Hashable, way: Way, method: str, params: Mapping[str, Any] | None
     ) -> None:
-        is_change = method in _CHANGED
+        is_change = method in method_names.CHANGES
         if self.clients.is_one_client:
             await self.services.notifier.now(who, way, method, params, is_change=is_change)
         else:

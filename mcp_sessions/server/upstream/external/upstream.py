@@ -14,6 +14,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, cast
 
+from mcp_sessions import method_names
 from mcp_sessions.background import Background
 from mcp_sessions.core.client_description import described
 from mcp_sessions.core.messages import members_of
@@ -28,7 +29,6 @@ from mcp_sessions.server.upstream.external.declared import DeclaredHeaders
 from mcp_sessions.server.upstream.external.modern_peer import ModernPeer
 from mcp_sessions.server.upstream.external.other_replicas import OtherReplicas
 from mcp_sessions.server.upstream.external.peer import OURS, ExternalPeer, Wrapped, shared_slot
-from mcp_sessions.server.upstream.external.receiver import LISTS
 from mcp_sessions.server.upstream.external.sharing import Sharing
 from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.external.trial import (
@@ -198,7 +198,7 @@ class ExternalUpstream:
 
     def listed(self) -> frozenset[str]:
         known = self.children.capabilities
-        return frozenset(name for name in LISTS if known is None or name in known)
+        return frozenset(name for name in method_names.LISTED if known is None or name in known)
 
     async def listed_tools(self) -> None:
         """Return None: no process runs before a client asks."""

@@ -62,7 +62,6 @@ HANDSHAKE_VERSIONS = frozenset(HANDSHAKE_PROTOCOL_VERSIONS)
 
 Runner = ServerRunner[Any]
 
-_LISTS = ("tools", "prompts", "resources")
 
 _ECHOES: ContextVar[bool] = ContextVar("mcp_sessions_echoes", default=False)
 """Whether another process has announced the change that is being published."""
@@ -81,7 +80,7 @@ def bare_server(name: str) -> object:
 
 
 def advertise_subscriptions(capabilities: dict[str, Any]) -> None:
-    for name in _LISTS:
+    for name in method_names.LISTED:
         if isinstance(capabilities.get(name), dict):
             capabilities[name]["listChanged"] = True
     if isinstance(capabilities.get("resources"), dict):
@@ -222,7 +221,7 @@ class SdkUpstream:
         return self.lowlevel.get_request_handler(method) is not None
 
     def listed(self) -> frozenset[str]:
-        return frozenset(name for name in _LISTS if self.serves(f"{name}/list"))
+        return frozenset(name for name in method_names.LISTED if self.serves(f"{name}/list"))
 
     async def listed_tools(self) -> Sequence[Mapping[str, Any]] | None:
         """Return the tools of an MCPServer or FastMCP. None: a lowlevel server's handler makes its

@@ -18,7 +18,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
-from mcp_sessions.core.listen_messages import LISTEN
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.outline import Outlines
 from mcp_sessions.external_server import ExternalServer
@@ -294,7 +294,7 @@ class StdioWire:
         is_acknowledged: Callable[[], bool],
     ) -> float | None:
         try:
-            await self._child.exchange(request_id, None, LISTEN, params)
+            await self._child.exchange(request_id, None, method_names.LISTEN, params)
         except UpstreamError:
             if self._child.has_ended:
                 raise Forgotten from None

@@ -29,7 +29,6 @@ from mcp_sessions.core.messages import (
     notification_message,
 )
 from mcp_sessions.server.upstream.external.beginning import NoMeans
-from mcp_sessions.server.upstream.external.child import CANCELLED
 from mcp_sessions.server.upstream.external.child_requests import Forgotten, Refused, Waiting
 from mcp_sessions.server.upstream.external.child_wire import Conversation, SendOnce
 from mcp_sessions.server.upstream.external.modern_requests import VERSION
@@ -238,7 +237,7 @@ class HttpWire:
             failed = unknown(said(broken))
             if isinstance(broken, httpx2.TimeoutException) and not waiting.future.done():
                 about = {"requestId": request_id, "reason": "no answer in time"}
-                self.write(notification_message(CANCELLED, about))
+                self.write(notification_message(method_names.CANCELLED, about))
         except Exception as defect:
             # Whatever it is: whoever waits is answered.
             report("a request to a URL", defect)
