@@ -66,7 +66,7 @@ async def record(store: SessionStore, count: int) -> SessionId:
 
 class KeptMemory(MemoryStore):
     async def close(self) -> None:
-        """Keep everything."""
+        """Do nothing, so that the memory is kept."""
 
 
 async def load(store: SessionStore, session_id: SessionId, count: int) -> tuple[float, int]:
@@ -115,7 +115,7 @@ async def measure(kind: str, count: int, position: Path) -> tuple[float, int]:
 
 
 def in_its_own_process(kind: str, count: int) -> tuple[float, int]:
-    """`measure`, where nothing raised the peak before."""
+    """`measure` in a new process, in which nothing has raised the peak before."""
     with tempfile.TemporaryDirectory(prefix="mcp-sessions-") as position:
         done = subprocess.run(
             [sys.executable, "-m", "bench.bench_acp", "--one", kind, str(count), position],

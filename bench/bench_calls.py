@@ -78,12 +78,6 @@ class Client:
         meta: Mapping[str, Any] | None = None,
         token: str | None = None,
     ) -> None:
-        """Connect, and begin as the case says.
-
-        Args:
-            meta: What each call says besides.
-            token: What each request has to show.
-        """
         self._http = http.client.HTTPConnection("127.0.0.1", port)
         self._headers = {
             "accept": "application/json, text/event-stream",

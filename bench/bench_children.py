@@ -48,7 +48,7 @@ proxy.run("http", port=int(port), log_level="ERROR", show_banner=False)
 
 
 class Absent(Exception):
-    """One of the others is not on this machine, and cannot be installed."""
+    """Another proxy is not installed on this machine, and cannot be."""
 
 
 class Proxy:

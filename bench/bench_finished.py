@@ -99,7 +99,7 @@ async def measure(kind: str, size: int, count: int, *, traced: bool) -> float:
 
 
 def in_its_own_process(kind: str, size: int, count: int, how: str) -> float:
-    """`measure`, where nothing was freed before."""
+    """`measure` in a new process, in which nothing was freed before."""
     arguments = ["--one", kind, str(size), str(count), how]
     done = subprocess.run(
         [sys.executable, "-m", "bench.bench_finished", *arguments],
@@ -169,7 +169,7 @@ def connected(port: int) -> str:
 
 
 def of_calls(port: int, session: str, size: int) -> None:
-    """All calls of a session at once, each on a connection that is closed after it."""
+    """Send all calls of a session at once, each on a connection that closes after it."""
     params = {"name": "slow", "arguments": {"size": size}}
     calls = [
         post(port, {"jsonrpc": "2.0", "id": n, "method": "tools/call", "params": params}, session)

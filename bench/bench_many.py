@@ -99,7 +99,7 @@ class Process:
 
 
 class Callers:
-    """Clients that call a trivial tool; how long each call took, in ms."""
+    """Clients that call a trivial tool, with the time of each call in ms."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -236,7 +236,7 @@ class Run:
         self.stalls["while some call"] = self.process.stalls()
 
     def updates(self) -> Iterator[Row]:
-        """A resource changes that all streams learn of, again and again."""
+        """Change a resource that all streams are subscribed to, again and again."""
         delays: list[float] = []
 
         async def updates() -> None:
@@ -316,7 +316,7 @@ class Run:
         self.stalls["while all reconnect"] = self.process.stalls()
 
     def is_whole(self) -> Iterator[Row]:
-        """Whether each stream has everything, once."""
+        """Whether each stream received each event once."""
         self.runner.run(self.callers.touch(*NOTES[6:]))
         for uri in NOTES[6:]:
             self.crowd.does("hear", uri, "1")

@@ -175,7 +175,7 @@ KINDS = {
 
 @contextmanager
 def lines() -> Generator[tuple[threading.Event, threading.Event]]:
-    """Set by each line of the input in turn: go, stop. At its end both are."""
+    """Yield two events, which the lines of the input set in turn: go, stop. The end sets both."""
     go, stop = threading.Event(), threading.Event()
 
     def read() -> None:
@@ -189,8 +189,8 @@ def lines() -> Generator[tuple[threading.Event, threading.Event]]:
 
 
 def give_way() -> None:
-    """Run where nobody else wants to: of a process that is only nice a scheduler may finish the
-    slice, some milliseconds, while the quiet client waits for the same core.
+    """Run only when no other process wants the core. A process that is only nice may finish its
+    slice of some milliseconds, while the quiet client waits.
     """
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -226,7 +226,9 @@ async def run_apart(count: int) -> list[Row]:
 
 @asynccontextmanager
 async def bystander(port: int, waited: list[float]) -> AsyncGenerator[None]:
-    """Somebody else, in a process of its own. At the end its seconds are in ``waited``."""
+    """Run an uninvolved client in a process of its own. At the end its seconds are in
+    ``waited``.
+    """
     asking = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.bystander", str(port)),
         stdin=asyncio.subprocess.PIPE,

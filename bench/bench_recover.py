@@ -41,7 +41,7 @@ STEP = 0.1
 
 
 class Barrier:
-    """Opens once so many have come; one that failed has come too."""
+    """Opens once when so many have come, failed ones included."""
 
     def __init__(self, count: int) -> None:
         self._missing = count

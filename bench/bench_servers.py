@@ -59,7 +59,7 @@ def mcp_server() -> MCPServer[Any]:
 def noisy_layer(
     store: str, *, policy: SessionPolicy | None = None, stalls: Stalls | None = None
 ) -> SessionLayer:
-    """A server with tools that are much work, if somebody calls them.
+    """Make a server with tools that cause much work when they are called.
 
     Args:
         stalls: Told of at ``/stalls``.
@@ -91,7 +91,7 @@ def noisy_layer(
 
 
 def guarded_layer(keys: str) -> SessionLayer:
-    """A server behind tokens.
+    """Make a server that needs tokens.
 
     Args:
         keys: The issuer's, as JSON.

@@ -65,7 +65,7 @@ class Workers:
         return sum(map(cpu_of, self.pids)), cpu_of(self.redis.pid)
 
     async def connection(self) -> tuple[int, Connection]:
-        """A client of 2026 without a session, and who serves it."""
+        """A client of 2026 without a session, and the worker that serves it."""
         connection = await Connection.to(self.port)
         connection.be_modern()
         result = await connection.ask("tools/call", {"name": "process", "arguments": {}})

@@ -132,7 +132,7 @@ class Crowd:
         return {"at": at}
 
     def _comes_back(self, stream: Stream) -> None:
-        """Also what was cut by the other side, or by a system that had no room for it."""
+        """Reconnect a stream, also if the other side cut it or the system had no room for it."""
         coming = asyncio.create_task(self._come_back(stream))
         self._coming.add(coming)
         coming.add_done_callback(self._coming.discard)

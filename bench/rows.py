@@ -84,7 +84,7 @@ def with_unit(number: float, unit: str) -> str:
 
 
 def short(number: float) -> str:
-    """Three digits of it, and none behind the point that say nothing."""
+    """The number with three digits, without decimals that mean nothing."""
     if number == 0:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(abs(number))))

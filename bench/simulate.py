@@ -171,7 +171,7 @@ class Fleet:
             self.simulation.at(self._random.expovariate(rate), come)
 
     def _tick(self, seconds: float) -> None:
-        """Work that all were told is done by all, also after the last came."""
+        """Do work that all replicas have to do, until the last one has done it."""
 
         def tick(now: float) -> None:
             published, self._published = self._published, 0

@@ -21,7 +21,7 @@ _OPENING = (
 
 
 class RawSocket:
-    """A client of the 2025 era on one WebSocket. What comes next to an answer is counted."""
+    """A client of the 2025 era on one WebSocket. It counts the messages that are no answers."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=WITHIN)
@@ -51,7 +51,6 @@ class RawSocket:
             self.events.append(self.get())
 
     def put(self, message: dict[str, Any]) -> None:
-        """Send one message, in a frame whose mask changes nothing."""
         text = json.dumps(message).encode()
         size = (
             bytes([0x80 | len(text)]) if len(text) < 126 else b"\xfe" + struct.pack("!H", len(text))

@@ -1,5 +1,3 @@
-"""How long a server's event loop served nobody, measured in the server itself."""
-
 from __future__ import annotations
 
 import asyncio
@@ -16,7 +14,7 @@ EVERY = 0.01
 
 
 class Stalls:
-    """The longest since it was asked last.
+    """The longest stalls since the last question, which a late timer shows.
 
     A timer that comes late shows it. On a machine that others use it comes late as well when
     they have the core, so that what counts is what the loop's own thread used of the CPU
@@ -32,7 +30,7 @@ class Stalls:
         gc.callbacks.append(self._collects)
 
     async def respond(self, request: Request) -> Response:
-        """The figures since the last request, in ms. Looks at the clock from now on, unless the
+        """Return the figures since the last request, in ms. Watch the clock from now on, unless the
         body is ``off``.
         """
         if self._timer is not None:

@@ -1,5 +1,3 @@
-"""The stores that a bench goes through, each new, and what Redis itself used of the CPU."""
-
 from __future__ import annotations
 
 import shutil
@@ -26,7 +24,7 @@ class Stores:
     _redis: RedisServer | None
 
     def url(self, store: str, name: str) -> str:
-        """One that nobody used so far: ``name`` is new to this run."""
+        """A URL that was not used so far: ``name`` is new to this run."""
         if store == "redis":
             assert self._redis is not None
             return f"{self._redis.url}?namespace={name}"
@@ -52,7 +50,7 @@ def is_there(store: str) -> bool:
 
 @contextmanager
 def stores(wanted: str = STORES) -> Generator[Stores]:
-    """Those, for one run: a directory and a Redis of its own, without persistence."""
+    """The wanted stores for one run: a directory, and a Redis of its own without persistence."""
     names = wanted.split(",")
     absent = [name for name in names if not is_there(name)]
     present = [name for name in names if name not in absent]

@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """One connection: requests one after the other, or at last a stream.
+    """One connection: requests one after the other, and at last a stream.
 
     Args:
         port: The server's, on this machine.
@@ -143,7 +143,7 @@ class Connection(asyncio.Protocol):
         await self.send(self.request("notifications/initialized", None, asks=False))
 
     def be_modern(self, session: Any = None) -> None:
-        """Be a client of 2026 from now on.
+        """Speak the 2026 era from now on.
 
         Args:
             session: What ``sessions/create`` answered; None: without one.
@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(self._head("GET", HANDSHAKE, 0, more))
 
     def reset(self) -> None:
-        """Cut it: the system answers the server with a reset, and what was under way is lost."""
+        """Reset the connection: the server sees it lost, with all messages on their way."""
         assert self.transport is not None
         sock = self.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
 
 
 def frames(got: bytearray) -> list[tuple[str, bytes]]:
-    """The events that are whole, and taken out of it: the id of each, and its data."""
+    """Take the complete events out of the bytes: the id of each, and its data."""
     found = list(_FRAME.finditer(got))
     events = [(match[1].decode(), match[2]) for match in found]
     if found:

@@ -34,8 +34,6 @@ HELP = "I know: note NAME: TEXT · open NAME · search WORDS · list · recent �
 
 
 class NotesAgent:
-    """Answers each prompt with the outcome of one tool."""
-
     def __init__(self) -> None:
         self._client: Client | None = None
 
@@ -50,7 +48,7 @@ class NotesAgent:
         )
 
     async def new_session(self, cwd: str, **_: Any) -> NewSessionResponse:
-        """Nothing to remember: the layer does."""
+        """Remember nothing: the layer does."""
         return NewSessionResponse(session_id=current_conversation().id)
 
     async def prompt(self, session_id: str, prompt: list[Any], **_: Any) -> PromptResponse:

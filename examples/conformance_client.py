@@ -75,7 +75,6 @@ class Program:
         raise AssertionError("the last attempt raises")
 
     async def obey(self) -> None:
-        """Do what the server says, until it says that it is done."""
         outcome = ""
         while True:
             instruction = await self.ask(outcome)
@@ -118,7 +117,7 @@ async def connect(url: str) -> None:
 
 
 async def connect_modern(url: str) -> None:
-    """The same in the modern era, where updates come to who listens for them."""
+    """Connect in the modern era, where updates come only on a listen."""
     noted = Noted()
     async with (
         Client(resumable(url, policy=QUICK)) as client,

@@ -324,15 +324,13 @@ def greet(name: str) -> str:
 
 
 class OtherServers:
-    """The servers that were started next to this one."""
-
     def __init__(self) -> None:
         self._urls: dict[str, str] = {}
         self._running: list[Process] = []
         self._starting = asyncio.Lock()
 
     async def url(self, kind: str) -> str:
-        """The URL of one of that kind; another one for each call if it is to shut down."""
+        """The URL of a server of that kind. If it is to shut down, each call gets a new one."""
         async with self._starting:
             if kind not in self._urls or kind == "draining":
                 self._urls[kind] = await self._start(kind)
@@ -377,7 +375,7 @@ async def drain() -> str:
 
 
 async def leave() -> None:
-    """Drain, and stay long enough for who asks what became of it."""
+    """Drain, and stay long enough for clients that ask for the outcome."""
     await layer.drain(GRACE)
     await asyncio.sleep(GRACE)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -387,14 +385,14 @@ leaving: set[asyncio.Task[None]] = set()
 
 
 def end_with_input() -> None:
-    """End when whoever started this server has."""
+    """End when the program that started this server has ended."""
     while sys.stdin.buffer.read(65_536):
         pass
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def serve_another() -> None:
-    """Serve on a free port, and say where, for whoever started this server."""
+    """Serve on a free port, and print the port for the program that started this server."""
     threading.Thread(target=end_with_input, daemon=True).start()
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"

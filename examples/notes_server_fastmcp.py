@@ -137,7 +137,7 @@ async def recent_notes() -> list[str]:
 
 
 async def notify_changed(name: str, *, is_list_changed: bool = False) -> None:
-    """Tell who subscribed to the note, and everybody if a note came or went.
+    """Notify the subscribers of a note, and everybody if a note was made or deleted.
 
     A note that came or went is sent to its subscribers too: the address stays the same, and
     what a client has read there is no longer true.
@@ -148,7 +148,7 @@ async def notify_changed(name: str, *, is_list_changed: bool = False) -> None:
 
 
 async def on_disk(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call the store in a thread; what the caller did wrong becomes the tool's answer."""
+    """Call the store in a thread. A mistake of the caller becomes the tool's answer."""
     try:
         return await anyio.to_thread.run_sync(partial(call, *args, **kwargs))
     except NotesError as error:

@@ -50,8 +50,6 @@ class NoteNotFound(NotesError):
 
 @dataclass(frozen=True)
 class Match:
-    """One line of one note in which a search found its words."""
-
     name: str
     line: int
     """Counted from 1."""
@@ -59,7 +57,6 @@ class Match:
 
 
 def note_uri(name: str) -> str:
-    """The address of a note, as resources and subscriptions use it."""
     return f"note://{name}"
 
 

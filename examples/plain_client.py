@@ -65,7 +65,7 @@ class PlainClient:
         await self._http.aclose()
 
     async def initialize(self) -> Message:
-        """The handshake. Returns what the server said of itself."""
+        """Do the handshake. Return the server's description of itself."""
         result = await self.request(
             "initialize",
             {
@@ -152,7 +152,7 @@ class PlainClient:
         return list(self.received)
 
     async def stream_has_ended(self) -> str:
-        """Wait until the GET stream ended, and return how.
+        """Wait until the GET stream has ended, and return the reason.
 
         Raises:
             TimeoutError: It is still open after ``timeout``.

@@ -1,4 +1,4 @@
-"""Everything that serves one wrapped server, made in one place: each object from those above it."""
+"""Make everything that serves one wrapped server: each object from those above it."""
 
 from __future__ import annotations
 

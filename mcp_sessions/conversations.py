@@ -1,5 +1,3 @@
-"""Sessions for hosts that start none: which of what they say is taken for a conversation's name."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence

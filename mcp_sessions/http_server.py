@@ -1,5 +1,3 @@
-"""Describe the URL that a layer wraps, its credential, and which clients share a session there."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping

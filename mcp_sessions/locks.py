@@ -1,5 +1,3 @@
-"""Locks by key: one for each key in use, gone when nobody holds it."""
-
 from __future__ import annotations
 
 import asyncio
@@ -10,7 +8,7 @@ Key = TypeVar("Key")
 
 
 class Locks(weakref.WeakValueDictionary[Key, asyncio.Lock]):
-    """Those that somebody holds or waits for."""
+    """Locks by key. A lock is gone when no task holds it or waits for it."""
 
     def of(self, key: Key) -> asyncio.Lock:
         lock = self.get(key)

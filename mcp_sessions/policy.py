@@ -1,5 +1,3 @@
-"""How long, how many, how much: every limit of a session, with its unit and default."""
-
 from __future__ import annotations
 
 import math

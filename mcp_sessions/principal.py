@@ -1,5 +1,3 @@
-"""Define the owner of a session."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field

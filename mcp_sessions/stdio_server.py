@@ -1,5 +1,3 @@
-"""Describe the command that a layer wraps, and which clients share a process of it."""
-
 from __future__ import annotations
 
 import os

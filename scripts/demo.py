@@ -92,7 +92,6 @@ async def narrate(story: Story, console: Console, *, target: str, directory: Pat
 
 
 async def begin(story: Story, console: Console, client: PlainClient, other: PlainClient) -> None:
-    """A client connects, starts a session and learns of one change."""
     await client.initialize()
     story.first_connection = client.connection_id
     story.session_id = (await client.request("session/start"))["sessionId"]
@@ -115,7 +114,7 @@ async def begin(story: Story, console: Console, client: PlainClient, other: Plai
 
 
 async def change_things(story: Story, console: Console, other: PlainClient) -> None:
-    """Somebody else, without any session, changes notes 50 times."""
+    """Let another client, without a session, change notes 50 times."""
     plan = list(WHILE_AWAY)
     random.Random(50).shuffle(plan)
     for number, (tool, name) in enumerate(plan, start=1):
@@ -141,7 +140,6 @@ async def change_things(story: Story, console: Console, other: PlainClient) -> N
 
 
 async def come_back(story: Story, console: Console, client: PlainClient) -> None:
-    """A new connection resumes the session and gets what it missed."""
     await client.initialize()
     story.second_connection = client.connection_id
     story.resumed = await client.request(
@@ -171,7 +169,6 @@ async def come_back(story: Story, console: Console, client: PlainClient) -> None
 async def look_around(
     story: Story, console: Console, client: PlainClient, other: PlainClient, *, directory: Path
 ) -> None:
-    """Show the data of the session, then end it."""
     for name in (name for method, name in map(said, story.replayed) if method == UPDATED):
         read = await client.request("resources/read", {"uri": f"note://{name}"})
         story.client_reads[name] = read["contents"][0]["text"]

@@ -1,5 +1,3 @@
-"""The demo's record, and the checks that ``demo.py`` makes of it."""
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -59,7 +57,7 @@ class Move:
 
 @dataclass
 class Story:
-    """The record of the client. What is empty did not come to pass."""
+    """The record of the client. An empty field means that the step did not happen."""
 
     first_connection: str = ""
     second_connection: str = ""
@@ -106,7 +104,7 @@ def event_id(message: Message) -> str:
 
 
 def missed(story: Story) -> list[Key]:
-    """Every notification the session would have been sent while the client was away."""
+    """Every notification that the session would have got while the client was away."""
     keys: list[Key] = []
     for tool, name in story.changes:
         if name in SUBSCRIBED:
@@ -117,29 +115,26 @@ def missed(story: Story) -> list[Key]:
 
 
 def to_replay(story: Story) -> list[Key]:
-    """Return the rest of ``missed``: each thing once, where it was said last."""
+    """Return the rest of ``missed``: the last message about each thing."""
     return list(dict.fromkeys(reversed(missed(story))))[::-1]
 
 
 def it_broke(story: Story) -> bool:
-    """The stream died, and what came after was another connection."""
     connections = {story.first_connection, story.second_connection} - {""}
     return story.stream_error != "" and len(connections) == 2
 
 
 def it_was_caught_up(story: Story) -> bool:
-    """The answer says resumed, and that the gap was closed."""
     return story.resumed.get("resumed") is True and story.resumed.get("catchup") is True
 
 
 def nothing_is_lost(story: Story) -> bool:
-    """Everything that was missed was replayed."""
     wanted = set(missed(story))
     return wanted != set() and wanted <= {said(message) for message in story.replayed}
 
 
 def nothing_is_said_twice(story: Story) -> bool:
-    """One message for each thing that changed, however often it did."""
+    """One message for each thing that changed, however often it changed."""
     keys = [said(message) for message in story.replayed]
     return keys != [] and len(keys) == len(set(keys)) < len(story.changes)
 
@@ -180,12 +175,11 @@ def subscriptions_live_on(story: Story) -> bool:
 
 
 def data_lives_on(story: Story) -> bool:
-    """The tools' data from the first connection is there on the second."""
     return story.recent == list(reversed(OPENED))
 
 
 def client_is_right_again(story: Story) -> bool:
-    """Having read what the replay named, the client knows what is on the disk."""
+    """The client has read what the replay named, and knows what is on the disk."""
     return (
         set(story.client_reads) == {name for method, name in missed(story) if method == UPDATED}
         and story.client_reads != {}
@@ -201,7 +195,6 @@ def nothing_is_replayed_twice(story: Story) -> bool:
 
 
 def ended_is_ended(story: Story) -> bool:
-    """After ``session/end`` nobody can resume."""
     return story.after_the_end == SESSION_NOT_FOUND
 
 
@@ -239,12 +232,10 @@ def subscriptions_moved_along(story: Story) -> bool:
 
 
 def data_moved_along(story: Story) -> bool:
-    """The session's data from HTTP is there over WebSocket."""
     return story.move.recent == story.move.changes[:1] != []
 
 
 def it_ran_to_the_end(story: Story) -> bool:
-    """Nothing broke the story off."""
     return story.is_whole
 
 

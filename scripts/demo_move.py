@@ -27,7 +27,6 @@ BEFORE, MEANWHILE, AFTER = "groceries", "ideas", "journal"
 async def move(
     seen: Move, console: Console, other: PlainClient, *, http: Relay, websocket: Relay
 ) -> None:
-    """The second act: the SDK's client takes its session from HTTP to WebSocket under a call."""
     to_url = f"ws://127.0.0.1:{websocket.port}/mcp"
     transport = resumable(f"http://127.0.0.1:{http.port}/mcp", to_url)
     notes = [f"note://{name}" for name in (BEFORE, MEANWHILE, AFTER)]

@@ -132,7 +132,7 @@ async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """Close without the goodbye: with no time to linger, TCP sends RST instead of FIN."""
+    """Close with a reset (RST) and without a FIN: there is no time to linger."""
     end: socket.socket = writer.get_extra_info("socket")
     if end.fileno() != -1:  # else it is closed already
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -145,5 +145,5 @@ def chapter(console: Console, title: str) -> None:
 
 
 def line(console: Console, text: str) -> None:
-    """Say one thing, as it is: what comes from the wire is never taken for markup."""
+    """Print a line as it is: text from the wire is never markup."""
     console.print(escape(text), highlight=False)

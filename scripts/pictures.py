@@ -68,7 +68,7 @@ class Canvas:
         self.text(x, y + 5, text, "head" if kind == "box" else "")
 
     def arrow(self, start: tuple[float, float], end: tuple[float, float], kind: str) -> None:
-        """A line with a tip, or with a cross where its message is lost."""
+        """Draw a line with a tip, or with a cross where its message is lost."""
         (x, y), (to_x, to_y) = start, end
         far = ((to_x - x) ** 2 + (to_y - y) ** 2) ** 0.5
         along, across = (to_x - x) / far, (to_y - y) / far

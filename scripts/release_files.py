@@ -1,5 +1,3 @@
-"""The files about the project, each checked by its own tool. Used by ``release.py``."""
-
 import configparser
 import subprocess
 import sys

@@ -45,7 +45,7 @@ class Clause:
 
     @property
     def party(self) -> str:
-        """Whom it binds: ``server``, ``client`` or ``both``.
+        """The party that it binds: ``server``, ``client`` or ``both``.
 
         Raises:
             ValueError: It does not say.

@@ -25,8 +25,8 @@ ROW = "{:22}{:>7}{:>11}{:>7}{:>7}{:>9}{:>8}"
 
 
 class Floors(dict[str, tuple[int, ...]]):
-    """File → its floor: the place of its layer in each import contract about layers. The highest
-    is the smallest.
+    """File → its floor: the level of its layer in each import contract. The highest is the
+    smallest.
     """
 
     def __init__(self) -> None:

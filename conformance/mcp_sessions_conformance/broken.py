@@ -391,7 +391,7 @@ a-key-is-one-over-http-in-both-eras: ignores-keys
 
 
 def caught_by() -> dict[str, tuple[str, str | None]]:
-    """Vector → the fault that it is caught by, and the way if it is not the first."""
+    """Vector → the fault that it catches, and the way if it is not the first."""
     table: dict[str, tuple[str, str | None]] = {}
     for line in (_TABLE + CAUGHT_BY).strip().splitlines():
         vector, _, rest = line.partition(": ")

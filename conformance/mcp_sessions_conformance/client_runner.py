@@ -1,5 +1,3 @@
-"""Runs a client program against the scripted server, once for each duty."""
-
 import asyncio
 import contextlib
 import os

@@ -19,7 +19,6 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncGenerator[bytes]:
 
 
 async def inject_on_pipe(fault: Fault, command: list[str]) -> None:
-    """Run a server program, and be its wrong standard input and output."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )

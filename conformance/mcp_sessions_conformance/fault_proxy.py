@@ -39,12 +39,6 @@ class FaultProxy:
     """The ASGI application: HTTP and WebSocket before an ``http://`` URL."""
 
     def __init__(self, upstream: str, fault: Fault, injector: FaultInjector | None = None) -> None:
-        """A proxy that is wrong in the way of ``fault``.
-
-        Args:
-            upstream: The URL of the good server's endpoint.
-            injector: One that stands before several servers.
-        """
         self.upstream = upstream
         self._other_servers = OtherServers(upstream)
         self.injector = injector or FaultInjector(fault)

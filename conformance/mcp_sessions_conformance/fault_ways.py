@@ -1,5 +1,3 @@
-"""Provide the ways of a `FaultProxy`: more servers than the good one, buffers, statuses."""
-
 import asyncio
 import contextlib
 import json
@@ -13,8 +11,6 @@ from mcp_sessions_conformance.values import Json
 
 
 class OtherServers:
-    """The servers next to the good one: the proxy stands before each, on a path of its own."""
-
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
         self._urls: list[str] = []
@@ -36,7 +32,7 @@ class OtherServers:
 def buffered(
     push: Callable[..., Awaitable[None]], tasks: set[asyncio.Task[None]]
 ) -> Callable[..., Awaitable[None]]:
-    """The same, and nobody waits for whoever takes it.
+    """Return a ``push`` that returns at once.
 
     Args:
         tasks: Where the task is kept that waits instead.

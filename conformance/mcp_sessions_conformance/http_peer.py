@@ -1,5 +1,3 @@
-"""Streamable HTTP, as a client of each era speaks it."""
-
 import asyncio
 import functools
 import json
@@ -39,7 +37,7 @@ _MAX_BODY = 16 * 1024 * 1024
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Made once: reading the certificates takes longer than most vectors."""
+    """Load the certificates once: that takes longer than most vectors."""
     return httpx.create_ssl_context()
 
 

@@ -1,5 +1,3 @@
-"""The vectors: files of JSON, read and checked against ``vector.schema.json``."""
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""Serves an ASGI application on a port of this machine, in the background."""
-
 import asyncio
 import contextlib
 import socket
@@ -42,8 +40,6 @@ async def listening(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> A
 
 
 class _Runner(uvicorn.Server):
-    """Leaves the program's signal handlers alone, and says when it has started."""
-
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._has_started = asyncio.Event()

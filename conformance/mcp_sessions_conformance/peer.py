@@ -173,7 +173,7 @@ class Peer(ABC):
 
     @abstractmethod
     async def cut(self, what: str) -> None:
-        """Break the connection without a word, or a part of it; see the schema."""
+        """Break the connection, or a part of it, without a message; see the schema."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -336,5 +336,7 @@ class Peer(ABC):
         return await self.until(look, lambda: f"the answer to {sent.method}", within)
 
     async def fence(self) -> None:
-        """Return when what the server sent before now has come, as far as that can be known."""
+        """Return when everything that the server sent before now has come, as far as that can be
+        known.
+        """
         await asyncio.sleep(self.limits.quiet)

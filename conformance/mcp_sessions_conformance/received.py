@@ -1,5 +1,3 @@
-"""A message that a client sent to a scripted server, and what it is answered."""
-
 import asyncio
 import json
 from dataclasses import dataclass

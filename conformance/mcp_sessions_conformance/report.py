@@ -1,5 +1,3 @@
-"""The outcome of a run, for people and for programs."""
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -189,7 +189,6 @@ def _ways(
 
 
 def _pairs(ways: list[RunningWay]) -> list[_Combination]:
-    """Every ordered pair of different transports; those of one pipe's era together."""
     pairs = [
         _Combination(here, other)
         for here in ways

@@ -22,8 +22,8 @@ class Way(Protocol):
 
     @property
     def issued(self) -> dict[str, str]:
-        """The ids of sessions and connections that the server gave so far, and to which
-        principal (ERR14).
+        """The ids of sessions and connections that the server gave so far, each with its principal
+        (ERR14).
         """
         ...
 
@@ -127,7 +127,7 @@ class Scene:
         self.here.issued.setdefault(issued, self.principals[peer.name])
 
     def check_secrets(self, peer: Peer, sent: Sent, error: Any) -> None:
-        """Check that an error names nothing that was given to somebody else (ERR14).
+        """Check that an error names nothing that another principal was given (ERR14).
 
         Raises:
             Failure: It does, and its caller did not send it.
@@ -189,7 +189,7 @@ class Scene:
 
 
 def _is_excused(sent: Sent, message: Json) -> bool:
-    """Whether the response was a stream already, when an error of JSON-RPC came up (HTP2)."""
+    """Whether the response was a stream already when the JSON-RPC error came (HTP2)."""
     error: Any = message.get("error")
     if not isinstance(error, dict) or sent.status != 200:
         return False

@@ -62,7 +62,7 @@ class ScriptedServer(Watched):
         is_modern: bool = False,
         wait: float = 8.0,
     ) -> None:
-        """A server that nobody talks to yet.
+        """Make a server that has no client yet.
 
         Args:
             speaks: Which session methods it has: `ELEVATION`, `DATA_LAYER` or both.
@@ -159,7 +159,7 @@ class ScriptedServer(Watched):
         return cast("Json", held.request.params.get("arguments") or {})
 
     def push(self, uri: str, *, session_id: str | None = None, event_id: str | None = None) -> str:
-        """An event of a session: kept, and sent where it is attached. Its id."""
+        """Store an event of a session, and send it where the session is attached. Return its id."""
         name = session_id or next(reversed(self.sessions))
         session = self.sessions[name]
         # Nothing in it is a number to count with, and it still sorts.
@@ -271,7 +271,7 @@ class ScriptedServer(Watched):
             await answer(send, request, self._served(request, connection), None)
 
     async def _modern(self, request: Received, receive: Receive, send: Send) -> None:
-        """A POST of the modern era: what it names is where its events wait (HTM1)."""
+        """Serve a POST of the modern era. Its events wait in the session that it names (HTM1)."""
         name = str(request.named.get("sessionId") or request.params.get("sessionId"))
         stream_key = f"listen of {name}"
         if "id" not in request.message or not request.method:

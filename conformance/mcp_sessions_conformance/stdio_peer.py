@@ -1,5 +1,3 @@
-"""A server program at the other end of a pipe."""
-
 import asyncio
 import contextlib
 import json
@@ -17,7 +15,7 @@ _KEPT_STDERR = 4000
 
 class Program:
     def __init__(self, command: Sequence[str], *, ends_within: float) -> None:
-        """A program that does not run yet.
+        """Describe a program that does not run yet.
 
         Args:
             ends_within: Seconds after the end of its input, before it is killed.
@@ -79,7 +77,7 @@ class Program:
 
 
 class StdioPeer(Peer):
-    """One pipe. Several vectors share it, one after the other: see :meth:`lend`."""
+    """A pipe that several vectors share, one after the other: see :meth:`lend`."""
 
     transport: Transport = "stdio"
 
@@ -99,7 +97,7 @@ class StdioPeer(Peer):
         self._reader = asyncio.create_task(self._read(process))
 
     def lend(self, name: str, transcript: Transcript) -> None:
-        """Give it to the next vector: what came for the one before is forgotten."""
+        """Lend the pipe to the next vector. Messages for the one before are dropped."""
         self.name, self.transcript = name, transcript
         self.arrivals = []
         self.sent = []

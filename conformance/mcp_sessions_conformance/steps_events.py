@@ -98,7 +98,7 @@ async def subscribe(scene: Scene, step: Json) -> None:
 
 
 async def listen(scene: Scene, step: Json) -> None:
-    """Be where events come: in the modern era over HTTP that takes a stream."""
+    """Begin to receive events. The modern era over HTTP needs a stream for that."""
     peer = scene.peer(step)
     if peer.era == "modern" and peer.transport == "http":
         await _open_listen(scene, peer, step)

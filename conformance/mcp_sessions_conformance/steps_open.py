@@ -1,5 +1,3 @@
-"""Steps that make and break connections."""
-
 from mcp_sessions_conformance.http_peer import HttpPeer
 from mcp_sessions_conformance.peer import (
     CLIENT_INFO,
@@ -128,8 +126,8 @@ async def _initialize(scene: Scene, peer: Peer, step: Json) -> None:
 
 
 async def _forget_current(peer: StdioPeer) -> None:
-    """Leave the pipe without a current session: that of an earlier vector may have ended
-    by another peer, and would be missed here.
+    """Leave the pipe without a current session. An earlier vector's session may have ended by
+    another peer, and its loss would be reported here.
     """
     if peer.era != "handshake":
         return

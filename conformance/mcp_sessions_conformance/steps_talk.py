@@ -1,5 +1,3 @@
-"""Steps that send messages and wait for answers."""
-
 import asyncio
 
 from mcp_sessions_conformance.matching import mismatch

@@ -116,7 +116,7 @@ class UrlWay:
         return make(name, url, self.era, transcript=transcript, limits=self.limits, token=token)
 
     async def renew(self) -> None:
-        """Nothing outlives a vector here."""
+        """Do nothing: no state outlives a vector here."""
 
     async def reachable(self) -> None:
         parts = urlsplit(self.target.text)
@@ -134,7 +134,7 @@ class UrlWay:
 
 @dataclass
 class Pipe:
-    """The one program of a ``stdio:`` target that runs at a time."""
+    """The only running program of a ``stdio:`` target."""
 
     target: Target
     limits: Limits
@@ -190,7 +190,7 @@ class PipeWay:
 
     @property
     def tokens(self) -> Mapping[str, str]:
-        """A pipe's peer is who started the program."""
+        """Return none: the peer of a pipe is the user who started the program."""
         return {}
 
     async def peer(

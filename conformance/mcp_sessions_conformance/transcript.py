@@ -1,5 +1,3 @@
-"""Record the messages on the wire while one vector is played: the evidence of a failure."""
-
 import time
 from collections import deque
 

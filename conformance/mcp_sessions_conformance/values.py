@@ -111,9 +111,9 @@ def is_timestamp(value: Any) -> bool:
 
 
 def spoilt(text: str, how: str) -> str:
-    """A token with something wrong: ``flip`` changes one character in its middle, ``truncate``
-    drops its second half, ``extend`` adds a character, ``oversize`` makes it 64 KiB long, and
-    ``ahead`` puts nines for the digits that it ends with.
+    """Spoil a token: ``flip`` changes one character in its middle, ``truncate`` drops its second
+    half, ``extend`` adds a character, ``oversize`` makes it 64 KiB long, and ``ahead`` replaces the
+    digits at its end by nines.
     """
     middle = len(text) // 2
     match how:

@@ -1,5 +1,3 @@
-"""Waiting until something has changed, or has not."""
-
 import asyncio
 import contextlib
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""A WebSocket, as a client of each era speaks it."""
-
 import asyncio
 import base64
 import json
@@ -50,7 +48,7 @@ class WebSocketPeer(Peer):
         compression: bool = False,
         host: str | None = None,
     ) -> int:
-        """Open it; the HTTP status: 101, or the one with which it was refused.
+        """Open the connection. Return the HTTP status: 101, or that of the refusal.
 
         Args:
             subprotocols: What is offered.
@@ -161,6 +159,5 @@ class WebSocketPeer(Peer):
 
 
 def bearer_subprotocol(token: str) -> str:
-    """The subprotocol in which a browser sends its credential."""
     encoded = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
     return f"mcp.bearer.{encoded}"

@@ -29,11 +29,6 @@ class RoundRobin:
     """Sends each request to the next replica."""
 
     def __init__(self, replicas: Sequence[str]) -> None:
-        """Take what it works with.
-
-        Args:
-            replicas: Their origins, such as ``http://127.0.0.1:8001``.
-        """
         self.served = dict.fromkeys(replicas, 0)
         """How many requests each of them got."""
 
@@ -100,7 +95,6 @@ def proxy(robin: RoundRobin) -> Starlette:
 
 
 def main() -> None:
-    """Listen on a port of 127.0.0.1, before the replicas that are named."""
     port, *replicas = sys.argv[1:]
     # A stream whose replica was killed ends as broken as it is; that is no news.
     uvicorn.run(proxy(RoundRobin(replicas)), port=int(port), log_level="critical")

@@ -41,7 +41,6 @@ WITHIN = 30.0
 
 @contextmanager
 def process(*command: str, port: int, **environment: str) -> Generator["subprocess.Popen[bytes]"]:
-    """A process that listens on a port, until the block ends."""
     running = subprocess.Popen(
         command,
         env={**os.environ, **environment},
@@ -88,9 +87,7 @@ class Watcher:
 
 
 def holder(ports: list[int]) -> int:
-    """The replica that a stream hangs on: somebody's connection to it stays open. Where the
-    system does not say (it is not Linux), the first.
-    """
+    """Return the replica that has a client's stream: its connection stays open."""
     table = Path("/proc/net/tcp")
     lines = table.read_text().splitlines() if table.exists() else []
     for number, port in enumerate(ports):

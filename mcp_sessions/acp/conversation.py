@@ -1,5 +1,3 @@
-"""Give an agent access to its conversation: `Conversation`."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping

@@ -1,5 +1,3 @@
-"""Find the conversation that an agent's code serves: `current_conversation`."""
-
 from __future__ import annotations
 
 from contextvars import ContextVar

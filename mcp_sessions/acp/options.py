@@ -1,5 +1,3 @@
-"""How a layer serves; `AcpSessionLayer` documents each."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

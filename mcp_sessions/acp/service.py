@@ -1,5 +1,3 @@
-"""Process each message of a client, and each message that the agent sends."""
-
 from __future__ import annotations
 
 import logging

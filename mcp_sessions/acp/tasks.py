@@ -1,4 +1,4 @@
-"""Two ways to run something that its caller's end must not end, or must end."""
+"""Two ways to run work: one ends with its caller, one does not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Define what a verifier finds out about a credential."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

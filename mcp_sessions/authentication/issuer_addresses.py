@@ -1,5 +1,3 @@
-"""Check the addresses of issuers, and find those of their documents."""
-
 from __future__ import annotations
 
 from urllib.parse import urlsplit

@@ -1,5 +1,3 @@
-"""Read the arguments of every command. An error is one line."""
-
 from __future__ import annotations
 
 import argparse

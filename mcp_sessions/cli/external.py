@@ -1,5 +1,3 @@
-"""Make a server outside of this process from a command line."""
-
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,3 @@
-"""Options of ``serve`` that bound the requests and connections of clients."""
-
 from __future__ import annotations
 
 from mcp_sessions.cli import arguments as types

@@ -1,5 +1,3 @@
-"""Format addresses for a log, without their secrets."""
-
 import re
 from urllib.parse import urlsplit, urlunsplit
 

@@ -1,5 +1,3 @@
-"""Serve each server of a file, on a path of its own: ``mcp-sessions serve --config FILE``."""
-
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,3 @@
-"""Define the options of ``mcp-sessions serve``, and check which of them go together."""
-
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,3 @@
-"""Print what ``mcp-sessions serve`` serves, once connections are taken."""
-
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,4 @@
-"""The application's side: what it asked and was asked, and what it is notified of from here."""
+"""Hold the application's side: its requests, its open questions, and what it is notified of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens links, and knows which address each of them leads to."""
+"""Open links, and remember the address of each."""
 
 from __future__ import annotations
 

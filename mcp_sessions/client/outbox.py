@@ -1,4 +1,4 @@
-"""Sends what the application says and asks nothing by: notifications, answers, cancellations."""
+"""Send the application's messages that are no requests: notifications, answers, cancellations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""How long a client waits and how often it tries: each with its unit and default."""
-
 from __future__ import annotations
 
 import math

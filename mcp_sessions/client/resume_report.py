@@ -1,5 +1,3 @@
-"""Report a lost connection, and the way its session was resumed, to the application."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable

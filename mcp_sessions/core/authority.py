@@ -1,5 +1,3 @@
-"""Parts of the authority of a URI that a server may ignore: user information and the port."""
-
 from __future__ import annotations
 
 import re

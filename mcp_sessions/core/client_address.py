@@ -1,5 +1,3 @@
-"""The address of a client, as limits count it."""
-
 from __future__ import annotations
 
 import ipaddress

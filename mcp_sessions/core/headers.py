@@ -1,5 +1,3 @@
-"""Decide which HTTP headers of a user can go with each request of a client."""
-
 from __future__ import annotations
 
 import re

@@ -1,4 +1,4 @@
-"""Say by which member of its params a request names something of the server."""
+"""Name the member of the params by which each method names a thing of the server."""
 
 from __future__ import annotations
 

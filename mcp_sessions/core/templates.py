@@ -1,5 +1,3 @@
-"""The URIs that a template makes (RFC 6570)."""
-
 from __future__ import annotations
 
 import re

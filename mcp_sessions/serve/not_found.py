@@ -1,5 +1,3 @@
-"""The answer for a path where nothing is served: it names the paths of the MCP endpoints."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""The socket that a server listens on."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Serving a client at the other end of standard input and output."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Running the application: the socket, the server, and an order of shutting down."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""The values that every part of a server gets."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

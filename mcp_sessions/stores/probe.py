@@ -1,5 +1,3 @@
-"""Whether a store can be used: also by whoever has to write."""
-
 from __future__ import annotations
 
 from typing import Protocol, runtime_checkable

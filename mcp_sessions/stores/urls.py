@@ -1,5 +1,3 @@
-"""Stores by URL: what an operator writes behind ``--store``."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Provide the parts that the checks are written in."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence

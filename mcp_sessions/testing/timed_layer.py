@@ -1,5 +1,3 @@
-"""A layer whose time a test passes in."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Streams live as long as the credential that opened them, and no longer."""
-
 from __future__ import annotations
 
 import asyncio

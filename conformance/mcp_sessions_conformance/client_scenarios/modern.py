@@ -20,7 +20,7 @@ ENVELOPE = "io.modelcontextprotocol/"
 
 
 async def _is_modern(server: ScriptedServer) -> bool:
-    """Whether the client speaks the modern era; else it is notified that it is done."""
+    """Whether the client speaks the modern era. If not, it gets the message that it is done."""
     held = await server.held("next")
     is_modern = held.request.is_modern
     held.answer.set_result(as_result(NOTHING if is_modern else DONE))
@@ -54,7 +54,7 @@ async def _visit(server: ScriptedServer) -> _Visit | None:
 
 
 def _of_session(server: ScriptedServer) -> list[Received]:
-    """The requests of ``session/*``; there are some.
+    """Return the requests of ``session/*``.
 
     Raises:
         Failure: There are none.

@@ -45,7 +45,7 @@ async def finish(server: ScriptedServer) -> Json:
 
 
 async def finish_once_received(server: ScriptedServer, count: int) -> Json:
-    """Tell the client to wait for so many updates, and then that it is done; what it said last.
+    """Ask the client to wait for so many updates, then end it, and return its last message.
 
     What it got before its connections were lost may have been lost with them: then it asks
     again, before it has received everything.
@@ -58,8 +58,8 @@ async def finish_once_received(server: ScriptedServer, count: int) -> Json:
 
 
 def sits_out(server: ScriptedServer, held: Held) -> bool:
-    """Whether the client made no session with ``sessions/create``, which it need not; then it
-    is notified that it is done, since nothing of this is about it.
+    """Whether the client made no session with ``sessions/create``, which is allowed. It then gets
+    the message that it is done: the scenario is not about it.
     """
     if server.sessions:
         return False
@@ -68,7 +68,7 @@ def sits_out(server: ScriptedServer, held: Held) -> bool:
 
 
 async def has_session(server: ScriptedServer) -> str:
-    """The id of the client's session, once it has one.
+    """Return the id of the client's session, once it has one.
 
     Raises:
         Failure: It has none in time.
@@ -78,7 +78,7 @@ async def has_session(server: ScriptedServer) -> str:
 
 
 async def resumes(server: ScriptedServer, count: int = 1) -> Received:
-    """The ``count``-th request to resume, once it came.
+    """Return the ``count``-th request to resume, once it came.
 
     Raises:
         Failure: It did not in time.

@@ -1,5 +1,3 @@
-"""Faults of the bindings, and of distinguishing two principals."""
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,3 @@
-"""Faults of calls that break one clause and leave its neighbours whole: ids, cancels, keys, and the
-session that a call belongs to.
-"""
-
 from mcp_sessions_conformance.fault import Case, Fault, Late
 from mcp_sessions_conformance.faults.shared_faults import (
     DELETE,

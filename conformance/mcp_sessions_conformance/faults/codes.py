@@ -1,5 +1,3 @@
-"""Faults of single answers: another code, reason, status or member than the clause asks for."""
-
 import json
 from collections.abc import Callable
 from typing import Any, cast
@@ -30,8 +28,6 @@ OTHER = -32000
 def _recoded(
     code: int, reason: str | None = None, only: Callable[[Case], bool] = lambda _: True
 ) -> Callable[[Case], list[Json | Late] | None]:
-    """Another code in place of this one."""
-
     def rewrite(case: Case) -> list[Json | Late] | None:
         if code_of(case.message) != code or not only(case):
             return None
@@ -46,8 +42,6 @@ def _recoded(
 def _without(
     code: int, member: str, reason: str | None = None
 ) -> Callable[[Case], list[Json | Late] | None]:
-    """The error's data without a member."""
-
     def rewrite(case: Case) -> list[Json | Late] | None:
         data = as_object(as_object(case.message.get("error")).get("data"))
         if code_of(case.message) != code or member not in data:
@@ -61,7 +55,7 @@ def _without(
 
 
 def _renamed_reason(reason: str) -> Callable[[Case], list[Json | Late] | None]:
-    """A resume that is refused for another reason than it says."""
+    """Refuse a resume for another reason than the server's."""
 
     def edit(result: Json, case: Case) -> None:
         if result.get("reason") == reason:
@@ -168,7 +162,6 @@ def _state_is_required(case: Case) -> list[Json | Late] | None:
 
 
 def _answers_differ(case: Case) -> list[Json | Late] | None:
-    """The kept answer of a key is answered under the first id."""
     asked: Any = case.asked
     key = meta_of(asked or {}).get(KEY)
     if not isinstance(key, str) or "id" not in case.message:

@@ -1,7 +1,3 @@
-"""Faults of who receives what that break one clause and leave its neighbours whole: events,
-catch-up, takeover and listens.
-"""
-
 from typing import Any, cast
 
 from mcp_sessions_conformance.fault import Case, Fault, Late
@@ -112,7 +108,7 @@ def _ends_with_its_connection(case: Case) -> Rewritten:
 
 
 def _due(case: Case) -> int:
-    """How many replayed events are still to come."""
+    """The number of replayed events that have not come yet."""
     result: Any = case.message.get("result")
     if (case.asked or {}).get("method") == RESUME and isinstance(result, dict):
         case.memory["owed"] = case.memory["all"] = cast("Json", result).get("replayed", 0)

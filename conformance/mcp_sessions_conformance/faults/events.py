@@ -1,5 +1,3 @@
-"""Faults of events, catch-up and coalescing."""
-
 from typing import Any, cast
 
 from mcp_sessions_conformance.fault import Case, Fault, Late

@@ -1,5 +1,3 @@
-"""Faults of takeover, requests, request keys, questions, capabilities and errors."""
-
 from typing import Any, cast
 
 from mcp_sessions_conformance.fault import Case, Fault, Late

@@ -1,5 +1,3 @@
-"""Faults of starting, resuming and ending sessions, and of what a request belongs to."""
-
 from typing import Any, cast
 
 from mcp_sessions_conformance.fault import Case, Fault, Late

@@ -1,5 +1,3 @@
-"""Share the reading of messages, and kinds of faults, between the files of faults."""
-
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
@@ -75,7 +73,7 @@ Edit = Callable[[Json, Case], None]
 
 
 def in_results(methods: Iterable[str], edit: Edit) -> Callable[[Case], list[Json | Late] | None]:
-    """Edits the results of these methods; of none named: of all."""
+    """Edit the results of these methods. None named: of all methods."""
     wanted = frozenset(methods)
 
     def rewrite(case: Case) -> list[Json | Late] | None:
@@ -91,7 +89,7 @@ def in_results(methods: Iterable[str], edit: Edit) -> Callable[[Case], list[Json
 
 
 def one_principal(http: Http) -> None:
-    """Everybody comes with the credential of who came first."""
+    """Send every request with the credential of the first client."""
     if "authorization" in http.asked:
         first = http.memory.setdefault("authorization", http.asked["authorization"])
         http.asked["authorization"] = first
@@ -110,7 +108,7 @@ def in_events(edit: Edit) -> Callable[[Case], list[Json | Late] | None]:
 def instead_of_error(
     code: int, replace: Callable[[Case], Json | None], reason: str | None = None
 ) -> Callable[[Case], list[Json | Late] | None]:
-    """Something else in the place of an error; None: nothing at all."""
+    """Replace an error. None: send nothing."""
 
     def rewrite(case: Case) -> list[Json | Late] | None:
         if code_of(case.message) != code or (reason and reason_of(case.message) != reason):

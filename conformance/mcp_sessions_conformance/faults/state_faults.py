@@ -1,5 +1,3 @@
-"""Faults of ``sessions/create``, ``sessions/delete`` and the state token."""
-
 from typing import Any, cast
 
 from mcp_sessions_conformance.fault import Case, Fault, Late

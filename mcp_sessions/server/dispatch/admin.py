@@ -1,5 +1,3 @@
-"""Sessions as an operator sees them: ``layer.sessions``."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,5 +1,3 @@
-"""Declare the server's capabilities, in ``initialize`` and in ``server/discover``."""
-
 from __future__ import annotations
 
 from typing import Any

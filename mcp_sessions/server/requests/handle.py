@@ -1,5 +1,3 @@
-"""Give a handler access to its session: ``current_session()`` and the handle it returns."""
-
 from __future__ import annotations
 
 import logging

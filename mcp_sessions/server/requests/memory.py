@@ -1,5 +1,3 @@
-"""Keep a handler's values in its session: ``session.data`` and ``session.state``."""
-
 from __future__ import annotations
 
 import asyncio

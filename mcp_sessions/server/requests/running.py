@@ -1,5 +1,3 @@
-"""Run one request: its handler, its course, and the answers of its waiting calls."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""How a handler changes what its session sees."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""How sessions ended, as far as this process knows."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

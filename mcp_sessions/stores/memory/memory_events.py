@@ -1,5 +1,3 @@
-"""Event logs in memory: what is stored, and which sessions and connections get it."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""Hold the sessions in memory, and index them."""
-
 from __future__ import annotations
 
 import heapq

@@ -1,5 +1,3 @@
-"""Provide the basis of the store in Redis: keys, scripts, and the cache of sessions."""
-
 from __future__ import annotations
 
 import asyncio

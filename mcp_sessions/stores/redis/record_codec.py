@@ -1,5 +1,3 @@
-"""How what a store remembers is spelled in Redis."""
-
 from __future__ import annotations
 
 import hashlib

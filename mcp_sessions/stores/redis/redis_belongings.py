@@ -1,5 +1,3 @@
-"""Store the other parts of a session in Redis: its subscriptions, its state, its data."""
-
 from __future__ import annotations
 
 import secrets

@@ -1,5 +1,3 @@
-"""Event logs in Redis: what is stored, and which sessions and connections get it."""
-
 from __future__ import annotations
 
 import logging

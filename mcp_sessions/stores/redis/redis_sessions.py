@@ -1,5 +1,3 @@
-"""How sessions in Redis are made, used, and ended."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Parse the URL of a Redis."""
-
 from __future__ import annotations
 
 from urllib.parse import urlsplit, urlunsplit

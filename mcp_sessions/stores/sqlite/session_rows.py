@@ -1,5 +1,3 @@
-"""Sessions as rows: how a record is read, made, changed and forgotten."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Measure what sessions hold in the file."""
-
 from __future__ import annotations
 
 from mcp_sessions.stores.sqlite.transaction import Transaction

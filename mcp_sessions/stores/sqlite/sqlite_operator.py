@@ -1,5 +1,3 @@
-"""A SQLite file as an operator sees it, from a process that does not serve from it."""
-
 from __future__ import annotations
 
 import asyncio

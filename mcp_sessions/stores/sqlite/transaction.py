@@ -1,5 +1,3 @@
-"""Give a piece of work its SQLite file, and the facts that are known of it already."""
-
 from __future__ import annotations
 
 import sqlite3

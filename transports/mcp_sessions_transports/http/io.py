@@ -1,5 +1,3 @@
-"""Plain HTTP: reading a body within a limit, and answering without a stream."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Why a WebSocket was closed, and whether its client should come back."""
-
 from __future__ import annotations
 
 from enum import IntEnum

@@ -1,5 +1,3 @@
-"""Audit requests: one record for each, written when it is answered."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""Find the session of a request's conversation, if the request has no other."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""Give the handlers of a request their session: ``current_session()``."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""Begin with a child: make it, do the handshake, and repeat the settings of the child before it."""
-
 from __future__ import annotations
 
 import asyncio

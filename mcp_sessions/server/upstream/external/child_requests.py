@@ -1,5 +1,3 @@
-"""Name the requests to a child: their clients, their errors, and how long the layer waits."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Serve a client of the modern era with a server of the handshake era."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping

@@ -1,5 +1,3 @@
-"""Decide when a server's stream is opened again after it ended."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Choose the children that end first if there is no room, and the starts that wait for room."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Ask questions about one of several calls of one client, if it is unknown which one."""
-
 from __future__ import annotations
 
 import asyncio

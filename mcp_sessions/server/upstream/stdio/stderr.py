@@ -1,5 +1,3 @@
-"""Log the standard error of a process within bounds, and find its last words."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Sends the HTTP requests of one link: their headers, redirects and time limits."""
-
 from __future__ import annotations
 
 import os

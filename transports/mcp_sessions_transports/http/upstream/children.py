@@ -1,5 +1,3 @@
-"""Begins sessions at a wrapped URL, each with the credential of whom it is for."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""With what one session at a URL authenticates itself: it may be over before the session is."""
-
 from __future__ import annotations
 
 import asyncio

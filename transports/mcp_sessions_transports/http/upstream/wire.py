@@ -1,5 +1,3 @@
-"""The HTTP requests of one session at a wrapped URL: their headers, redirects and time limits."""
-
 from __future__ import annotations
 
 import asyncio
