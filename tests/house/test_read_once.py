@@ -29,7 +29,7 @@ OTHER = {
     "mcp_sessions/server/dispatch/sealed_state.py": "writes into a result",
     "mcp_sessions/server/upstream/external": "speaks the protocol with a server outside",
     "mcp_sessions/server/upstream/sdk/kernel.py": "a change of the wrapped server's",
-    "mcp_sessions/server/upstream/sdk/sdk_spans.py": "params on their way to the SDK",
+    "mcp_sessions/server/upstream/sdk/sdk_peer.py": "params on their way to the SDK",
     "transports/mcp_sessions_transports/http/client": "the client's half",
     "transports/mcp_sessions_transports/http/upstream": "a wrapped server's wire",
     "transports/mcp_sessions_transports/stdio/stdio_client.py": "the client's half",

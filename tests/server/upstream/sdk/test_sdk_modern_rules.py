@@ -14,10 +14,10 @@ from starlette.requests import Request as HttpRequest
 
 from mcp_sessions.core.messages import Request
 from mcp_sessions.server.upstream.modern_rules import Refused
-from mcp_sessions.server.upstream.sdk import modern_connection
+from mcp_sessions.server.upstream.sdk import sdk_peer
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
-from mcp_sessions.server.upstream.sdk.modern_connection import Envelopes
 from mcp_sessions.server.upstream.sdk.sdk_modern_rules import SdkModernRules
+from mcp_sessions.server.upstream.sdk.sdk_peer import Envelopes
 from tests.support.modern import MODERN, envelope, routing_headers
 from tests.support.raw import Json, call_params
 
@@ -84,7 +84,7 @@ def test_what_a_handler_leaves_on_its_connection_is_on_no_other() -> None:
 
 def test_few_and_small_envelopes_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request may bring another one."""
-    monkeypatch.setattr(modern_connection, "_KEPT", 3)
+    monkeypatch.setattr(sdk_peer, "_KEPT", 3)
     envelopes = Envelopes()
     for number in range(9):
         envelopes.connection(InboundModernRoute(MODERN, {"name": "n", "version": f"{number}"}, {}))

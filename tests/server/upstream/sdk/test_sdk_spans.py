@@ -13,7 +13,7 @@ from mcp_types import Icon
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from mcp_sessions.server.upstream.sdk.sdk_spans import is_in_no_trace, untraced
+from mcp_sessions.server.upstream.sdk.sdk_peer import is_in_no_trace, untraced
 from tests.support.modern import ModernClient
 from tests.support.world import world
 
