@@ -169,16 +169,6 @@ class Visibility:
 
     # --- on the way of a request -------------------------------------------------------------
 
-    def names_hidden(self, method: str, params: dict[str, Any] | None) -> dict[str, str]:
-        """Return the replacement that :meth:`concealed` uses for each hidden name of a request.
-
-        A request that :meth:`concealed` refuses has none.
-        """
-        try:
-            return self.concealed(method, params)[1]
-        except InvalidParams:
-            return {}
-
     def concealed(
         self, method: str, params: dict[str, Any] | None
     ) -> tuple[dict[str, Any] | None, dict[str, str]]:

@@ -20,7 +20,7 @@ from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import Upstream
-from mcp_sessions_transports.duplex import DuplexTransport
+from mcp_sessions_transports.duplex_transport import DuplexTransport
 from mcp_sessions_transports.http.channel import http_transport
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from mcp_sessions_transports.duplex import DuplexTransport
+from mcp_sessions_transports.duplex_transport import DuplexTransport
 from tests.support.duplex import DuplexWorld, WebSocketPeer, duplex_world
 from tests.support.raw import Json, at_most, keyed, text_of
 

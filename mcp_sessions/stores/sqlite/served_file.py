@@ -22,6 +22,7 @@ from mcp_sessions.stores.sqlite.cache import RecordCache
 from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog
 from mcp_sessions.stores.sqlite.cleaning import shut_down, start_up
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
+from mcp_sessions.stores.sqlite.free_pages import committed_length
 from mcp_sessions.stores.sqlite.schema import (
     Durability,
     check_no_directory,
@@ -32,7 +33,7 @@ from mcp_sessions.stores.sqlite.seen import Seen
 from mcp_sessions.stores.sqlite.session_rows import Brief
 from mcp_sessions.stores.sqlite.transaction import Changes, Transaction
 from mcp_sessions.stores.sqlite.watch import Watch
-from mcp_sessions.stores.sqlite.writer import Chore, Upkeep, Writer, committed_length
+from mcp_sessions.stores.sqlite.writer import Chore, Upkeep, Writer
 
 logger = logging.getLogger(__name__)
 

@@ -38,8 +38,9 @@ from mcp_sessions.background import report
 from mcp_sessions.errors import SessionsError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.sqlite import schema
-from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog, checkpoint
+from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog
 from mcp_sessions.stores.sqlite.commit_budget import CommitBudget
+from mcp_sessions.stores.sqlite.free_pages import committed_length, give_back_space
 from mcp_sessions.stores.sqlite.schema import committing, error_code, opening_failed, unavailable
 from mcp_sessions.stores.sqlite.transaction import Changes, KeyCounts, TakesLong, Transaction
 from mcp_sessions.stores.sqlite.watch import Watch
@@ -59,12 +60,6 @@ IDLE = 0.5
 
 ROWS = 64
 """Rows that the event loop takes out by the way: what expired, or has to make room."""
-
-_FREE_PAGES = 64
-"""Pages that an idle file keeps for what comes next; all other free ones are given back."""
-
-_VACUUM_STEP = 1_024
-"""Pages given back at once, so that nobody waits long."""
 
 _OF_THE_VALUE = (None, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE)
 """Errors that are one value's fault, and not the file's."""
@@ -275,10 +270,8 @@ class Writer:
             self._watch.look()
             self._wait_for_others(connection, True)
             self.upkeep.close(connection)
-        except StoreUnavailable as lost:
-            # What stands at its path now is another process's.
-            logger.error("%s was not closed cleanly: %s", self._path, lost)
-        except sqlite3.Error as failed:
+        except (StoreUnavailable, sqlite3.Error) as failed:
+            # If the file at its path is another process's now, this one writes nothing more.
             logger.error("%s was not closed cleanly: %s", self._path, failed)
         finally:
             connection.close()
@@ -295,11 +288,10 @@ class Writer:
                 with self._writing:
                     self._log.begin_anew(connection)
             try:
-                first = self._queue.get(timeout=IDLE)
+                call = self._queue.get(timeout=IDLE)
             except queue.Empty:
                 continue
             batch: list[_Call] = []
-            call: _Call | None = first
             while call is not None:
                 batch.append(call)
                 if len(batch) >= BATCH:
@@ -350,7 +342,7 @@ class Writer:
                 self._version = version
                 self._call_loop(self._do_chore)
             self._watch.note(committed_length(connection))
-            give_back_space(connection, shrinks_to=self._watch.note)
+            give_back_space(connection, self._watch.note)
             self.upkeep.rest(connection)
         except Exception as failed:
             # The boundary between what is done by the way and what callers wait for: whatever
@@ -382,9 +374,8 @@ class Writer:
             TakesLong: There is more to do than the event loop has time for (``in_loop``).
                 Nothing was done.
         """
-        rows = ROWS if in_loop else None
         try:
-            done = self._transaction(connection, batch, rows)
+            done = self._transaction(connection, batch, ROWS if in_loop else None)
         except TakesLong:
             raise
         except sqlite3.Error as failed:
@@ -441,35 +432,6 @@ class Writer:
             timeout = round(schema.BUSY_TIMEOUT * 1_000) if waits else 0
             connection.execute(f"PRAGMA busy_timeout = {timeout}")
             self._waits = waits
-
-
-def give_back_space(
-    connection: sqlite3.Connection,
-    *,
-    keep: int = _FREE_PAGES,
-    shrinks_to: Callable[[int], None] | None = None,
-) -> None:
-    """Return free pages to the file system, some at a time.
-
-    Args:
-        shrinks_to: Takes the bytes that the file will have, before it becomes shorter.
-    """
-    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
-    if free > keep:
-        step = min(free - keep, _VACUUM_STEP)
-        # ``execute`` would take one step of it, and this statement gives back a page a step.
-        connection.executescript(f"PRAGMA incremental_vacuum({step})")
-        if shrinks_to is not None:
-            shrinks_to(committed_length(connection))
-        # The file itself becomes shorter when the write-ahead log is copied into it.
-        checkpoint(connection)
-
-
-def committed_length(connection: sqlite3.Connection) -> int:
-    """Bytes that the committed pages take, in the file or in its write-ahead log."""
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    (size,) = connection.execute("PRAGMA page_size").fetchone()
-    return pages * size
 
 
 def _data_version(connection: sqlite3.Connection) -> int:

@@ -10,7 +10,7 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import EVENTS, SessionId, StreamName
 from mcp_sessions.stores.memory.memory_store import MemoryStore
 from mcp_sessions.stores.records import Appended
-from mcp_sessions_transports.duplex import DuplexTransport
+from mcp_sessions_transports.duplex_transport import DuplexTransport
 from tests.support.children import child, child_world, until
 from tests.support.duplex import DECLARED, ELICITS, duplex_world
 from tests.support.raw import at_most, in_session, keyed, text_of
