@@ -81,7 +81,7 @@ class Endpoint:
         denied: Denied,
     ) -> None:
         path, host = settings.path, settings.host
-        security = security_settings(upstream, host, settings.security)
+        security = security_settings(host, settings.security)
         max_body = served.policy.max_message if settings.max_body is None else settings.max_body
         self._served = served
         self._path = path
@@ -92,6 +92,9 @@ class Endpoint:
             self._serve if authentication is None else authentication.around(self._serve, denied)
         )
         self._shell = http_shell(upstream, self._guarded, path=path, host=host, security=security)
+        if self._shell.is_guarded:
+            # The server's own allowed names count, without the default for loopback.
+            security = settings.security
         recheck = self._shell.still_valid if authentication is None else authentication.still_valid
         interval = served.policy.credential_check
         self._credentials = CredentialWatch(recheck, interval, clock)

@@ -141,7 +141,7 @@ def test_a_page_begins_with_its_commands_and_names_files_that_are_there(page: st
 TYPED = {
     "container": {"mcp-sessions", "export", "docker", "curl"},
     "systemd": {"sudo", "echo", "systemctl", "journalctl"},
-    "kubernetes": {"docker", "kubectl"},
+    "kubernetes": {"docker", "kubectl", "mcp-sessions"},
 }
 """The programs that each page calls. Type a new one before you write it here."""
 

@@ -5,11 +5,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fastmcp import FastMCP
+from fastmcp import FastMCP, settings
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
+from websockets.exceptions import InvalidStatus
 
 from mcp_sessions import SessionLayer
 from tests.support import apps
@@ -163,6 +164,35 @@ async def test_without_the_setting_no_page_can_read_an_answer() -> None:
         reply = await sent.reply.done()
     assert reply.status == 200
     assert reply.header("access-control-allow-origin") is None
+
+
+@pytest.mark.parametrize("way", ["alone", "fastmcp"])
+async def test_without_settings_a_page_of_another_machine_does_not_reach_loopback(way: str) -> None:
+    """SEC9. FastMCP checks nothing by default, and has no WebSocket that a page could open."""
+    layer, app = served(way)
+    async with layer.lifespan(), listening(app) as port, in_process(app) as carrier:
+        for headers, status in (
+            ({"Host": "evil.example"}, 421),
+            ({"Origin": "https://evil.example"}, 403),
+            ({"Origin": "http://localhost:3000"}, 200),
+        ):
+            sent = ModernClient(carrier).send("server/discover", headers=headers)
+            assert (await sent.done()).status == status
+        with pytest.raises(InvalidStatus):
+            async with websocket(f"ws://127.0.0.1:{port}/mcp", origin="https://evil.example"):
+                pass
+
+
+async def test_a_name_that_fastmcp_allows_is_allowed_on_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own guard decides, if it was asked for."""
+    monkeypatch.setattr(settings, "http_host_origin_protection", True)
+    monkeypatch.setattr(settings, "http_allowed_hosts", ["mcp.example"])
+    async with calling("fastmcp") as carrier:
+        for host, status in (("mcp.example", 200), ("evil.example", 421)):
+            sent = ModernClient(carrier).send("server/discover", headers={"Host": host})
+            assert (await sent.done()).status == status
 
 
 @pytest.mark.parametrize("way", ["alone", "fastmcp"])

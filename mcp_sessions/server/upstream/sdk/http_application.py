@@ -25,26 +25,22 @@ from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
 
 
-def security_settings(
-    upstream: SdkUpstream, host: str, security: Any
-) -> TransportSecuritySettings | None:
+def security_settings(host: str, security: Any) -> TransportSecuritySettings | None:
     """Return the allowed Hosts and Origins. For a loopback host they are the SDK's own defaults,
     and the host itself.
-
-    FastMCP has a guard of its own, which its application brings along.
 
     Args:
         host: The address that the server will listen on.
         security: The application's settings. None: ``host`` decides.
     """
-    local = is_loopback(host) and upstream.kind != "fastmcp"
-    if security is not None or not local:
+    if security is not None or not is_loopback(host):
         return cast("TransportSecuritySettings | None", security)
     named = f"[{host}]" if ":" in host else host
     return allowing(() if named in LOCAL_HOSTS else (named,), ())
 
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_FASTMCPS_GUARD = "HostOriginGuardMiddleware"
 _LOCAL_ORIGINS = [f"{scheme}://{host}:*" for scheme in ("http", "https") for host in LOCAL_HOSTS]
 
 
@@ -91,6 +87,9 @@ class HttpShell:
     middleware: list[Middleware]
     is_bare: bool
     """Whether nothing stands before the endpoint: no authentication, no middleware."""
+
+    is_guarded: bool
+    """Whether the application checks Host and Origin itself: FastMCP does if it is set to."""
 
     state: dict[str, Any]
     """Content of the application's ``app.state``."""
@@ -150,7 +149,8 @@ def http_shell(
     bare = route.endpoint is holder and not app.user_middleware
     state: dict[str, Any] = dict(app.state._state)  # pyright: ignore[reportPrivateUsage]
     middleware = list(app.user_middleware)
-    return HttpShell(list(app.routes), middleware, bare, state, _still_valid(middleware))
+    guarded = any(getattr(each.cls, "__name__", "") == _FASTMCPS_GUARD for each in middleware)
+    return HttpShell(list(app.routes), middleware, bare, guarded, state, _still_valid(middleware))
 
 
 def _still_valid(
