@@ -62,7 +62,7 @@ def noisy_layer(
     """Make a server with tools that cause much work when they are called.
 
     Args:
-        stalls: Told of at ``/stalls``.
+        stalls: Reported at ``/stalls``.
     """
     server = mcp_server()
     layer = SessionLayer(server, store=store, policy=policy)

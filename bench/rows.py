@@ -26,7 +26,7 @@ class Row:
 
     unit: str = ""
     ratio: float | None = None
-    """Beside something else of the same run: what a second machine finds as well."""
+    """The ratio to another row of the same run, which a second machine finds as well."""
 
     basis: str = ""
     """The meaning of the ratio: "times cheaper than the SDK", "echoes"."""

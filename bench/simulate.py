@@ -113,7 +113,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self.notified = 0
-        """Messages that all others were told."""
+        """Messages that went to all other replicas."""
 
         self.at_replicas = [Station() for _ in range(self.replicas)]
         self.at_shards = [Station() for _ in range(self.shards)]

@@ -142,7 +142,7 @@ def size(load: Load, costs: Costs, busy: float = BUSY) -> Size:
 
 
 def published(load: Load) -> float:
-    """Messages in a second: each event, and what all replicas are told."""
+    """Messages in a second: each event, and each message to all replicas."""
     return load.events + load.changes + load.opens
 
 

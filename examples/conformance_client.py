@@ -32,7 +32,7 @@ class Noted:
     """Resources that changed, in order."""
 
     asked: int = 0
-    """Questions that were put to the user."""
+    """Questions that the user was asked."""
 
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -92,7 +92,6 @@ class ExternalServer:
 
     @property
     def room_of_one(self) -> int:
-        """Children that one principal may have at the same time."""
         return min(self.max_children, self.max_children_per_principal or self.max_children)
 
     @staticmethod

@@ -106,7 +106,7 @@ def process_of(name: str) -> str | None:
 
 
 def version_of(process: str) -> int | None:
-    """The version of the messages that a process sends others. None: its name says none."""
+    """Return the version of the messages that a process sends. None: its name does not have it."""
     match = _VERSION.match(process)
     return int(match[1]) if match is not None else None
 

@@ -84,8 +84,8 @@ class Codec(Protocol):
         """
         ...
 
-    # Neither knows the time. Whether a genuine token is still good is the caller's
-    # question, who put the moment into the claims.
+    # Neither knows the time. The caller decides whether a genuine
+    # token is still good: the moment is in the claims.
 
 
 def bound(*parts: str | None) -> bytes:

@@ -41,7 +41,7 @@ class Turns:
         """Wait for the callers that came before."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            # What waited in a loop that is over waits no more.
+            # What waited in a loop that has ended waits no more.
             self._begin(loop)
         if not self._is_due:
             self._is_due = True

@@ -7,7 +7,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
-from plain_client import Message  # noqa: E402  (a file beside the servers)
+from plain_client import Message  # noqa: E402  (a file next to the servers)
 
 SESSION_META = "io.modelcontextprotocol/session"
 LIST_CHANGED = "notifications/resources/list_changed"
@@ -199,7 +199,7 @@ def ended_is_ended(story: Story) -> bool:
 
 
 def it_moved_under_the_call(story: Story) -> bool:
-    """On the WebSocket address, nothing missed, and the call neither new nor over."""
+    """On the WebSocket address, nothing missed, and the call neither new nor finished."""
     move = story.move
     return (
         move.moved_to.startswith("ws://")

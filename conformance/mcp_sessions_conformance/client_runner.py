@@ -71,7 +71,7 @@ async def run_client(
         command: Started with the scripted server's URL as its last argument.
         duties: From ``load_duties``.
         wait: Seconds that the client may take for anything.
-        progress: Told of each outcome; the way is ``client``.
+        progress: Gets each outcome; the way is ``client``.
         run: Where the outcome is kept, so that it is there if the run is cancelled; None: a new
             one.
     """

@@ -78,7 +78,7 @@ async def test_server(
             ``_meta``: play what is about them, too.
         wait: Seconds that any one answer may take.
         give_up: See `Limits`.
-        progress: Told of each outcome.
+        progress: Gets each outcome.
         keep: Gets the outcome at the end, also where the run is cancelled or breaks: what there
             is of it by then.
 
@@ -130,7 +130,7 @@ async def test_client(
         command: Started once for each duty, with a URL as its last argument.
         only: Ids of duties, or of clauses; empty: all.
         wait: Seconds that the client may take for anything.
-        progress: Told of each outcome.
+        progress: Gets each outcome.
         keep: As for `test_server`.
 
     Raises:

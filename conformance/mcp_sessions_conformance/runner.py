@@ -130,7 +130,7 @@ async def run(
         selection: Which of them; None: all.
         credentials: For ``Authorization``.
         limits: How long to wait; the defaults if None.
-        progress: Told of each outcome.
+        progress: Gets each outcome.
     """
     begun = time.monotonic()
     limits, selection = limits or Limits(), selection or Selection()

@@ -40,7 +40,7 @@ def filled(template: Any, names: Mapping[str, Any]) -> Any:
     """``template`` with each ``${name}`` replaced.
 
     A string that is one reference and nothing else becomes the value itself, of whatever
-    type; within a longer string the value is put in as text.
+    type; within a longer string the value is inserted as text.
 
     Raises:
         UnknownName: There is no such name.

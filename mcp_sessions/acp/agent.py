@@ -36,9 +36,7 @@ class Outlet(Protocol):
         """
         ...
 
-    def asked(self, method: str, params: Json, answered: Callable[[Json], None]) -> None:
-        """Take a request; ``answered`` is called once, with the answer."""
-        ...
+    def asked(self, method: str, params: Json, answered: Callable[[Json], None]) -> None: ...
 
 
 class AcpAgent(Protocol):
@@ -46,7 +44,7 @@ class AcpAgent(Protocol):
 
     @property
     def prompt(self) -> Callable[..., Awaitable[Any]]:
-        """Answers ``session/prompt``; the one that none can do without."""
+        """Answers ``session/prompt``, the only method that every agent needs."""
         ...
 
 
@@ -73,7 +71,7 @@ class AgentSide:
             await self._connection.close()
 
     def has(self, name: str) -> bool:
-        """Whether the agent has a method of its own: not none, nor the protocol class's stub."""
+        """Whether the agent itself has a method. The stubs of the protocol class do not count."""
         # The library still takes agents whose methods have the names of its first versions.
         head, *rest = name.split("_")
         for spelling in (name, head + "".join(part.title() for part in rest)):
@@ -95,7 +93,9 @@ class AgentSide:
             raise acp_errors.internal_error("the agent's task was cancelled") from None
 
     async def called(self, method: str, params: Mapping[str, Any], call: Call) -> Json:
-        """The same in the caller's task, which must be one of its own: ``call`` stays in it."""
+        """Call the method in the caller's task, which must be one of its own: ``call``
+        stays in it.
+        """
         CALL.set(call)
         try:
             return _json_of(await self._router(method, dict(params), False))

@@ -68,7 +68,7 @@ class Questions:
         self._capabilities = capabilities
 
     def ask(self, question: Question) -> None:
-        """Ask the client what the agent asks; if it cannot be asked, that is the answer."""
+        """Ask the client. If that fails, the failure is the answer."""
         if self._is_closed:
             question.refuse(INTERNAL_ERROR, "the client is gone")
         elif not self.may_be_asked(question):

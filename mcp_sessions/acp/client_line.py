@@ -15,7 +15,7 @@ from mcp_sessions_transports.stdio.stdio_server import lines, standard_streams, 
 
 
 class MessageTooLong(Exception):
-    """A line was longer than a message may be. It was thrown away; the next one can be read."""
+    """A line was too long. It was dropped, and the next one can be read."""
 
 
 class Wire(Protocol):
@@ -88,7 +88,7 @@ class StdioWire:
 
 @asynccontextmanager
 async def stdio_wire(max_message: int) -> AsyncGenerator[StdioWire]:
-    """Standard input and output, for the protocol alone: what is printed goes to stderr."""
+    """Standard input and output, for the protocol alone: other output goes to stderr."""
     with standard_streams() as (wire_in, wire_out), writing(wire_out) as write:
         async with lines(wire_in, max_message) as received:
             yield StdioWire(received, write, max_message)

@@ -61,7 +61,7 @@ class Incoming:
     answered: bool = False
 
     def answer(self, result: Any) -> None:
-        """Send the answer; what is sent later comes after it."""
+        """Send the answer, before anything that is sent later."""
         self.answered = True
         self.link.push_message({"jsonrpc": "2.0", "id": self.id, "result": result})
 
@@ -83,7 +83,7 @@ class Service(Protocol):
         ...
 
     async def notified(self, link: Link, notification: Notification) -> None:
-        """Take a notification. The same order."""
+        """Take a notification, in the order of arrival as well."""
         ...
 
 

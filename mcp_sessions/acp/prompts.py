@@ -110,7 +110,7 @@ class Prompts:
         return result
 
     async def _note_activity(self, conversation: OpenConversation, prompt: Any) -> None:
-        """For ``session/list``; a conversation goes on without."""
+        """Save the activity for ``session/list``. A failure does not stop the prompt."""
         known: Json = {catalogue.UPDATED_AT: catalogue.at(self._clock())}
         try:
             if prompt and conversation.takes_title():
@@ -151,12 +151,14 @@ class Prompts:
         }
 
     async def end_all(self, link: Link) -> None:
-        """A client is gone: end its prompts, but not those whose conversation others have."""
+        """End the prompts of a client that is gone, except in conversations that another client
+        has.
+        """
         mine = self._registry.shown_to(link)
         await asyncio.gather(*(self.end(conversation, link) for conversation in mine))
 
     async def end(self, conversation: OpenConversation, link: Link) -> None:
-        """Cancel the prompts, as the client may; those that do not end are stopped."""
+        """Cancel the prompts, as the client may. A prompt that does not end is stopped."""
         tasks = {turn.task for turn in conversation.turns if turn.task is not None}
         if not conversation.turns:
             return
@@ -184,7 +186,7 @@ def _user_message(prompt: list[Json]) -> list[Json]:
 
 
 def _check_prompt(params: Json) -> None:
-    """Refuse a prompt that no agent could read, before it becomes a part of the record."""
+    """Refuse a prompt that no agent could read, before it gets into the record."""
     try:
         PromptRequest.model_validate(params)
     except ValidationError as error:

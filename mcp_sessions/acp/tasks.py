@@ -39,7 +39,7 @@ class WorkCancelled(Exception):
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of ``work``, which goes on to its end even if the caller is cancelled."""
+    """Run ``work`` to its end, even if the caller is cancelled."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

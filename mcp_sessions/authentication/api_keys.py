@@ -83,7 +83,7 @@ class ApiKeys:
         Raises:
             CannotVerify: It could not be read for too long.
         """
-        # A clock that was put back does not keep it from being looked at.
+        # If the clock was set back, the file is looked at all the same.
         if not 0 <= now - self._looked_at < _LOOK_EVERY:
             self._looked_at = now
             try:

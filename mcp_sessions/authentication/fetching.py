@@ -35,7 +35,7 @@ async def post_form(url: str, form: Mapping[str, str], authorization: str) -> di
 
 @cache
 def _trust() -> Any:
-    """Return which certificates are trusted. It takes long to load them."""
+    """Load the trusted certificates, which takes long."""
     import httpx2
 
     return httpx2.create_ssl_context()

@@ -100,7 +100,7 @@ class Issuer:
         return self._key_of(kid, algorithm)
 
     def look_again(self, now: float) -> None:
-        """Fetch the keys again, if they are old. Nobody waits for it."""
+        """Fetch the keys again in the background, if they are old."""
         age = now - self._fetched_at
         if self._entries and not 0 <= age < KEPT:
             self._entries, self._made = {}, {}

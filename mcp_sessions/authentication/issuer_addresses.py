@@ -21,7 +21,7 @@ def checked_url(option: str, url: str) -> str:
 
 
 def is_safe(url: str) -> bool:
-    """Whether nobody between can change what is read from a URL."""
+    """Whether no one on the network can change what is read from a URL."""
     try:
         parts = urlsplit(url)
         if parts.scheme == "http":

@@ -106,7 +106,7 @@ class Verdicts(Generic[Good]):
         known = self._kept(name, now)
         if known is None:
             bad = self._bad.get(name)
-            # A clock that was put back does not make a verdict older than it is.
+            # A clock that was set back does not make a verdict older than it is.
             if bad is not None and 0 <= now - bad[0] < self._refused:
                 return _refusal(is_known=bad[1])
             return await self._answered(self._new, name, token, None)

@@ -3,7 +3,7 @@
 Rules, owned by ``tests/cli/test_access.py``:
 
 1. An address that is not loopback needs authentication, or ``--no-auth``.
-2. The wrapped server's own authentication counts. Another one is not put before it.
+2. The wrapped server's own authentication counts. Another one is not added.
 """
 
 from __future__ import annotations

@@ -146,7 +146,6 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def header(text: str) -> tuple[str, str]:
-    """Parse ``NAME: VALUE`` of an HTTP header, with variables of this process's environment."""
     name, sign, value = text.partition(":")
     if not sign or not name.strip():
         # The error leaves out the text: it may be a secret.

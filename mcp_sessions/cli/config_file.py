@@ -121,7 +121,7 @@ def _text_of(file: str) -> str:
 
 
 def _line_of(text: str, name: str) -> str:
-    """Return where an entry begins. Empty: its name stands at several places."""
+    """Return the line where an entry begins. Empty: its name is in several places."""
     found = list(re.finditer(rf"{re.escape(json.dumps(name, ensure_ascii=False))}\s*:", text))
     return f", line {text.count(chr(10), 0, found[0].start()) + 1}" if len(found) == 1 else ""
 

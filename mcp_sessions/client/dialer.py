@@ -66,8 +66,6 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """The response of one request is lost (HTTP). The link is open."""
-
     request_id: RequestId
     failure: Failure
 
@@ -125,8 +123,6 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """The link has ended; nothing follows."""
-
     failure: Failure
 
 
@@ -146,8 +142,6 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """The client's settings for a link, once it knows the server."""
-
     has_sessions: bool = False
     """Notice silence on streams, and keep reopening the notification stream."""
 
@@ -192,7 +186,7 @@ class Link(Protocol):
         ...
 
     def configure(self, settings: LinkSettings) -> None:
-        """Take what is known of the server: before it runs, and whenever more is."""
+        """Take the settings: before it runs, and again when more is known of the server."""
         ...
 
     def listen(self) -> None:

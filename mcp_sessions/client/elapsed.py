@@ -1,6 +1,6 @@
 """How much time has passed, also while the machine slept.
 
-What a server promises for so many seconds is over when they have passed at the server, whose
+What a server promises for so many seconds ends when they have passed at the server. Its
 clock does not stand still while a client's machine is suspended. ``time.monotonic`` does, on
 Linux and macOS.
 

@@ -50,7 +50,7 @@ def cause_of(failure: Failure, address: str) -> str:
 
 
 def what(message: Json) -> str:
-    """A request by the name that its author knows: the tool, or the method."""
+    """The name of a request that its author knows: of the tool, or of the method."""
     method = cast(str, message.get("method", "a request"))
     params = cast("Json", message.get("params") or {})
     name = params.get(NAMED.get(method, ""))

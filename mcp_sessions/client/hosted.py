@@ -88,11 +88,9 @@ class HostedSession:
         self.is_withheld = True
 
     def taking(self) -> None:
-        """Note that our own ``session/resume`` is about to be sent."""
         self._decided = anyio.Event()
 
     def decided(self) -> None:
-        """Note that our resume was answered and handled, or failed."""
         if self._decided is not None:
             self._decided.set()
             self._decided = None

@@ -69,14 +69,10 @@ class JarSlot(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Release the slot for other clients."""
-        ...
+    def close(self) -> None: ...
 
 
 class Jar(Protocol):
-    """Keeps sessions between runs."""
-
     def open(self, target: str, user: str) -> JarSlot | None:
         """Open a slot for a session of that server and user; None: all are taken.
 
@@ -90,7 +86,7 @@ class FileJar:
     """A jar in one file.
 
     Args:
-        path: The file; its folder must exist. Beside it lie its lock files, which are empty.
+        path: The file; its folder must exist. Its lock files are next to it, and empty.
         user: Whose sessions these are, where one file serves several users.
     """
 

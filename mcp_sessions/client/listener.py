@@ -159,7 +159,9 @@ class Listener:
             self.see_to_it(delayed=True)
 
     def ended(self, message: Json) -> None:
-        """The server ended it: it stops, somebody else listens now, or the session is gone."""
+        """Handle the end of the stream: it stops, another client listens now, or the session is
+        gone.
+        """
         self._app.listens.cut()
         error = cast("Json", message.get("error") or {})
         if error.get("code") == SESSION_NOT_FOUND:

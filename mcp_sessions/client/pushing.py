@@ -89,7 +89,6 @@ class Pushing:
         link.listen()
 
     async def drop(self) -> None:
-        """Drop the link. The next session that is taken opens another one."""
         pushed = self._peer.push_on(None)
         if pushed is not None:
             await pushed.close(leave=True)

@@ -346,7 +346,7 @@ class Recovery:
         self._state.apply(Change.STAY)
         self._settled.set()
         if self._state.phase is Phase.READY:
-            # It may have been attached over there for a moment.
+            # It may have been attached there for a moment.
             self.begin(Way.RECOVER if self._state.link is None else Way.REATTACH)
 
 

@@ -132,7 +132,6 @@ class Pending:
         self.was_accepted = True
 
     def refused(self) -> int:
-        """Count a refusal, because of the session or its state. Return the count."""
         self.refusals += 1
         return self.refusals
 
@@ -148,7 +147,6 @@ class Pending:
             self.forget_sending()
 
     def forget_sending(self) -> None:
-        """Forget that it was sent: it never ran."""
         self.key = self.first_sent = self.session_id = self.link = None
         self.is_named_here = False
         self.generation = -1

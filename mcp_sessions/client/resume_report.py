@@ -29,7 +29,7 @@ class ResumeOutcome:
     reason: str | None = None
     """Why not: the server's ``reason``, ``session_lost``, ``taken_over``, ``gave_up``,
     ``refused``, or ``too_large``: a message of more than ``ReconnectPolicy.max_message`` bytes
-    was passed over."""
+    was skipped."""
 
     replayed: int = 0
     """Missed events that are being replayed, if the server said how many."""

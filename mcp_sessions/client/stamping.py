@@ -63,7 +63,9 @@ def declaring(capabilities: Mapping[str, Any]) -> Json:
 
 
 def declared(message: Json) -> Json:
-    """An ``initialize`` request that also declares our extension: we learn of detachments."""
+    """Return an ``initialize`` request that declares our extension too, so that we learn of
+    detachments.
+    """
     params = cast("Json", message.get("params") or {})
     capabilities = params.get("capabilities")
     if not isinstance(capabilities, dict):

@@ -48,7 +48,7 @@ def attach(
         only_if_free: Displace nobody.
 
     Returns:
-        None if the session is over (SES18), or is not free and has to be.
+        None if the session has ended (SES18), or is not free and has to be.
     """
     change = Change.DISPLACE if connection_id is None else Change.ATTACH
     follows = TRANSITIONS.get((state, change))

@@ -48,12 +48,11 @@ class EndReason(Enum):
 
     @property
     def change(self) -> Change:
-        """The change of a session's state that it is the reason of."""
         return Change.EXPIRE if self in _BY_TIME else Change.END
 
     @property
     def kind(self) -> str:
-        """What the count of ends says: the state that follows, if somebody or time ended it."""
+        """The word in the count of ends: the state that follows, if a request or time ended it."""
         follows = after(BEGINS, self.change)
         if follows is None:
             raise AssertionError("every session can end")
@@ -116,7 +115,7 @@ class SessionEnd:
 
     @classmethod
     def from_json(cls, kept: Any) -> SessionEnd | None:
-        """An end that a store kept; None: a newer version wrote it, or another program."""
+        """Read a stored end; None: a newer version wrote it, or another program."""
         if not isinstance(kept, Mapping):
             return None
         of: Mapping[Any, Any] = kept  # pyright: ignore[reportUnknownVariableType]
@@ -136,7 +135,7 @@ class SessionEnd:
 
 @dataclass(frozen=True, slots=True)
 class StoreMade:
-    """When a store was made. A store that was emptied is another one."""
+    """When a store was made. A store that was emptied was made again."""
 
     name: str
     at: float

@@ -15,7 +15,7 @@ HANDLE = "handle"
 """The kind of key that a handle is."""
 
 _NO_MEMBER = ("$ref", "$dynamicRef", "patternProperties", "propertyNames", "maxProperties")
-"""Beside these another member of ``properties`` may not be enough for a value to have it."""
+"""With one of these, another member of ``properties`` may not allow a value to have it."""
 
 _PARTS = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
 _CLOSING = ("additionalProperties", "unevaluatedProperties", *_NO_MEMBER)

@@ -259,7 +259,7 @@ class EventLog:
     def _evict(self, now: float) -> None:
         events, number = self._events, self._oldest
         while events:
-            # Steps over replaced numbers. Asking the dictionary for its first entry would
+            # Skips replaced numbers. Asking the dictionary for its first entry would
             # walk over all that was removed before it.
             while number not in events:
                 number += 1

@@ -408,7 +408,7 @@ class EventTemplate:
     """One notification for many sessions: encoded once, then spliced for each.
 
     The event has ``params.sessionEventId`` (EVT6) and ``params._meta`` with the
-    session's id, in addition to whatever the sender put there. It never has ``state``.
+    session's id, in addition to the sender's own members. It never has ``state``.
     """
 
     __slots__ = ("_after_id", "_before_session", "_between", "key")
@@ -444,5 +444,7 @@ class EventTemplate:
 
 
 def plain_draft(message: bytes, key: str | None = None) -> Draft:
-    """A message that carries no event id of ours: of a bare connection or a response stream."""
+    """Make a draft without an event id: for a connection without a session, or a response
+    stream.
+    """
     return Draft(compact(message), None, key)

@@ -94,7 +94,7 @@ def own_connection(scope: Mapping[str, Any]) -> tuple[str, int] | None:
 
 
 def is_local_name(host: str) -> bool:
-    """Whether a Host, with a port or ``:*`` or with none, is a name of this machine."""
+    """Whether a Host names this machine: with a port, ``:*`` or neither."""
     return is_loopback(_without_port(host))
 
 

@@ -65,7 +65,7 @@ class Outline:
             self.take(data, 0)
 
     def take(self, data: bytes, at: int) -> int:
-        """Take the next bytes from there on, up to the end of the message; where that is."""
+        """Take bytes up to the end of the message. Return where that is."""
         while at < len(data):
             if self._escaped:
                 self._escaped = False
@@ -103,7 +103,7 @@ class Outline:
             self._kept += data[start : min(end, start + KEPT + 1)]
 
     def _members(self) -> dict[str, Any]:
-        """The outermost members, of a message that broke off as well. One that is null is none."""
+        """The outermost members, also of a message that broke off. A null member is left out."""
         if len(self._kept) > KEPT:
             return {}
         tokens = [found[1] for found in _tokens(bytes(self._kept).removeprefix(_BOM))]

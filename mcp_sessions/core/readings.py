@@ -57,7 +57,7 @@ _ENDINGS = re.compile(r"[?#]")
 
 
 def fits(parts: Sequence[str], text: str) -> bool:
-    """Whether a text is these parts, in this order, with any text between two of them."""
+    """Whether a text consists of these parts in order, with any text between two of them."""
     first, *rest = parts
     if not rest:
         return text == first
@@ -149,7 +149,7 @@ def _folded_parts(pattern: str) -> Parts:
 
 
 def is_one_of(name: str, names_folded: Collection[str]) -> bool:
-    """Whether a server may take a name for one of these, of which the folded form is given."""
+    """Whether a server may read a name as one of these, whose folded forms are given."""
     return _is_too_long(name) or folded(name) in names_folded
 
 
@@ -314,7 +314,7 @@ def _read_pattern(pattern: str) -> _UriPattern:
 
 
 def _texts(uri: str, normal: str | None) -> tuple[str, str, str]:
-    """A URI as it is, parsed, and decoded before it is parsed."""
+    """Return a URI as it is, parsed, and decoded before it is parsed."""
     parsed = normal if normal is not None else uri
     decoded = uri
     for _ in range(ROUNDS):
@@ -348,7 +348,7 @@ def _read(base: str, mark: str, query: str, hash_sign: str, fragment: str) -> li
 
 
 def _plain(text: str) -> str:
-    """Decoded as often as a server may do it, folded, and with one kind of slash."""
+    """Decode as often as a server may, fold, and use one kind of slash."""
     for _ in range(ROUNDS):
         before = text
         text = folded(unquote(text)).replace("\\", "/")
@@ -367,7 +367,7 @@ def _spelled_out(label: re.Match[str]) -> str:
 
 
 def _resolved(base: str, stripped: bool) -> str:
-    """Without dot segments and empty segments, as a path of a file system is read."""
+    """Remove dot segments and empty segments, as a file system does."""
     scheme, colon, rest = base.partition(":")
     if not colon:
         scheme, rest = "", base

@@ -9,7 +9,7 @@ Rules that must hold, and that ``tests/core/test_resume.py`` owns:
    an event that was seen is not given on again.
 3. Position and memory are reset together, when a resume says that there was a gap
    (CLI4): ids of another log mean nothing next to those of the old one.
-4. A session is started over after a loss, once: not again before it was of use, or time
+4. A session is started again after a loss, once: not again before it was of use, or time
    has passed.
 5. A takeover by a late request of this client's own is not another client's (TKO13).
 """
@@ -232,7 +232,7 @@ class Attempts:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lives:
-    """How often a session may be started over: once per session that was of use."""
+    """Allows one new session for each session that was of use."""
 
     generation: int = 0
     """Counts the sessions; a loss that names an older one was dealt with already."""
@@ -349,7 +349,7 @@ def event_id_of(params: Mapping[str, Any] | None, session_id: str) -> EventId | 
 
 
 def says_session_not_found(result: Mapping[str, Any]) -> bool:
-    """Whether a tool's result is what some servers send instead of an error."""
+    """Whether a tool's result is the one that some servers send instead of an error."""
     if result.get("isError") is not True:
         return False
     content = result.get("content")

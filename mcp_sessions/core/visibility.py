@@ -85,12 +85,12 @@ _TRIES = 16
 
 
 def as_pattern(kind: str, text: str) -> str:
-    """A pattern as it is kept: a template hides what is made of it."""
+    """Return a pattern as it is stored. A template hides every URI that it makes."""
     return _VARIABLE.sub("*", text) if kind == RESOURCES else text
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern covers a name; or, of another pattern, everything that this covers."""
+    """Whether a pattern covers a name, or everything that another pattern covers."""
     return fits(pattern.split("*"), name)
 
 
@@ -156,7 +156,7 @@ class Visibility:
             check_readable(name)
 
     def changed(self, kind: str, patterns: Collection[str], *, hides: bool) -> list[Rule]:
-        """The rules of a kind with more of them; the same ones, if these change nothing."""
+        """Return the rules of a kind with more rules; the same ones, if these change nothing."""
         rules = list(self.rules.get(kind, ()))
         for pattern in sorted(as_pattern(kind, each) for each in patterns):
             rule = [pattern, hides]
@@ -172,8 +172,8 @@ class Visibility:
     def concealed(
         self, method: str, params: dict[str, Any] | None
     ) -> tuple[dict[str, Any] | None, dict[str, str]]:
-        """A request's params, with something that nothing is called for each hidden name; and
-        what was put for what, for :func:`restored`. Nothing, if it names nothing that is hidden.
+        """Return a request's params with replacements for hidden names, and those replacements
+        for :func:`restored`. There are none if it names nothing hidden.
 
         Raises:
             InvalidParams: Something may be hidden, and it is not sure which name the server
@@ -289,8 +289,8 @@ class Visibility:
         return [each for each in seen if each is not _HIDDEN]
 
     def _seen(self, entry: Any) -> Any:
-        """A block of a result, or a message, without what is hidden; ``_HIDDEN``: nothing of it
-        is left.
+        """Return a block of a result, or a message, without hidden parts; ``_HIDDEN``: nothing is
+        left.
         """
         block = members_of(entry)
         for uri in (block.get("uri"), members_of(block.get("resource")).get("uri")):

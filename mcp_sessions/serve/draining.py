@@ -156,7 +156,7 @@ class Draining:
         return is_away
 
     async def stop(self) -> None:
-        """Drain without grace, and let go of every connection; the sessions stay in the store."""
+        """Drain without grace, and close every connection. The sessions stay in the store."""
         try:
             await self.drain(grace=0)
             for endpoint in self._endpoints:

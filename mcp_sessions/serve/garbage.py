@@ -50,7 +50,9 @@ class Collections:
         """New objects that became older here, since it was looked how many there are."""
 
     def look(self) -> None:
-        """Set aside what has stayed, if it is much. Cheap where nothing was collected."""
+        """Set aside the objects that have stayed, if there are many. Cheap if nothing was
+        collected.
+        """
         # The collector begins when more was made than went. Where each new object takes the place
         # of one that was set aside it does not, and all stay new: ten for each stream that was sent
         # something, of thousands. To count them costs as much as there are.

@@ -90,7 +90,7 @@ class _Delayed:
     transport: asyncio.Transport
 
     def delay(self, wait: asyncio.Future[None] | None) -> None:
-        """The refusal of a request waits. None: it waits no more."""
+        """Note the wait of a refusal. None: no refusal waits any more."""
         self._delay = wait
         if wait is not None and self.transport.is_closing():
             self.end_delay()
@@ -219,7 +219,7 @@ class LimitedHttp(_Delayed, HttpProtocol):
         return cycle.response_complete and not cycle.more_body
 
     def _refuse(self, status: bytes) -> None:
-        """Answer what uvicorn makes no request of, and close."""
+        """Answer bytes that uvicorn does not take for a request, and close."""
         self.looked.late_at = None
         self.transport.write(
             b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status
@@ -346,7 +346,7 @@ class LimitedWebSocket(_Delayed, WebSocketsSansIOProtocol):
         """Do nothing: the connection was admitted when it was one of HTTP."""
 
     def waits(self) -> bool:
-        """False: a client that has sent a message may get one at any time."""
+        """Return False: a client that has sent a message may get one at any time."""
         return self.transport.is_closing() or not self._has_spoken
 
     def is_stuck(self) -> bool:

@@ -231,7 +231,7 @@ class DrainingServer(uvicorn.Server):
         self._responses.close_from_now_on()
 
     async def _close_listeners(self, sockets: Sequence[socket.socket]) -> None:
-        """Listen no more, and refuse nobody whose connection the system accepted already."""
+        """Stop listening, and serve every connection that the system has accepted already."""
         # A descriptor of our own holds what waits until the others are closed.
         try:
             waiting = [listener.dup() for listener in sockets]

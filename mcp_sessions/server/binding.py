@@ -140,7 +140,7 @@ class Transport(Protocol):
         ...
 
     def offer(self, session_id: SessionId, event: LoggedEvent) -> None:
-        """An event of a session that is attached here was stored: hand it over, in order."""
+        """Hand over, in order, a stored event of a session that is attached here."""
         ...
 
     def check_position(self, session_id: SessionId, head: Position | None) -> None:
@@ -152,9 +152,7 @@ class Transport(Protocol):
         """
         ...
 
-    def send(self, draft: Draft) -> None:
-        """Hand over a message that is no session event."""
-        ...
+    def send(self, draft: Draft) -> None: ...
 
     def withdraw(self, session_id: SessionId, *, has_ended: bool = False) -> None:
         """Take back what was not handed to the network yet of a session, and hand over nothing
@@ -173,7 +171,7 @@ class Transport(Protocol):
         ...
 
     def hold(self) -> Callable[[], None]:
-        """Hand over nothing to the network until the returned function is called, once."""
+        """Send nothing until the returned function is called, once."""
         ...
 
     def close(self) -> None:

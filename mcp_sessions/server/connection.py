@@ -117,7 +117,6 @@ class ClientConnection:
 
     @property
     def is_streaming(self) -> bool:
-        """Over HTTP: whether its GET stream is open in this process."""
         return False
 
     def identify(self, peer: Peer) -> None:
@@ -295,12 +294,12 @@ class Inbound:
 
     @property
     def asked(self) -> Peer | None:
-        """The peer that can answer questions of this message's handler; None: there is none."""
+        """The peer that can answer questions of the handler; None: there is none."""
         return self.peer if self.connection is not None or self.channel.is_answerable else None
 
     @property
     def is_alone(self) -> bool:
-        """Whether its sender is another client with each message, as far as the server knows."""
+        """Whether each message may come from another client, as far as the server knows."""
         return self.connection is None or self.peer.modern
 
     @property

@@ -52,7 +52,7 @@ class JointAdmission:
         return self._admitted is not None
 
     def taken(self, current: CurrentSession) -> Admitted | None:
-        """How it was admitted to that session, once; None: it has to be admitted."""
+        """Return the admission to that session, once; None: the request has to be admitted."""
         admitted, self._admitted = self._admitted, None
         if admitted is None or admitted.record.session_id != current.session_id:
             return None

@@ -171,7 +171,7 @@ class SessionStore(Ends, Protocol):
         self, *, now: float, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
         """End up to ``limit`` sessions whose deadline has passed, but none of ``held``
-        whose absolute lifetime is not over; the records as they were.
+        whose absolute lifetime has not passed; the records as they were.
         """
         ...
 
@@ -248,7 +248,7 @@ class SessionStore(Ends, Protocol):
         """Sessions that a change may be for, in pages of hundreds: :meth:`append_change` decides.
 
         Who is entitled from the first page to the last is in one of them, or in several; who
-        was not at any time is in none, or is passed over by :meth:`append_change`.
+        was not at any time is in none, or is skipped by :meth:`append_change`.
 
         Args:
             after: Where this page begins (:attr:`Audience.following`); None: the first one.
@@ -342,7 +342,7 @@ class SessionStore(Ends, Protocol):
         """From now on the GET stream of the transport-mode session ``connection`` takes the
         events of ``origin``, attached there with that epoch, that follow ``after``. What the
         stream has of that session by an older epoch is removed, as :meth:`drop_origin` does.
-        Told twice of one epoch it goes on where it is: what was relayed is not relayed again.
+        A second call for an epoch changes nothing: relayed events are not relayed again.
 
         Returns:
             False if ``connection`` is unknown, ended or expired, or carries that session

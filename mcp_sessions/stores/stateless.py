@@ -18,7 +18,7 @@ from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionRecor
 
 
 class Stateless(MemoryStore):
-    """A store in memory into which nothing is ever put: whatever it is asked for is not there.
+    """A store in memory that stays empty: whatever it is asked for is not there.
     It hands out sessions, and lets them be used, by what is sealed in their ids.
 
     Args:
@@ -44,7 +44,7 @@ class Stateless(MemoryStore):
         now: float,
         session_id: SessionId | None = None,
     ) -> SessionRecord:
-        """A session whose id says all that is known of it."""
+        """Make a session. Its id holds all facts about it."""
         ends_at = now + self._policy.stateless_lifetime
         session_id = self._security.seal_session_id(
             principal=principal, created_at=now, expires_at=ends_at

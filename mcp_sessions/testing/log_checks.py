@@ -236,7 +236,7 @@ async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeSt
         await store.drop_origin(stream.id, session.id, fencing_epoch=FencingEpoch(2))
         assert (await stream.record()).client.carried == {session.id: 3}
         assert await origins() == [(4, session.id)]
-        # Told twice, it goes on as it was.
+        # A second call changes nothing.
         assert await store.carry(stream.id, session.id, FencingEpoch(3), start)
         assert await relay(5, 3, skips=True) == Relayed()
         assert await origins() == [(4, session.id)]

@@ -54,7 +54,7 @@ async def uses_no_forgotten_key(server: ScriptedServer, _: ScriptedServer) -> No
     await server.held("work")
     server.is_away = True
     server.lose_connections()
-    # Nothing is waited for: that the time of the key is over is what is looked at.
+    # Nothing is waited for: the check is that the time of the key has passed.
     await asyncio.sleep(2 * server.key_lifetime)
     server.is_away = False
     said = await finish(server)

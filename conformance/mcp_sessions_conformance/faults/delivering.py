@@ -111,20 +111,20 @@ def _due(case: Case) -> int:
     """The number of replayed events that have not come yet."""
     result: Any = case.message.get("result")
     if (case.asked or {}).get("method") == RESUME and isinstance(result, dict):
-        case.memory["owed"] = case.memory["all"] = cast("Json", result).get("replayed", 0)
-    return int(case.memory.get("owed", 0)) if is_event(case.message) else 0
+        case.memory["due"] = case.memory["all"] = cast("Json", result).get("replayed", 0)
+    return int(case.memory.get("due", 0)) if is_event(case.message) else 0
 
 
 def _skips_one(case: Case) -> Rewritten:
     due = _due(case)
-    case.memory["owed"] = max(0, case.memory.get("owed", 0) - bool(due))
+    case.memory["due"] = max(0, case.memory.get("due", 0) - bool(due))
     return [] if due and due == case.memory["all"] else None
 
 
 def _one_for_all(case: Case) -> Rewritten:
     due = _due(case)
     if due:
-        case.memory["owed"] = due - 1
+        case.memory["due"] = due - 1
         return [] if due > 1 else None
     result: Any = case.message.get("result")
     if (case.asked or {}).get("method") == RESUME and cast("Json", result or {}).get("replayed"):
@@ -218,8 +218,8 @@ def _cancelled_in_silence(case: Case) -> Rewritten:
 
 
 def _calls_cancelled_in_silence(case: Case) -> Rewritten:
-    is_first = code_of(case.message) == -32800 and not case.memory.get("told")
-    case.memory["told"] = case.memory.get("told") or is_first
+    is_first = code_of(case.message) == -32800 and not case.memory.get("silenced")
+    case.memory["silenced"] = case.memory.get("silenced") or is_first
     return [] if is_first else None
 
 

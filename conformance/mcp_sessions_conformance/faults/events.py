@@ -83,8 +83,8 @@ def _keeps_subscribed(case: Case) -> list[Json | Late] | None:
 
 def _deaf_until_resumed(case: Case) -> list[Json | Late] | None:
     if (case.asked or {}).get("method") == "session/resume":
-        case.memory["heard"] = True
-    return [] if is_event(case.message) and not case.memory.get("heard") else None
+        case.memory["resumed"] = True
+    return [] if is_event(case.message) and not case.memory.get("resumed") else None
 
 
 def _stutters(case: Case) -> list[Json | Late] | None:
@@ -209,10 +209,10 @@ def _coalesces_messages(case: Case) -> list[Json | Late] | None:
 def _live_before_replay(case: Case) -> list[Json | Late] | None:
     result: Any = case.message.get("result")
     if (case.asked or {}).get("method") == "session/resume" and isinstance(result, dict):
-        case.memory["owed"] = cast("Json", result).get("replayed", 0)
+        case.memory["due"] = cast("Json", result).get("replayed", 0)
         return None
-    if is_event(case.message) and case.memory.get("owed", 0) > 0:
-        case.memory["owed"] -= 1
+    if is_event(case.message) and case.memory.get("due", 0) > 0:
+        case.memory["due"] -= 1
         return [Late(case.message)]
     return None
 

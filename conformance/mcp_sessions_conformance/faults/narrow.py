@@ -115,7 +115,7 @@ def _progress_to_all(case: Case) -> Rewritten:
 def _notifies_once(case: Case) -> Rewritten:
     if case.message.get("method") != DETACHED:
         return None
-    seen = case.memory.setdefault("told", set[str]())
+    seen = case.memory.setdefault("notified", set[str]())
     is_first = case.talk.name not in seen
     seen.add(case.talk.name)
     return None if is_first else []

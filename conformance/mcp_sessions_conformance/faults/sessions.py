@@ -101,10 +101,10 @@ def _everyone_receives(case: Case) -> list[Json | Late] | None:
 def _loses_replay(case: Case) -> list[Json | Late] | None:
     result: Any = case.message.get("result")
     if (case.asked or {}).get("method") == "session/resume" and isinstance(result, dict):
-        case.memory["owed"] = cast("Json", result).get("replayed", 0)
+        case.memory["due"] = cast("Json", result).get("replayed", 0)
         return None
-    if is_event(case.message) and case.memory.get("owed", 0) > 0:
-        case.memory["owed"] -= 1
+    if is_event(case.message) and case.memory.get("due", 0) > 0:
+        case.memory["due"] -= 1
         return []
     return None
 

@@ -31,7 +31,7 @@ class Watcher(Protocol):
 
 class Handlers(Protocol):
     def handle(self, sender: str, message: Message) -> Coroutine[Any, Any, None] | None:
-        """Do what a message says; what takes waiting is returned, and run as a task."""
+        """Handle a message. Return the work that has to wait, which runs as a task."""
         ...
 
     async def session_ended(self, session_id: SessionId) -> None: ...

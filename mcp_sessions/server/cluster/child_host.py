@@ -58,8 +58,6 @@ _ON_ITS_WAY = 0.1
 
 @dataclass(eq=False)
 class RemoteCall:
-    """A :class:`~mcp_sessions.server.upstream.port.Call` whose client is another process's."""
-
     asker: Asker
     principal: Principal
     can_send_request: bool

@@ -74,7 +74,7 @@ Work = Coroutine[Any, Any, None]
 
 
 class Unserved(Exception):
-    """The request did not run, and never will: its receiver says so."""
+    """The request did not run and never will, as its receiver says."""
 
 
 class Unreachable(Unserved):
@@ -107,7 +107,7 @@ class Asker:
         self.is_gone = True
 
     def watch(self, on_listening: Callable[[bool], None]) -> None:
-        """Call this with whether its client listens, each time that it says so."""
+        """Call this each time that the client says whether it listens."""
         self._on_listening = on_listening
 
     def says(self, *, is_open: bool) -> None:
@@ -320,7 +320,7 @@ class RequestRelay:
                 pending.end(Result(ask=name, result=None, error=_ASKER_ENDED))
 
     def asked_for(self, sender: str, message: Alive) -> Work | None:
-        """The other side of a request asks whether it is still known here."""
+        """Answer the other side of a request, which asks whether the request is known here."""
         if message.ask in self._served:
             asker = self._served[message.ask][0]
             if asker.process == sender:

@@ -161,7 +161,7 @@ class PushQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CannotAsk:
-    """To who sent a :class:`PushQuestion`: the client there answers no such question."""
+    """To the sender of a :class:`PushQuestion`: the client there answers no such question."""
 
     kind: ClassVar[str] = "unasked"
     call: str
@@ -196,8 +196,6 @@ class QuestionProgress:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client of a request, as another process needs to know it."""
-
     principal: Principal
     """The principal of the request, without its scopes."""
 

@@ -196,7 +196,7 @@ class SharedBus(ClusterBus):
             )
 
     async def run(self) -> None:
-        """Go round for ever; a store that is away for a while is asked again."""
+        """Do rounds for ever. A store that is away is asked again in the next round."""
         while True:
             await asyncio.sleep(ROUND)
             try:

@@ -298,7 +298,7 @@ class ChangeBroadcaster:
             raise StoreUnavailable("the store did not answer while an event was delivered")
 
     async def _hand_over(self, waiting: WaitingChange, changes: Sequence[AppendedChange]) -> None:
-        """Hand over again what connections may not have.
+        """Send again what connections may not have.
 
         Raises:
             StoreUnavailable: They still may not.

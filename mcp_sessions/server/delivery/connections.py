@@ -40,7 +40,7 @@ class ConnectionRegistry:
             self._in_use_at[connection.id] = self._clock()
 
     def in_use_at(self, connection: ClientConnection) -> float:
-        """When :meth:`in_use` was called last; seconds since 1970. 0: it was let go."""
+        """Seconds since 1970 of the last call of :meth:`in_use`. 0: it was released."""
         return self._in_use_at.get(connection.id, 0)
 
     def local(self, connection_id: ConnectionId) -> ClientConnection | None:

@@ -32,8 +32,6 @@ _NEEDS_CAPABILITY = {
 
 @dataclass(slots=True, eq=False, repr=False)
 class PendingQuestion:
-    """A request of ours to a client, open until the first answer."""
-
     principal: Principal
     session_id: SessionId | None
     asked: PeerRequest

@@ -75,7 +75,7 @@ class Relay:
         return missing_after is None or await self.after(missing_after)
 
     async def whole(self, events: Sequence[LoggedEvent]) -> None:
-        """Relay what was read from the log as a whole: what is not in it was replaced."""
+        """Relay events that were read from the log as a whole: missing ones were replaced."""
         for event in events:
             await self._store_entry(event, skips=True)
 
@@ -159,7 +159,7 @@ class StoredConnection(ClientConnection):
         """When its stream was opened here: by the event loop, and since 1970."""
 
         self.ended: set[SessionId] = set()
-        """Attached sessions that were found to have ended: nothing of them is handed over."""
+        """Attached sessions that were found to have ended: none of their events is sent."""
 
         self._heads: dict[SessionId, Position] = {}
         self._sent: str | None = None
@@ -189,7 +189,7 @@ class StoredConnection(ClientConnection):
 
     @property
     def last_current(self) -> SessionId | None:
-        """The current session that the newest record named: it may be another one by now."""
+        """The current session in the newest record. It may be another one by now."""
         return self._current.session_id if self._current is not None else None
 
     # --- what its log gets ----------------------------------------------------------------

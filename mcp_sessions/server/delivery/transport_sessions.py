@@ -56,7 +56,7 @@ class TransportSessions:
         """The transport session that ``Mcp-Session-Id`` names, as it is now.
 
         Args:
-            joint: Told what came of the current session in the same step.
+            joint: Gets the outcome for the current session, from the same step.
 
         Raises:
             SessionNotFound: Unknown, ended, expired or somebody else's: 404.

@@ -61,7 +61,7 @@ Publish = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 
 class HttpStreams(Protocol):
     def stream_read(self, sender: str, message: StreamRead) -> Work | None:
-        """Another process serves a response stream, or does not any more."""
+        """Note that another process serves a response stream, or has stopped."""
         ...
 
     async def round(self, carrying: Collection[SessionId]) -> None:

@@ -11,7 +11,7 @@ from mcp_sessions.stores.records import SessionRecord
 
 
 async def ended_outside(store: SessionStore, record: SessionRecord) -> None:
-    """A session is over in a shared store: take out what it left in others, and tell every
+    """A session has ended in a shared store: take out what it left in others, and tell every
     replica, as the one would that had ended it (``Lifecycle.forget``).
 
     Raises:

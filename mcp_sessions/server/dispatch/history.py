@@ -65,7 +65,7 @@ class History:
             self._write(end, record)
 
     async def remember(self) -> None:
-        """Give the store what it does not have yet. If the store is away it gets that later."""
+        """Write the new ends to the store. If it is away, they are written later."""
         if not self._waiting:
             return
         ends = list(self._waiting)
@@ -105,7 +105,7 @@ class History:
         return made
 
     async def lost_with_store(self, session_ids: Sequence[SessionId], made: StoreMade) -> None:
-        """These sessions were in a store that was emptied. Several processes may say so."""
+        """Note sessions of a store that was emptied. Several processes may report them."""
         # Equal for all of them: the store takes each once.
         ends = [SessionEnd(digest(each), EndReason.EMPTIED, made.at) for each in session_ids]
         for end in await self._store.remember_ends(ends, now=self._clock()):

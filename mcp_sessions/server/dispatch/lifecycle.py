@@ -167,7 +167,7 @@ class Lifecycle:
         session_id, attachment = record.session_id, record.attachment
         connection_id = attachment.connection_id if attachment is not None else None
         self._sealed.forget(session_id)
-        # Answered first (END6): a connection that is over ends the streams that answers go on.
+        # Answered first (END6): a closed connection ends the streams that carry answers.
         await self._runner.abort_session(session_id)
         for carried, fencing_epoch in record.client.carried.items():
             await self._store.detach(carried, fencing_epoch)
@@ -306,7 +306,9 @@ class Lifecycle:
             ended = await self._evict_heavy()
 
     async def _evict_heavy(self) -> int:
-        """End some sessions if those that sleep hold more than ``max_sleeping_bytes``; how many."""
+        """End sessions if those that sleep hold more than ``max_sleeping_bytes``. Return the
+        number.
+        """
         most = self._policy.max_sleeping_bytes
         held = frozenset(self._runner.held)
         heavy = await self._store.evict_heavy(now=self._clock(), most=most, held=held, limit=_HEAVY)

@@ -71,7 +71,7 @@ class Router:
         self._peers, self._advertise = peers, advertise
         self._audited = stages.audited
         self.limits = ReachedLimits(time.monotonic)
-        """Told of each limit that refuses a request."""
+        """Counts each limit that refuses a request."""
 
         self.path = Path(stages, runner, visibility, begin_anew=self._begin_anew)
         self.gate = self.path.gate

@@ -209,7 +209,7 @@ class SessionMethods(Stage):
 
 
 async def _make_current(inbound: Inbound, session_id: SessionId, attached: Attached) -> None:
-    """Rule 2 begins to hold; in the modern era every request names its session."""
+    """Begin rule 2. In the modern era every request names its session."""
     if inbound.connection is not None and not inbound.peer.modern:
         current = CurrentSession(session_id, attached.fencing_epoch)
         await inbound.set_current(current)

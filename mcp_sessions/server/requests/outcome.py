@@ -41,7 +41,7 @@ class Outcomes:
     async def keep(
         self, session_id: SessionId, key: RequestKey, outcome: Outcome, method: str
     ) -> None:
-        """Store what becomes of a request's key, now or when the store is back."""
+        """Store the outcome of a request's key, now or when the store is back."""
         kept = _encoded(outcome, method)
         size = len(kept) if kept is not None else 0
         if size and self._pending_writes.size + size > MOST_PENDING:

@@ -63,7 +63,7 @@ class RequestRunner:
             self._questions.rounds.session_ended(session_id)
         for question in list(self._questions.by_session.get(session_id, ())):
             self._questions.fail(question, error["code"], error["message"])
-        # Beside what every -32043 says: this request was begun, so it is not one to send
+        # In addition to what every -32043 says: this request was begun, so it is not one to send
         # again in another session.
         error = {**error, "data": {**error["data"], "started": True}}
         for running in list(self.held.get(session_id, ())):

@@ -90,7 +90,7 @@ class SessionVisibility:
     async def _kept_as(
         self, change: Callable[[Mapping[str, Any]], dict[str, Any]]
     ) -> tuple[SessionRecord, dict[str, Any]]:
-        """Change what is kept, as it is now; the session as it is then, and what is kept."""
+        """Change what is stored. Return the session, and what is stored then."""
         async with self._lock:
             # Its request may have been admitted long ago.
             newest = await self._store.load(self._session_id, now=0)

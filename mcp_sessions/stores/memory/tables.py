@@ -48,7 +48,7 @@ class Tables:
         # (deadline, session id): a deadline that was moved since is pushed anew when its
         # old entry comes up, so that a request costs nothing here.
         self._deadlines: list[tuple[float, SessionId]] = []
-        # The deadline up to which those that sleep were put to sleep.
+        # The deadline up to which sessions were made to sleep.
         self._slept_by = -math.inf
 
     def _log(self, session_id: SessionId, stream: StreamName) -> EventLog | None:

@@ -86,7 +86,7 @@ class ClusterLink:
         raise StoreUnavailable("slots of the Redis Cluster are being moved")
 
     def make(self) -> Connection:
-        """A new connection to one of the nodes, another one each time: one may be away."""
+        """Connect to one of the nodes, to another one each time: one may be away."""
         nodes = list(self._makes.values())
         return nodes[next(self._turns) % len(nodes)]()
 
@@ -159,7 +159,7 @@ class ClusterLink:
 
 
 def _kind(refused: ResponseError) -> str:
-    """The server's own word. Older releases of redis-py have no classes for these here."""
+    """Return the server's own word. Older releases of redis-py have no classes for these."""
     for kind, word in ((MovedError, "MOVED"), (AskError, "ASK"), (TryAgainError, "TRYAGAIN")):
         if isinstance(refused, kind):
             return word

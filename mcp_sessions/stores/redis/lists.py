@@ -36,8 +36,6 @@ PAGE = 256
 
 
 class Lists(EndsInRedis):
-    """The lists of sessions: all of them, those of a principal, those subscribed to a resource."""
-
     def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(link, namespace, clock)
         self._lost_lists: set[str] = set()
@@ -112,7 +110,7 @@ class Lists(EndsInRedis):
         return True
 
     async def _entries(self, command: str, key: str, *args: Value) -> list[bytes]:
-        """The members of a list. What is no session's place is taken out."""
+        """Return the members of a list. A member that is no session's entry is removed."""
         members: list[bytes] = await self._command(command, key, *args)
         entries = [member for member in members if is_entry(member)]
         if len(entries) < len(members):
@@ -170,7 +168,7 @@ class Lists(EndsInRedis):
         )
 
     async def _token(self, session_id: SessionId) -> str:
-        """Names one act of subscribing, so that undoing an older one does not undo it."""
+        """Name one act of subscribing, so that undoing an older one does not undo it."""
         return f"{int(await self._clock.now()):x}.{secrets.token_hex(6)} {session_id}"
 
     async def _tidy_subscriber(self, uri: str, session_id: SessionId) -> None:
@@ -190,12 +188,12 @@ _TOKEN = re.compile(rb"[0-9a-f]+\.[0-9a-f]+ [!-~]+")
 
 
 def is_entry(member: bytes) -> bool:
-    """Whether a list's member is a session's place: its tag, its owner's, when it was made."""
+    """Whether a list's member is a session's entry: its tag, its owner's, when it was made."""
     return _ENTRY.fullmatch(member) is not None
 
 
 def is_token(token: bytes) -> bool:
-    """Whether a subscription's token is one: when, a random part, whose."""
+    """Whether it is a subscription's token: when it was made, a random part, its session."""
     return _TOKEN.fullmatch(token) is not None
 
 

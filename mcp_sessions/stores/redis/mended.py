@@ -64,7 +64,7 @@ def _mending(method: Method, unexpected: tuple[type[Exception], ...] = _UNEXPECT
 
 
 class Mended(Lives, Events, Belongings):
-    """The store, which takes for lost what it cannot read."""
+    """The store, which counts unreadable values as lost."""
 
     load = _mending(Lives.load)
     admit = _mending(Lives.admit)

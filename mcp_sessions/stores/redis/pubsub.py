@@ -83,7 +83,7 @@ class RedisExchange:
         self._unsettled_at = -math.inf
 
     def use(self, make: MakeConnection, link: Sender) -> None:
-        """Listen and send by others from now on. Called before ``join``."""
+        """Use other connections from now on. Called before ``join``."""
         self._make, self._link = make, link
 
     async def join(self, process: str, listener: ExchangeListener) -> None:
@@ -172,7 +172,7 @@ class RedisExchange:
         await self._command("SET", self._alive(self._process), "1", "PX", lifetime)
 
     async def _check_connection(self) -> None:
-        """A connection whose other end vanished looks idle: it is asked for an answer."""
+        """Ping the connection: one whose other end vanished looks idle."""
         connection = self._connection
         if connection is None:
             return

@@ -100,7 +100,7 @@ _NAME = re.compile(rb"[!-~]+")
 
 
 class Unreadable(ValueError):
-    """An answer is none that a script of ours gives."""
+    """An answer that no script of ours gives."""
 
 
 def of_kind(kind: type[T], answer: Answer) -> T:

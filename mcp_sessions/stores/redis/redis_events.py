@@ -313,7 +313,7 @@ def _read_position(event_id: str | None) -> tuple[Value, ...]:
 
 
 def _position_args(position: Position | None) -> tuple[Value, ...]:
-    """Why the position is none (empty: it is one), its epoch and its number."""
+    """Return why the position is refused (empty: it is not), its epoch and its number."""
     if position is None:
         return Refusal.NO_POSITION.value, "", 0
     return "", position.log_epoch, position.number

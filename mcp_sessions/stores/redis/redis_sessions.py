@@ -170,7 +170,7 @@ class Lives(Sleepers):
         return Admitted(record, begun, outcome, runner.decode(), (run or b"").decode())
 
     async def _wake(self, record: SessionRecord, member: bytes) -> None:
-        """Move the place of a session that slept: :meth:`sleep` looked there before."""
+        """Move the entry of a session that slept: :meth:`sleep` found it there before."""
         await self._command("ZADD", self._all, "XX", repr(record.life.expires_at), member)
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:

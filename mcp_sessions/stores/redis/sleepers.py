@@ -183,7 +183,7 @@ class Sleepers(Lists):
             return None
 
     async def _fall_asleep(self, member: bytes, by: float) -> bytes | None:
-        """The deadline of one that does not sleep yet. It has its turn at its place then."""
+        """Return the deadline of a session that does not sleep yet. It is looked at again then."""
         key, epoch = self._key_of(tag_in(member)), mint_log_epoch()
         later = await self._run(scripts.FALL_ASLEEP, [key], epoch, repr(by))
         if later is not None:

@@ -99,7 +99,7 @@ class RecordCache:
         return idle_deadline(now=now, idle_timeout=idle_time(mode, self._policy), ends_at=ends_at)
 
     def move_deadline(self, session_id: SessionId, record: SessionRecord, now: float) -> None:
-        """A session was used. Nobody waits for the file."""
+        """Note that a session was used, without a write to the file."""
         record.life.expires_at = self.deadline(record.mode, now, record.life.ends_at)
         entry = self._entries.get(session_id)
         if entry is None or entry.record is not record:

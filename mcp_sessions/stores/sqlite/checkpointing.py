@@ -60,7 +60,7 @@ class WriteAheadLog:
         return self._is_due
 
     def look(self) -> None:
-        """Have it copied if it is long: after each commit, by one caller at a time."""
+        """Copy the log if it is long: after each commit, one caller at a time."""
         self._commits += 1
         if self._copying is None and self._commits % _LOOK:
             return

@@ -31,7 +31,7 @@ class CommitBudget:
         self._began = 0.0
 
     def begin(self) -> bool:
-        """Whether there is time for one more; then it begins."""
+        """Whether there is time for one more commit. If so, it begins."""
         # To learn of the loop's next turn costs a turn. So it is asked for when half of what
         # there is to give is given, and who comes alone pays for it now and then.
         if not self._is_turn_asked and (self._done >= AT_ONCE // 2 or self._spent >= SHARE):

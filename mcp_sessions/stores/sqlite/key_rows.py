@@ -174,12 +174,12 @@ def _known(
 
 
 def _ran_by(use: KeyUse) -> str:
-    """The column ``runner``: an older version wrote the runner alone."""
+    """Return the column ``runner``. An older version wrote the runner alone."""
     return f"{use.run}@{use.runner}"
 
 
 def _oldest(tx: Transaction, sid: int) -> tuple[float, bytes, int | None] | None:
-    """The one that finished first: when, its key, and the bytes of its answer."""
+    """Return the key that finished first: when, its name, and the bytes of its answer."""
     return tx.execute(
         "SELECT at, key, length(outcome) FROM keys"
         " WHERE sid = ? AND finished IS NOT NULL ORDER BY finished LIMIT 1",

@@ -277,7 +277,7 @@ def statements(script: str) -> list[str]:
 
 
 def error_code(failed: sqlite3.Error) -> int | None:
-    """SQLite's own code; None: Python's module refused before SQLite was asked."""
+    """Return SQLite's own code; None: Python's module refused the call by itself."""
     code = getattr(failed, "sqlite_errorcode", None)
     return code & 0xFF if isinstance(code, int) else None
 

@@ -52,7 +52,7 @@ class ServedFile:
 
         Args:
             path: The file, on a local disk; made when the store opens, if it is not there.
-                Beside it are ``-wal``, ``-shm`` (SQLite's), ``-lock`` and ``-seen``.
+                Next to it are ``-wal``, ``-shm`` (SQLite's), ``-lock`` and ``-seen``.
             durability: ``normal`` survives a killed process, ``full`` a power loss too.
 
         Raises:

@@ -92,7 +92,7 @@ def load(tx: Transaction, session_id: SessionId) -> SessionRecord | None:
 
 
 def counted(tx: Transaction) -> int:
-    """How many sessions there are. To count the rows would be to read them all."""
+    """Return the number of sessions, without reading all rows."""
     row = tx.execute("SELECT value FROM meta WHERE name = 'sessions'").fetchone()
     return row[0]
 

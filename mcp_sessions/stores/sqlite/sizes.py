@@ -14,7 +14,7 @@ _SIZE = (
 
 
 def in_use(tx: Transaction) -> int:
-    """Bytes of the file that hold something. All that is measured here is a part of them."""
+    """Return the bytes of the file that are in use. All other sizes here are a part of them."""
     pages = [
         tx.execute(f"PRAGMA {name}").fetchone()[0]
         for name in ("page_count", "freelist_count", "page_size")

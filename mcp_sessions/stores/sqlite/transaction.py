@@ -44,7 +44,7 @@ class KeyCounts:
     """When the one finished that is forgotten next."""
 
     def copy(self) -> KeyCounts:
-        """Another one, to be changed. ``dataclasses.replace`` takes five times as long."""
+        """Return a copy to change. ``dataclasses.replace`` takes five times as long."""
         return KeyCounts(
             self.sid,
             self.fencing_epoch,
@@ -57,7 +57,7 @@ class KeyCounts:
 
 
 def text_bytes(text: str) -> bytes:
-    """A text as it is stored: JSON may hold what SQLite's TEXT cannot, a lone surrogate."""
+    """Return a text as it is stored: JSON may hold a lone surrogate, which SQLite's TEXT cannot."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -76,7 +76,7 @@ def _storable(value: Any) -> Any:
 
 
 class TakesLong(Exception):
-    """A transaction has more to do than there is time for. It is undone."""
+    """A transaction would take too long. It is undone."""
 
 
 class Transaction:

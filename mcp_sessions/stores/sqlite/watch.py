@@ -84,7 +84,7 @@ class Watch:
 
         Raises:
             StoreRefused: A file was deleted, moved, replaced or overwritten. It is served again
-                if it is put back.
+                if the file is back.
         """
         if now is None or now - self._looked_at >= FRESH:
             self._looked_at = now if now is not None else monotonic()

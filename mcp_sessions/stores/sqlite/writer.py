@@ -190,7 +190,7 @@ class Writer:
     # --- in the event loop -----------------------------------------------------------------
 
     def _done_here(self, call: _Call) -> bool:
-        """Rule 5; False: it is the thread's to do."""
+        """Do short work in the event loop (rule 5). False: the thread has to do it."""
         if self._budget is None or self.syncs or self._in_thread:
             return False
         if not self._writing.acquire(blocking=False):
@@ -435,7 +435,7 @@ class Writer:
 
 
 def _data_version(connection: sqlite3.Connection) -> int:
-    """Another one, if another connection committed since."""
+    """Return a number that changes when another connection commits."""
     (version,) = connection.execute("PRAGMA data_version").fetchone()
     return version
 

@@ -67,7 +67,7 @@ def priming_event(event_id: str) -> bytes:
 
 
 def retry_event(seconds: float) -> bytes:
-    """When to come back once this stream has ended, instead of after ``RETRY``."""
+    """Say when to reconnect after the end of this stream, instead of after ``RETRY``."""
     return b"retry: %d\n\n" % round(seconds * 1000)
 
 

@@ -28,7 +28,7 @@ _ALLOW_ALL = (
     "starlette.testclient",
     "uvicorn",
 )
-"""Servers, and ours: what these put around an application turns nobody away."""
+"""Servers, and this project. Wrappers that these add to an application refuse no request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,6 @@ class WebSocketLink:
             raise Failed(Failure(Cause.UNREACHABLE, text)) from None
 
     async def _credentials(self) -> dict[str, str]:
-        """The headers that the first step of the auth flow sets."""
         if self._dialer.auth is None:
             return {}
         url = httpx2.URL(self._dialer.url)

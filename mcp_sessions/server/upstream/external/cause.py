@@ -103,8 +103,6 @@ UNKNOWN: Final = Cause()
 
 
 class Asked(Protocol):
-    """A request, on whose response a message comes."""
-
     @property
     def call(self) -> Call | None:
         """Return the call. None: the request is the layer's own."""
@@ -139,7 +137,6 @@ def _source_of(call: Call | None) -> Hashable:
 
 
 def _has_own_source(call: Call | None) -> bool:
-    """Whether that session or connection belongs to one client only."""
     if call is None or call.bound_session is not None:
         return call is not None
     scope = getattr(call.context, "scope", None)

@@ -126,7 +126,6 @@ class Child:
 
     @property
     def always_says_cause(self) -> bool:
-        """Whether each of its messages names the request that caused it."""
         # In the modern era a URL sends every message about a request on its response.
         return self._era.is_modern and not self._wire.is_in_order
 
@@ -217,7 +216,6 @@ class Child:
         await self._listening.begin_anew(stream)
 
     async def stop(self) -> None:
-        """End it, and fail its open requests."""
         await self._wire.stop()
 
     def kill(self) -> None:

@@ -25,8 +25,6 @@ SendOnce = Callable[[Mapping[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
 
 
 class Conversation(Protocol):
-    """A child, as its wire and its era see it."""
-
     background: Background
     """Its tasks. They end with it."""
 
@@ -47,9 +45,7 @@ class Conversation(Protocol):
         ...
 
     @property
-    def subscribed(self) -> set[str]:
-        """Resources that the layer subscribed to."""
-        ...
+    def subscribed(self) -> set[str]: ...
 
     @property
     def is_modern(self) -> bool: ...
@@ -91,13 +87,9 @@ class Conversation(Protocol):
         """
         ...
 
-    def leave_out(self, longest: int) -> None:
-        """Log that a message is dropped; see :meth:`dropped`."""
-        ...
+    def leave_out(self, longest: int) -> None: ...
 
-    def fail(self, waiting: Waiting, why: str) -> None:
-        """Fail a request whose answer cannot be used."""
-        ...
+    def fail(self, waiting: Waiting, why: str) -> None: ...
 
     def warn(self, kind: str, text: str) -> None:
         """Log the first message of a kind. A server may repeat its fault without a bound."""
@@ -119,9 +111,7 @@ class Conversation(Protocol):
 
     async def exchange(
         self, request_id: int, call: Call | None, method: str, params: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        """Send a request as it is; see :meth:`Child.request`."""
-        ...
+    ) -> dict[str, Any]: ...
 
     def was_answered(self) -> None:
         """Note that it answers requests, so that a broken stream may work again."""
@@ -139,8 +129,6 @@ class Conversation(Protocol):
 
 
 class ChildWire(Protocol):
-    """The way to one child, and back."""
-
     is_in_order: bool
     """Whether it carries everything on one stream, and nothing about a request after its answer."""
 
@@ -148,9 +136,7 @@ class ChildWire(Protocol):
         """Give the child each message from now on. Called once, before anything is sent."""
         ...
 
-    def given_to(self, client: Client) -> None:
-        """Note that the child has another client."""
-        ...
+    def given_to(self, client: Client) -> None: ...
 
     def room(self) -> Coroutine[Any, Any, None] | None:
         """Return a wait for space to send more, which raises nothing. None: there is space."""
@@ -199,9 +185,7 @@ class ChildWire(Protocol):
         """Handle bytes that are no message and answer nothing."""
         ...
 
-    async def stop(self) -> None:
-        """End the child, and fail its open requests."""
-        ...
+    async def stop(self) -> None: ...
 
     def kill(self) -> None: ...
 

@@ -45,15 +45,6 @@ Raises:
 
 
 class Listening:
-    """Keep the stream of one child open.
-
-    Args:
-        background: Runs it, and ends it.
-        label: Returns the child's name for the log.
-        retry: Seconds before the stream is first opened again.
-        missed: Called after a gap, in which changes are unknown.
-    """
-
     def __init__(
         self,
         background: Background,
@@ -75,7 +66,6 @@ class Listening:
             self._stream.sooner()
 
     async def begin_anew(self, read_stream: ReadStream) -> None:
-        """Open a new stream. The one before it ends afterwards."""
         again = Reopening(self._retry)
         stream = _Stream(read_stream, self._missed, again, self._label, self._retry, self._task)
         self._stream = stream

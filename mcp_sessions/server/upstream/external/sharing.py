@@ -157,9 +157,7 @@ class Sharing:
             return await other.request(call, sender, method, params)
 
     def child(self, key: Sessionless) -> Child | None:
-        """Return a child that answered a handshake, if any: all describe the server in the same
-        way.
-        """
+        """Return a child that answered a handshake, if any: all describe the server in one way."""
         slots = (*self._slots(key), *self._all(key.principal))
         living = (slot.living for slot in slots)
         return next((child for child in living if child is not None), None)

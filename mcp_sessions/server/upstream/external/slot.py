@@ -245,7 +245,7 @@ class Slot:
             self.starting = None
 
     def end(self) -> None:
-        """End: requests that are still here keep the child they have, and get no other."""
+        """End the slot: requests that are here keep their child, and get no other."""
         self.has_ended = True
 
     def occupy(self, child: Child) -> None:

@@ -1,4 +1,4 @@
-"""Put an identity provider of FastMCP before an endpoint.
+"""Protect an endpoint with an identity provider of FastMCP.
 
 The provider is FastMCP's ``AuthProvider``. It has the routes of the authorization server, and
 verifies the tokens that it issued.

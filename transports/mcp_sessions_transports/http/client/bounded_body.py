@@ -23,7 +23,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class BodyTooLarge(Exception):
-    """A body has more bytes than its reader takes."""
+    """A body has more bytes than the limit."""
 
 
 async def pieces(response: httpx2.Response) -> AsyncGenerator[bytes]:

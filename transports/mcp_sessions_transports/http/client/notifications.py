@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def _may_have_been_served(error: Exception) -> bool:
-    """Whether a request that failed may have had an effect at the server, or may have it yet."""
+    """Whether a failed request may have had an effect, or may still have one."""
     if isinstance(error, httpx2.HTTPStatusError):
         return error.response.status_code >= 500 and error.response.status_code not in NEVER_RAN
     return describe(error, name="").cause is not Cause.UNREACHABLE

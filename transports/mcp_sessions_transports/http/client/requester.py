@@ -148,7 +148,7 @@ class Requester:
         request = client.build_request(
             method, self._access.url, content=content, headers=fields, **options
         )
-        # Not None: that would put the client's own aside.
+        # Not None: that would ignore the client's own.
         auth = {"auth": self._access.auth} if self._access.auth is not None else {}
         return await send_within_origin(client, request, **auth)
 

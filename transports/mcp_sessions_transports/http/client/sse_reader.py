@@ -24,7 +24,7 @@ MOST = 16
 """An event of more than this many limits in length is not skipped."""
 
 _OTHER_LINE = 65_536
-"""Bytes of a line that is no data, in an event that is passed over."""
+"""Bytes of a line that is no data, in an event that is skipped."""
 
 
 class EventTooLarge(Exception):

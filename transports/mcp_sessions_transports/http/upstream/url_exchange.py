@@ -56,7 +56,7 @@ class Opens(Protocol):
 
 
 class _Left(Exception):
-    """The request was answered a while ago."""
+    """The request has its answer, and its time for more messages has passed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -147,7 +147,7 @@ class Wire:
             headers={**self._headers, **named, **fields},
             timeout=httpx2.Timeout(CONNECTING, read=self._silence),
         )
-        # Not None: that would put aside what stands for this host in ~/.netrc.
+        # Not None: that would ignore the entry for this host in ~/.netrc.
         auth: dict[str, Any] = {"auth": credential.auth} if credential.auth is not None else {}
         try:
             return await send_within_origin(self.client, request, **auth)
@@ -249,7 +249,7 @@ async def events_of(response: httpx2.Response, longest: int) -> AsyncGenerator[R
 
 
 def lack_of(failed: BaseException) -> str | None:
-    """The resource that this machine lacked, so that a request was not sent; None: nothing."""
+    """Name the resource that this machine lacks, so that a request was not sent; None: none."""
     causes = list(causes_of(failed))
     try:
         # A resolver that can open no file says something else, such as that there is no such name.
@@ -269,5 +269,5 @@ def said(failed: BaseException) -> str:
 
 
 def unknown(why: str) -> UpstreamError:
-    """It may have run, and is not run again."""
+    """Build the error of a request that may have run. It is not sent again."""
     return UpstreamError(error_body(OUTCOME_UNKNOWN, f"Outcome unknown: {why}"))
