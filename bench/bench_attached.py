@@ -128,7 +128,7 @@ def rows(wanted: str, sessions: int, updates: int) -> Iterator[Row]:
                     measured=figure,
                     unit="µs",
                     ratio=None if way == "waiting" else figure / found["waiting"],
-                    basis="times one that waits",
+                    basis="times a session that waits",
                 )
         yield from each.missing()
 

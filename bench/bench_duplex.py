@@ -203,7 +203,7 @@ def rows(calls: int) -> Iterator[Row]:
             measured=figures[case],
             unit="µs",
             ratio=None if case is ECHO else figures[case] / figures[ECHO],
-            basis="echoes",
+            basis="times the echo",
         )
     for case in OVER_STDIO:
         sdk = SDK[case.version]

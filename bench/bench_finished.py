@@ -10,8 +10,9 @@ Rows with *results* are measured in the process, without a network. The figure i
 Python allocated for one connection's answers, after garbage collection. The last column has the
 growth of resident memory. An answer has the text of its result twice, as the SDK makes it.
 
-Rows with *of a process* are measured over sockets that the client closes, with a server in its own
-process. They show how much larger the process is afterwards (*left*), and at most meanwhile.
+A run may also have rows *of a process*. They are measured over sockets that the client closes, with
+a server in its own process. They show how much larger the process is afterwards (*left*), and at
+most meanwhile.
 """
 
 from __future__ import annotations

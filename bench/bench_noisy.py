@@ -150,7 +150,7 @@ def rows(wanted: str, noises: Sequence[str], rounds: int) -> Iterator[Row]:
                     measured=with_noise,
                     unit="ms",
                     ratio=with_noise / alone,
-                    basis="times what it is alone",
+                    basis="times the p99 alone",
                     most=MOST * alone,
                     includes=f"noise: {KINDS[kind]}; half of the answers take "
                     f"{statistics.median(found.alone):.2f} ms alone, "

@@ -166,7 +166,7 @@ def basis(connections: int, rounds: int, path: str) -> Iterator[Row]:
         measured=p99(with_bad),
         unit="ms",
         ratio=p99(with_bad) / p99(alone),
-        basis="times what it is alone",
+        basis="times the p99 alone",
         most=MOST * p99(alone),
         includes=f"half of the answers take {statistics.median(alone):.2f} ms alone, "
         f"{statistics.median(with_bad):.2f} ms with them; "

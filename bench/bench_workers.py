@@ -314,7 +314,7 @@ def _events(workers: Workers, count: int, rounds: int) -> Iterator[Row]:
             measured=received,
             unit="ms",
             ratio=received / here if is_other else None,
-            basis="times at the same",
+            basis="times at the same worker",
             includes=f"from the call on; its answer takes {answer:.2f} ms; the median",
         )
         cpu, redis = min(each.cpu for each in those), min(each.redis for each in those)
@@ -323,7 +323,7 @@ def _events(workers: Workers, count: int, rounds: int) -> Iterator[Row]:
             measured=cpu,
             unit="µs",
             ratio=cpu / here_cpu if is_other else None,
-            basis="times at the same",
+            basis="times at the same worker",
             includes=f"all workers, less a call that causes no event; Redis takes {redis:.0f} µs",
         )
 

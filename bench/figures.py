@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.benches import BENCHES
+from bench.benches import BENCHES, Bench
 from bench.rows import Row
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -102,21 +102,28 @@ def _briefly(results: dict[str, Any]) -> Iterator[str]:
 
 def _missed(results: dict[str, Any]) -> Iterator[str]:
     """The aims that the run missed, and the benches that it did not have."""
+    titles = {bench.name: _title(bench) for bench in BENCHES}
     found = [
-        (bench["name"], row) for bench in results["benches"] for row in map(_row, bench["rows"])
+        (titles[bench["name"]], row)
+        for bench in results["benches"]
+        for row in map(_row, bench["rows"])
     ]
-    missed = [(name, row) for name, row in found if row.has_missed]
+    missed = [(title, row) for title, row in found if row.has_missed]
     yield "## Missed aims\n"
     yield f"The run missed {len(missed)} of {sum(bool(row.aim) for _, row in found)} aims.\n"
     if missed:
-        yield "| bench | row | figure | aim |"
+        yield "| section | row | figure | aim |"
         yield "|---|---|---|---|"
-        yield from (f"| `{name}` | {row.name} | {row.figure} | {row.aim} |" for name, row in missed)
+        yield from (f"| {title} | {row.name} | {row.figure} | {row.aim} |" for title, row in missed)
         yield ""
     measured = {bench["name"] for bench in results["benches"]}
     absent = [f"`{bench.name}`" for bench in BENCHES if bench.name not in measured]
     if absent:
         yield f"These benches were not in the run: {', '.join(absent)}.\n"
+
+
+def _title(bench: Bench) -> str:
+    return bench.docstring()[0].replace("``", "`").rstrip(".")
 
 
 def _ratios(results: dict[str, Any]) -> Iterator[str]:
@@ -133,8 +140,8 @@ def _ratios(results: dict[str, Any]) -> Iterator[str]:
 def _sections(results: dict[str, Any]) -> Iterator[str]:
     known = {bench.name: bench for bench in BENCHES}
     for bench in results["benches"]:
-        title, prose = (part.replace("``", "`") for part in known[bench["name"]].docstring())
-        yield f"## {title.rstrip('.')}\n"
+        prose = known[bench["name"]].docstring()[1].replace("``", "`")
+        yield f"## {_title(known[bench['name']])}\n"
         yield f"`{bench['command']}`, {bench['seconds']} s\n"
         if prose:
             yield prose + "\n"
@@ -142,7 +149,7 @@ def _sections(results: dict[str, Any]) -> Iterator[str]:
             yield f"**Failed**: {bench['failed']}\n"
         rows = [_row(row) for row in bench["rows"]]
         if rows:
-            yield "| | ratio | figure | aim | what is in it |"
+            yield "| | ratio | figure | aim | remark |"
             yield "|---|---|---|---|---|"
         for row in rows:
             missed = " (missed)" if row.has_missed else ""

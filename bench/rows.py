@@ -29,7 +29,7 @@ class Row:
     """The ratio to another row of the same run, which a second machine finds as well."""
 
     basis: str = ""
-    """The meaning of the ratio: "times cheaper than the SDK", "echoes"."""
+    """The meaning of the ratio: "times cheaper than the SDK", "times the echo"."""
 
     most: float | None = None
     """The aim: ``measured`` is no more than this."""

@@ -65,7 +65,7 @@ def test_the_missed_aims_are_counted_on_the_page() -> None:
     results = {"python": "3", "system": "s", "cores": 1, "quick": False, "benches": [bench]}
     page = figures.page(results)
     assert "missed 1 of 2 aims" in page
-    assert "| `idle` | a | 2 | ≤ 1 |" in page
+    assert "| CPU of open streams while nothing happens | a | 2 | ≤ 1 |" in page
     assert "not in the run: `calls`" in page
 
 
