@@ -49,10 +49,10 @@ class Costs:
     notified: float = measured(33, "fanout", "redis, 8,000 sessions: CPU of each")
     """For each session that one change is asked to, of many."""
 
-    idle: float = measured(25, "idle", "redis: server")
+    idle: float = measured(25, "idle", "redis, GET")
     """For an open stream in a second."""
 
-    idle_redis: float = measured(8.4, "idle", "redis: Redis")
+    idle_redis: float = measured(8.4, "idle", "redis, GET: Redis")
 
     @staticmethod
     def of(results: Mapping[str, Any]) -> Costs:
