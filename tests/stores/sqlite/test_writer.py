@@ -453,7 +453,7 @@ async def test_what_fails_by_the_way_fails_nobody(
 ) -> None:
     """The thread that everybody waits for goes on, whatever its chores come to."""
 
-    def broken(_: object, **_named: object) -> None:
+    def broken(*_: object) -> None:
         raise ValueError("a chore that is broken")
 
     monkeypatch.setattr("mcp_sessions.stores.sqlite.writer.IDLE", 0.0)
