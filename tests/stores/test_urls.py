@@ -32,6 +32,10 @@ SECRET = "s3cret"
             "an unknown option, or a wrong value of it: db",
         ),
         ("unix://", "a unix:// URL names a socket"),
+        (
+            f"redis://localhost?password={SECRET}?namespace=a",
+            "a redis:// URL has one ?: write & before namespace=",
+        ),
         ("sqlite:notes.db", "a sqlite URL names a file: sqlite:///relative.db or sqlite:////abs"),
         ("sqlite:/notes.db", "a sqlite URL names a file: sqlite:///relative.db or sqlite:////abs"),
         ("sqlite://notes.db", "a sqlite URL names a file: sqlite:///relative.db or sqlite:////abs"),

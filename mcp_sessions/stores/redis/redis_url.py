@@ -9,10 +9,13 @@ def check_url(url: str) -> None:
     """Refuse what redis-py would take for something else, in silence.
 
     Raises:
-        ConfigurationError: The URL names no server, or no database by its number.
+        ConfigurationError: The URL names no server, or no database by its number; or it has a
+            second ``?``, with which stores that are meant to be apart would share a namespace.
     """
     parts = urlsplit(url)
     scheme = parts.scheme
+    if "?namespace=" in parts.query:
+        raise ConfigurationError(f"a {scheme}:// URL has one ?: write & before namespace=")
     if scheme == "unix":
         if len(parts.path) < 2:
             raise ConfigurationError("a unix:// URL names a socket: unix:///run/redis.sock")
