@@ -89,10 +89,18 @@ class StreamReopened:
     """The notification stream was cut and is open again (HTTP)."""
 
     continued: bool
-    """With ``Last-Event-ID``: the server goes on where it was cut."""
+    """With ``Last-Event-ID``: the server continues after the last event. False only at a server
+    without sessions."""
 
     was_lost: bool = True
     """It broke, or could not be opened; False: the server ended it in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUnsure:
+    """The notification stream was cut and cannot continue: it would skip events (HTTP). It is
+    closed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,7 @@ Event = (
     | AnswerTooLarge
     | Accepted
     | StreamReopened
+    | StreamUnsure
     | StreamBroke
     | StreamFailed
     | StreamRefused

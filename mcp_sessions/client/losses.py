@@ -22,8 +22,8 @@ from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.sending import Sender
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
-from mcp_sessions.core.backoff import spread
-from mcp_sessions.core.resume import seconds_of
+from mcp_sessions.core.backoff import Backoff, spread
+from mcp_sessions.core.resume import Cause, seconds_of
 from mcp_sessions.errors import Detached
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,17 @@ class Losses:
     """A detachment that was reported while the session was taken up, after the newest answer."""
 
     _reopened_meanwhile: Link | None = field(init=False, default=None)
-    """The link whose notification stream was opened again while the session was resumed."""
+    """The link whose notification stream was opened again while the client was busy."""
+
+    _unsure_meanwhile: Link | None = field(init=False, default=None)
+    """The link whose notification stream cannot continue, since the client was busy."""
+
+    _streams: Backoff = field(init=False)
+    """The delays between links whose notification streams bring nothing."""
+
+    def __post_init__(self) -> None:
+        policy = self._runtime.policy
+        self._streams = Backoff(base=policy.backoff_base, cap=policy.backoff_cap)
 
     async def down(self, link: Link, failure: Failure) -> None:
         state = self._state
@@ -97,7 +107,7 @@ class Losses:
             ):
                 # TKO13: something that was given up was served after all.
                 logger.info("%s: taken over by a late request of this client", link.name)
-                self._runtime.tasks.start_soon(self._take_back, link)
+                self._take_back(link, session.session_id)
             case Detached.TAKEN_OVER.value if self._peer.hosted.is_manager:
                 # The application goes on in its own sessions.
                 self._peer.leave_session()
@@ -116,7 +126,7 @@ class Losses:
             case Detached.DRAINING.value:
                 self._come_back_later(link, params)
             case _:
-                self._runtime.tasks.start_soon(self._take_back, link)
+                self._take_back(link, session.session_id)
 
     async def _hosted_detached(self, link: Link, held: HostedSession, params: Json) -> None:
         if not self._state.uses(link) and self._state.phase is not Phase.BUSY:
@@ -135,7 +145,7 @@ class Losses:
             case Detached.DRAINING.value:
                 self._come_back_later(link, params)
             case _:
-                self._runtime.tasks.start_soon(self._take_back, link)
+                self._take_back(link, held.session_id)
 
     def _come_back_later(self, link: Link, params: Json) -> None:
         """Plan a reconnect in our turn: the server drains (TKO11)."""
@@ -155,22 +165,42 @@ class Losses:
         if self._state.uses(link):
             self._recovery.begin(Way.RECOVER)
 
-    async def _take_back(self, link: Link) -> None:
-        """The session left this connection, and nobody else has it: resume it here.
+    def _take_back(self, link: Link, session_id: str) -> None:
+        """Resume a session that left this connection and that nobody else has."""
+        way = self._recovery.leave(link, session_id)
+        self._runtime.tasks.start_soon(self._resume_again, link, way)
 
-        With back-off, as a server may take it away each time.
-        """
+    async def _resume_again(self, link: Link, way: Way) -> None:
+        # A server may take it away each time.
         await self._runtime.back_off()
         if self._state.uses(link):
-            self._recovery.begin(Way.REATTACH)
+            self._recovery.begin(way)
 
     def stream_reopened(self, link: Link) -> None:
-        """Resume, if the session left a link whose notification stream is open again (HTL7)."""
+        """Report a gap: the server has no sessions, and the stream did not continue."""
         if self._state.phase is Phase.BUSY:
-            # It may have left after the resume that is under way was served.
             self._reopened_meanwhile = link
         elif self._state.is_ready_on(link):
             self._recovery.begin(Way.REATTACH)
+
+    def stream_unsure(self, link: Link) -> None:
+        """Take another link: on this one the notification stream would skip events."""
+        if self._state.phase is Phase.BUSY:
+            self._unsure_meanwhile = link
+        else:
+            self._runtime.tasks.start_soon(self._replace, link)
+
+    async def _replace(self, link: Link) -> None:
+        await self._runtime.sleep(self._streams.failed(self._runtime.draw()))
+        text = f"{link.name}: the notification stream cannot continue"
+        if self._state.phase is Phase.BUSY:
+            self._unsure_meanwhile = link
+        else:
+            self._recovery.lose(link, Failure(Cause.CLOSED, text))
+
+    def stream_works(self) -> None:
+        """Forget the failures of notification streams: an event came."""
+        self._streams.progressed()
 
     def was_answered(self) -> None:
         """Note that the server answered our own request: earlier reports are out of date."""
@@ -179,7 +209,10 @@ class Losses:
     async def catch_up(self, link: Link) -> None:
         detached, self._detached_meanwhile = self._detached_meanwhile, None
         reopened, self._reopened_meanwhile = self._reopened_meanwhile, None
+        unsure, self._unsure_meanwhile = self._unsure_meanwhile, None
         if detached is not None and detached[0] is link:
             await self.detached(*detached)
+        elif unsure is link:
+            self.stream_unsure(link)
         elif reopened is link:
             self.stream_reopened(link)

@@ -120,6 +120,20 @@ class Recovery:
         """Stop polite waits: the application sent a request."""
         self._asked.set()
 
+    def leave(self, link: Link, *session_ids: str) -> Way:
+        """Decide how to take up sessions that left a link.
+
+        A request may attach them there again (ATT3), and newer events may come on this link
+        before those that were missed. So another link takes them up, and their events on this one
+        are ignored. A listen stream is opened after the resume, and a process has one pipe.
+        """
+        listens = self._peer.is_modern and link is not self._peer.pushed
+        if listens or link.kind == "stdio":
+            return Way.REATTACH
+        for session_id in session_ids:
+            self._state.leave(link, session_id)
+        return Way.RECOVER
+
     async def _run(self, way: Way) -> None:
         link = self._state.link
         if link is None or way is Way.RECOVER:
@@ -333,7 +347,7 @@ class Recovery:
                 await self._app.forget_questions()
         except (Failed, Hopeless) as error:
             await _drop(link)
-            self._stay()
+            self._stay(was_there=link is not None)
             if isinstance(error, Failed):
                 raise
             text = f"{dialer.target}: the session is not known there"
@@ -342,12 +356,21 @@ class Recovery:
         await self._ready(link, outcome)
         return outcome
 
-    def _stay(self) -> None:
+    def _stay(self, *, was_there: bool) -> None:
         self._state.apply(Change.STAY)
         self._settled.set()
-        if self._state.phase is Phase.READY:
-            # It may have been attached there for a moment.
-            self.begin(Way.RECOVER if self._state.link is None else Way.REATTACH)
+        if self._state.phase is not Phase.READY:
+            return
+        link, peer = self._state.link, self._peer
+        if link is None:
+            self.begin(Way.RECOVER)
+        elif was_there:
+            # They may have been attached at the other address for a moment.
+            own = [peer.session.session_id] if peer.session is not None else []
+            held = [each.session_id for each in peer.hosted.attached()]
+            self.begin(self.leave(link, *own, *held))
+        else:
+            self.begin(Way.REATTACH)
 
 
 async def _drop(link: Link | None) -> None:

@@ -37,6 +37,7 @@ from mcp_sessions.client.dialer import (
     StreamFailed,
     StreamRefused,
     StreamReopened,
+    StreamUnsure,
     Unanswered,
 )
 from mcp_sessions.client.first_link import Opening
@@ -92,7 +93,7 @@ class ResumingClient:
         self._control = control = SessionControl(runtime, peer, exchanges)
         connector = Connector(runtime, peer, self._on_event)
         pushing = Pushing(peer, exchanges, connector)
-        hosted = Reattaching(peer, app, control, exchanges, pushing)
+        hosted = Reattaching(state, peer, app, control, exchanges, pushing)
         self._recovery = recovery = Recovery(
             runtime, state, peer, app, control, hosted, connector, self._on_ready
         )
@@ -274,6 +275,8 @@ class ResumingClient:
                     self._losses.stream_reopened(link)
                 elif was_lost and state.is_ready_on(link):
                     await app.report_outcome(ResumeOutcome(True, connected_to=link.name))
+            case StreamUnsure():
+                self._losses.stream_unsure(link)
             case StreamBroke(failure):
                 if state.is_ready_on(link):
                     # Most often it is open again soon: nothing else of the link need be lost.
@@ -342,10 +345,15 @@ class ResumingClient:
         if event_id is not None or not self._peer.hosted.is_used:
             message = stamping.without_session(message)
         if event_id is not None:
-            if not self._peer.follower.admits(event_id):
+            follower = self._peer.follower
+            if follower.position is not None and self._state.is_left(link, session.session_id):
+                # The replay on the next link has it, and what is before it.
+                return
+            if not follower.admits(event_id):
                 # CLI3: it was seen.
                 return
             self._state.progressed()
+            self._losses.stream_works()
             if (
                 self._peer.hosted.has_attached
                 and message["method"] != method_names.RESOURCE_UPDATED

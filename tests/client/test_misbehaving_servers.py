@@ -511,10 +511,8 @@ async def test_a_stream_that_dies_before_its_first_byte_may_have_cost_the_sessio
         assert len(server.asked("session/resume")) == 1
 
 
-async def test_a_stream_that_died_unseen_may_be_served_late_and_take_the_session_off() -> None:
-    """HTL7, HTL8: it ends the one that is open, which then goes on from an event as if nothing
-    had been taken off.
-    """
+async def test_a_stream_that_died_unseen_is_not_followed_by_another_on_its_connection() -> None:
+    """HTL7: the server may serve the first one late, and detach the session."""
     dies = iter([True])
 
     def get(exchange: Exchange) -> None:
@@ -522,37 +520,100 @@ async def test_a_stream_that_died_unseen_may_be_served_late_and_take_the_session
             exchange.reset()
 
     async with ScriptedServer({"GET": get}) as server, client_of(server):
-        await server.has(lambda: server.asked("session/resume"), "the first resume")
-        assert server.stream is not None
-        server.stream.end()
+        await server.has(lambda: server.asked("session/resume"), "the resume")
         await server.has(lambda: len(server.asked("GET")) == 3, "the third stream")
-        assert server.asked("GET")[-1].headers["last-event-id"] == "0"
-        await server.has(lambda: len(server.asked("session/resume")) == 2, "the second resume")
+        streams = [get.headers["mcp-session-id"] for get in server.asked("GET")]
+        assert streams == ["transport-1", "transport-1", "transport-2"]
+        assert server.asked("session/resume")[0].headers["mcp-session-id"] == "transport-2"
 
 
-async def test_a_stream_that_is_opened_anew_during_a_resume_is_not_overlooked() -> None:
-    """HTL7: the server may have served that resume before the stream."""
+def replaying(*updates: str) -> Any:
+    """An entry for ``session/resume``, with the events that the next GET begins with."""
+
+    def resume(exchange: Exchange) -> None:
+        replays.append(exchange.params["lastSessionEventId"])
+        exchange.result({"resumed": True, "catchup": True, "replayed": len(updates)})
+
+    def get(exchange: Exchange) -> None:
+        if replays:
+            for number in updates:
+                exchange.event(update(number), f"get-{number}")
+
+    replays: list[str] = []
+    return resume, get
+
+
+def update(number: str) -> dict[str, Any]:
+    params = {"uri": f"note://{number}", "sessionEventId": number}
+    return {"jsonrpc": "2.0", "method": UPDATED, "params": params}
+
+
+async def test_an_event_of_a_stream_that_cannot_continue_waits_for_those_before_it() -> None:
+    """HTL7, ATT3: a request attached the session again, behind an event that nobody got."""
+    resume, replay = replaying("1", "2")
+
+    def get(exchange: Exchange) -> None:
+        if exchange.headers["mcp-session-id"] != "transport-1":
+            replay(exchange)
+        elif len(server.asked("GET")) == 1:
+            exchange.event({"jsonrpc": "2.0", "method": "notifications/x"})  # without an id
+            exchange.end()
+        else:
+            exchange.event(update("2"), "get-2")
+
+    server = ScriptedServer({"GET": get, "session/resume": resume})
+    async with server, client_of(server) as (_, received):
+        await received.has(lambda: len(received.updates) == 2, "both events")
+        assert received.updates == ["note://1", "note://2"]
+        assert (await received.outcome()).recovered
+        assert [each.params["lastSessionEventId"] for each in server.asked("session/resume")] == [
+            "0"
+        ]
+
+
+async def test_an_event_behind_a_detachment_waits_for_those_before_it() -> None:
+    """TKO3, ATT3: a request attached the session again, behind an event that nobody got."""
+    resume, replay = replaying("1", "2")
+
+    def get(exchange: Exchange) -> None:
+        if exchange.headers["mcp-session-id"] != "transport-1":
+            replay(exchange)
+
+    server = ScriptedServer({"GET": get, "session/resume": resume})
+    async with server, client_of(server) as (_, received):
+        await server.has(lambda: server.stream, "the notification stream")
+        server.push("notifications/sessions/detached", sessionId="s-1", reason="evicted")
+        server.push(UPDATED, "2", uri="note://2")
+        await received.has(lambda: len(received.updates) == 2, "both events")
+        assert received.updates == ["note://1", "note://2"]
+        assert (await received.outcome()).recovered
+
+
+async def test_a_stream_that_is_opened_anew_during_a_start_is_not_overlooked() -> None:
+    """HTL7: the server may have served that start before the stream."""
     held: list[Exchange] = []
 
     def get(exchange: Exchange) -> None:
         server.stream = exchange
         exchange.event({"jsonrpc": "2.0", "method": "notifications/x"})  # without an id
 
-    def resume(exchange: Exchange) -> None:
-        if not held:
+    def start(exchange: Exchange) -> None:
+        if len(server.asked("session/start")) == 2:
             held.append(exchange)
             never(exchange)
 
-    server = ScriptedServer({"GET": get, "session/resume": resume})
-    async with server, client_of(server):
+    script: dict[str, Any] = {"GET": get, "session/start": start, "*": refusing("s-1", not_found)}
+    server = ScriptedServer(script)
+    async with server, client_of(server) as (client, _), anyio.create_task_group() as tasks:
         await server.has(lambda: server.stream, "the notification stream")
-        server.push("notifications/sessions/detached", sessionId="s-1", reason="evicted")
-        await server.has(lambda: held, "the resume")
+        tasks.start_soon(call, client)
+        await server.has(lambda: held, "the second start")
         assert server.stream is not None
         server.stream.end()
         await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
-        held[0].result({"resumed": True, "catchup": True})
-        await server.has(lambda: len(server.asked("session/resume")) == 2, "another resume")
+        held[0].result({"sessionId": "s-2", "sessionEventId": "0"})
+        await server.has(lambda: server.asked("session/resume"), "the resume")
+        assert server.transports == 2
 
 
 async def test_a_connection_that_is_gone_when_its_session_is_taken_up_there_is_opened_anew() -> (

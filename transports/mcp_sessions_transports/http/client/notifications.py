@@ -21,6 +21,7 @@ from mcp_sessions.client.dialer import (
     StreamFailed,
     StreamRefused,
     StreamReopened,
+    StreamUnsure,
 )
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.backoff import Backoff
@@ -53,7 +54,8 @@ class NotificationStream:
     """A GET went out, and the server may have served it."""
 
     _is_in_doubt: bool = False
-    """One without a position may have been served (HTL7)."""
+    """The server may have served a GET without a position, so that the next GET may detach the
+    sessions (HTL7)."""
 
     def begin(self) -> bool:
         """Return whether the caller has to call `read` now. False: another caller reads."""
@@ -93,6 +95,12 @@ class NotificationStream:
                         return
                     response.raise_for_status()
                     if not is_sse(response):
+                        return
+                    if self._is_in_doubt and has_sessions:
+                        # A request may have attached a session again, behind events that are
+                        # not sent here (ATT3). So nothing is read.
+                        self._is_read = False
+                        await self._incoming.emit(StreamUnsure())
                         return
                     may_be_open = was_open = True
                     if self._was_tried:
