@@ -11,9 +11,8 @@
 
     async with mcp.Client(resumable("https://host/mcp", "wss://host/mcp")) as client: ...
 
-What this module exports is what versions are counted by (see CHANGELOG.md); all
-else may move. Inside the project nobody imports from here, but from the module
-that defines the name.
+Versions count the names that this module exports (see CHANGELOG.md). All other names may move.
+Inside the project nobody imports from here, but from the module that defines the name.
 
 Each name is loaded when first asked for: the MCP SDK takes over a second to import,
 and ``mcp-sessions --help``, or a program that needs an error class only, should not

@@ -61,7 +61,7 @@ class TimeSlice:
         loop = asyncio.get_running_loop()
         if self._until is None:
             self._until = loop.time() + _SLICE
-            # Where the work waits by itself others have their turn, and the next slice begins.
+            # If the work waits by itself, others have their turn, and the next slice begins.
             loop.call_soon(self._begin_anew)
             return False
         return loop.time() >= self._until

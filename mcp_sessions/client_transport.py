@@ -60,7 +60,7 @@ def resumable(
             first step.
         http_client: For HTTP, instead of a client per connection; used and never closed.
         jar: Keeps the session between runs. Without one it ends with the transport.
-        user: Whose session it is, where one jar or one address serves several users.
+        user: The owner of the session, if one jar or one address serves several users.
         on_lost: Called when a connection that was in use is lost, at the first failed attempt. The
             transport comes back by itself, and nothing waits for what an async one does.
         on_resume: Called once after each ``on_lost``, with what became of the session, and after a

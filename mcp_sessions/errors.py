@@ -261,7 +261,7 @@ class InvalidParams(WireError):
     """Malformed params or metadata.
 
     Args:
-        explanation: Which member is wrong, in words; goes into ``message``.
+        explanation: The wrong member, in words; goes into ``message``.
         reason: ``data.reason``, where the protocol names one.
     """
 

@@ -64,7 +64,7 @@ class Position:
 
 
 IN_NO_LOG = Position(LogEpoch("9" * _EPOCH_WIDTH), 0)
-"""What stands for a text that is no position: every log knows that it never had this one."""
+"""The value for a text that is no position: no log ever had it."""
 
 
 def log_epoch(milliseconds: int, random_part: int) -> LogEpoch:

@@ -26,7 +26,7 @@ SUBSCRIBE: Final = "resources/subscribe"
 UNSUBSCRIBE: Final = "resources/unsubscribe"
 
 LISTED: Final = ("tools", "prompts", "resources")
-"""What a server lists, and says the changes of."""
+"""The kinds that a server lists, and whose changes it reports."""
 
 LISTING: Final = frozenset({LIST_TOOLS, LIST_PROMPTS, LIST_RESOURCES, LIST_TEMPLATES})
 SUBSCRIPTIONS: Final = frozenset({SUBSCRIBE, UNSUBSCRIBE})

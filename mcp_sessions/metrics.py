@@ -61,7 +61,7 @@ def attached(transport: str, replayed: int, refusal: str | None) -> None:
     _counter("attaches").add(1, {"transport": transport})
     if replayed:
         _counter("replays").add(replayed, {"transport": transport})
-    # Who named no position was refused none.
+    # A client that named no position was refused nothing.
     if refusal not in (None, "no_position"):
         _counter("refusals").add(1, {"reason": refusal})
 

@@ -21,7 +21,7 @@ class Principal:
 
     @property
     def user(self) -> tuple[str | None, ...]:
-        """What limits count together: the user, for whom many clients may act. A credential without
+        """The unit that limits count: the user, for whom many clients may act. A credential without
         a subject is the client's own.
         """
         if self.subject is None:

@@ -95,7 +95,7 @@ def environment_of(
     elif isinstance(store, str):
         store = open_store(store)
     if policy.forget_after is None and store.remembers and store.survives_process:
-        # What sleeps there costs little, and whoever comes back finds it.
+        # A sleeping session costs little there, and its client finds it again.
         policy = replace(policy, forget_after=FORGET_AFTER)
     process, exchange = mint_process(VERSION), store.exchange
     bus = ClusterBus(process) if exchange is None else SharedBus(store, exchange, process)

@@ -12,9 +12,9 @@ cannot read it. *Signed*, HMAC-SHA256 by itsdangerous: it can.
 Rules, owned by ``tests/test_sealing.py``:
 
 1. A token opens with the ring, purpose and binding that it was made with, and no other.
-2. A token has one spelling. What opens is, character by character, what was sealed.
+2. A token has one spelling. A token opens only if it is, character by character, the sealed one.
 3. Equal claims give equal tokens, on every replica, unless a codec is set otherwise.
-4. What does not open was worked through alike, and its cause is for the log only.
+4. A token that does not open takes the same work, and its cause is for the log only.
 
 This module imports ``cryptography`` and itsdangerous, so whoever only mints ids, or
 prints a help text, does not import it.

@@ -87,7 +87,7 @@ def mint_connection_id(kind: str, process: str | None = None) -> ConnectionId:
     """A new id for a connection that has no session id of its own.
 
     Args:
-        process: Where it lives; see :func:`~mcp_sessions.ids.process_of`.
+        process: The process that has it; see :func:`~mcp_sessions.ids.process_of`.
     """
     at = f"@{process}" if process is not None else ""
     return ConnectionId(f"{kind}-{secrets.token_urlsafe(16)}{at}")
@@ -97,7 +97,7 @@ def mint_request_id(process: str | None = None) -> str:
     """A new id for a request to a client: random, so unique over all sessions.
 
     Args:
-        process: Who waits for its answer, if that may come to another one.
+        process: The process that waits for the answer, if another one may get it.
     """
     at = f"@{process}" if process is not None else ""
     return f"{secrets.token_urlsafe(16)}{at}"
@@ -256,8 +256,8 @@ class SessionSecurity:
 
         Args:
             state: JSON values.
-            session_id: Whose state it is.
-            principal: Who alone may send the token.
+            session_id: The session of the state.
+            principal: The only principal that may send the token.
             version: Comes back when the token is opened.
             expires_at: Until when it can be opened, in seconds since 1970.
 
@@ -277,7 +277,7 @@ class SessionSecurity:
         """The state and version that ``token`` was made of.
 
         Args:
-            token: What the client sent.
+            token: The token, as the client sent it.
             session_id: The session that it sent it with.
             principal: Who sent it.
             now: Seconds since 1970.
@@ -308,7 +308,7 @@ class SessionSecurity:
         Two are never alike: there are 256 random bits inside.
 
         Args:
-            principal: Who alone may use it.
+            principal: The only principal that may use it.
             created_at: When the session was made, in seconds since 1970.
             expires_at: When it expires, in seconds since 1970.
 
@@ -359,7 +359,9 @@ class SessionSecurity:
         return self._names.of("pseudonym", self.audience, *parts)[0]
 
     def _binding(self, principal: Principal, session_id: str | None = None) -> Binding:
-        """Whom and what a token is good for. Scopes are not the principal's identity."""
+        """Return the principal, session and audience that a token is bound to. Scopes are not the
+        principal's identity.
+        """
         owner = (principal.client_id, principal.issuer, principal.subject)
         return (self.audience, session_id, *owner)
 
@@ -384,6 +386,6 @@ def _check_keys(keys: Sequence[str]) -> None:
 
 
 def _check_time(claims: Mapping[str, Any], now: float) -> None:
-    # What is good is stated, so that a clock that says NaN finds nothing good.
+    # The test states what is valid, so that nothing is valid for a clock that says NaN.
     if not now < claims["expires_at"]:
         raise InvalidState("expired")

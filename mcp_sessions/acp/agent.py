@@ -52,7 +52,7 @@ class AgentSide:
     def __init__(self, agent: AcpAgent, outlet: Outlet) -> None:
         self._agent = cast(Agent, agent)
         self._outlet = outlet
-        # What is unstable in ACP is answered by the layer, or is the agent's own choice.
+        # Unstable methods of ACP are answered by the layer, or are the agent's own choice.
         self._router = build_agent_router(self._agent, use_unstable_protocol=True)
         self._answers: asyncio.Queue[Json | None] = asyncio.Queue()
         self._connection: AgentSideConnection | None = None

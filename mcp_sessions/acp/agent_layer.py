@@ -58,8 +58,7 @@ class AcpSessionLayer:
 
         Args:
             agent: One object for all clients and all conversations.
-            store: Where conversations are kept, or its URL. ``memory://`` ends with the
-                process.
+            store: The store of the conversations, or its URL. ``memory://`` ends with the process.
             connect_servers: Connect the MCP servers that clients name. False: the agent does
                 it itself, with what its ``new_session`` is given.
             connect_timeout: Seconds that one MCP server has to be ready.
@@ -115,8 +114,8 @@ class AcpSessionLayer:
     async def _open_store(self) -> None:
         """Open the store. If the process before still has it, wait for that process to leave.
 
-        An editor that is reloaded starts an agent at once, while the one before still has
-        its ``grace``. What it needs beyond that, the store waits for by itself.
+        An editor that is reloaded starts an agent at once, while the one before still has its
+        ``grace``. For a longer time the store waits by itself.
         """
         policy = SessionPolicy(max_sessions=MAX_CONVERSATIONS)
         until = time.monotonic() + 2 * self._options.grace
@@ -151,7 +150,7 @@ class AcpSessionLayer:
     def run(self) -> None:
         """Serve the client at standard input and output, until it is gone, or SIGTERM.
 
-        What the agent prints goes to standard error.
+        The agent's own output goes to standard error.
 
         Raises:
             StoreUnavailable: The store cannot be opened.
@@ -191,8 +190,8 @@ class AcpSessionLayer:
         the same time; alone it opens and closes the layer.
 
         Args:
-            reader: What the client sends; None: standard input and output.
-            writer: What it is sent; both or neither.
+            reader: The client's messages; None: standard input and output.
+            writer: Messages to the client; both or neither.
 
         Raises:
             StoreUnavailable: The store cannot be opened.
@@ -212,7 +211,7 @@ class AcpSessionLayer:
         grace = self._options.grace
         try:
             await link.run()
-            # It sends no more. What it asked for is still answered, for a while.
+            # It sends no more. Its open requests are still answered, for a while.
             if link.unanswered_requests and not link.outgoing.closed:
                 await asyncio.wait(link.unanswered_requests, timeout=grace)
         finally:

@@ -65,8 +65,7 @@ def page(
 ) -> dict[str, Any]:
     """The answer to ``session/list``: newest first, by when they were made.
 
-    That order never changes, so that no conversation is on two pages or on none because it
-    was used between two of them.
+    The order never changes: a conversation that is used between two pages is still on exactly one.
 
     Args:
         records: Every session of whoever asks.

@@ -5,9 +5,8 @@ Rules, tested in ``tests/acp/test_conversation_methods.py`` and ``test_documents
 1. Nothing is made, and nobody loses anything, by a request that is refused.
 2. A load shows the whole record, then answers (ACP, Session Setup: "When all the conversation
    entries have been streamed").
-3. What the agent says while it opens a session comes after the answer: the client does not
-   know the session before. What it repeats of the conversation is left out: the record has
-   it.
+3. Messages of the agent while it opens a session come after the answer: the client does not know
+   the session before. Messages that it repeats are left out: the record has them.
 """
 
 from __future__ import annotations

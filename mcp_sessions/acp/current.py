@@ -51,7 +51,7 @@ def current_conversation(*, default: object = _Required) -> object:
     In ``new_session`` and ``load_session`` it is the one that is being opened.
 
     Args:
-        default: What to return outside of a conversation.
+        default: The value outside of a conversation.
 
     Raises:
         SessionRequired: There is none, and no default was given.

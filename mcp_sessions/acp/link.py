@@ -5,8 +5,9 @@ Rules that must hold, and that ``tests/acp/test_link.py`` owns:
 1. Whatever a client sends, each request gets one answer, and nothing ends the connection but
    the end of its input or its output.
 2. Before ``initialize`` was answered nothing else is served (ACP: a client MUST initialize).
-   What comes while it is being answered waits for it.
-3. What waits for a slow client is bounded; who has more to send waits, outside of any lock.
+   Messages that arrive meanwhile wait for the answer.
+3. The messages that wait for a slow client are bounded. A sender of more waits, outside of any
+   lock.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Nothing here waits or remembers; `tests/acp/test_documents.py` owns the rules:
 
 1. The requested version if we support it, else our latest.
 2. A capability that is not declared is not supported.
-3. What the agent declares is kept; what the layer provides is added.
+3. The agent's declarations are kept, and the layer's are added.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def with_ours(
 
     Args:
         result: The agent's.
-        version: What was negotiated.
+        version: The negotiated version.
         connects_servers: Whether the layer connects the MCP servers.
         survives: Whether the store keeps conversations over a restart. A client that reads
             ``loadSession`` counts on that.

@@ -2,12 +2,12 @@
 
 Rules that must hold, and that ``tests/acp/`` owns:
 
-1. No update reaches a client that is not in the record. What a client is shown is the
-   record: whole, in order, nothing twice, whoever wrote it.
-2. One client sees it. Whoever loads it last is the one; the client before gets nothing more
-   of it but the answers of its own requests.
-3. Whoever has to wait for a slow client waits outside of the lock, so that another client
-   can always take the conversation over.
+1. No update reaches a client that is not in the record. A client gets the record: whole, in order,
+   nothing twice, whichever process wrote it.
+2. One client sees it. It is the client that loads it last. The client before gets only the answers
+   to its own requests.
+3. Waits for a slow client are outside of the lock, so that another client can always take the
+   conversation over.
 """
 
 from __future__ import annotations

@@ -88,11 +88,11 @@ class Prompts:
             raise
         if turn.fault is not None:
             if not task.cancelled():
-                # What the agent made of it, if it let it through, is no other fault.
+                # If the agent continues all the same, its outcome is no other fault.
                 task.exception()
             raise turn.fault
         try:
-            # What another process wrote, say, comes before the answer.
+            # Updates of another process, for example, come before the answer.
             await conversation.catch_up()
         except StoreUnavailable:
             # Nothing of this turn is missing: each of its updates was stored.

@@ -115,7 +115,7 @@ class Introspection:
         try:
             answer = await self._endpoint.ask(token, self._post)
         except Exception as failed:
-            # The boundary to the network. Whatever is wrong there, no token can be verified now.
+            # The boundary to the network. For any cause: no token can be verified now.
             self._note_away(str(failed) or type(failed).__name__)
             raise CannotVerify(RETRY) from failed
         return self._learned(answer)

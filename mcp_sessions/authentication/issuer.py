@@ -138,7 +138,7 @@ class Issuer:
         try:
             entries = await self.fetched()
         except Exception as failed:
-            # The boundary to the network. Whatever is wrong there, no token can be verified now.
+            # The boundary to the network. For any cause: no token can be verified now.
             if not self._is_away:
                 logger.error("the keys of an issuer cannot be fetched: %s", failed)
             self._is_away = True

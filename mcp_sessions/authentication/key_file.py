@@ -8,7 +8,7 @@ Rules, owned by ``tests/authentication/test_key_file.py``:
    Otherwise the file is refused. A command may change a file of its own that its group may read:
    the service may be in the group. The mode stays.
 3. A change replaces the whole file at once. A reader sees the file before it or after it.
-4. What is read has a bound, and each member of the file is checked.
+4. A read has a bound, and each member of the file is checked.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Rules, owned by ``tests/authentication/test_tokens.py``:
 
 1. The algorithm is one of a list of asymmetric ones, and fits the key. PyJWT verifies it.
 2. Its claims are checked by :mod:`mcp_sessions.authentication.claims`. It must have an end.
-3. What was verified is kept until it expires, by a hash of the token, with a bound. It is forgotten
-   when the keys of the issuer change.
+3. A verified token is kept until it expires, by its hash, with a bound. It is forgotten when the
+   keys of the issuer change.
 4. The log has no token. It says at most once a minute why tokens were refused.
 """
 

@@ -7,8 +7,7 @@ Rules, owned by ``tests/authentication/test_introspection.py`` and
 2. Questions are bounded in time, and in how many are open. A token that was accepted before has
    places of its own: others that send bad tokens do not delay it.
 3. If there is no answer, a token that was accepted before counts on, for :data:`KEPT` seconds in
-   all. It waits for :data:`PATIENCE` seconds only. Of another token it is unknown whether it is
-   good.
+   all. It waits for :data:`PATIENCE` seconds only. Any other token cannot be verified.
 4. Verdicts are kept by a hash of the token, with a bound.
 """
 
@@ -64,7 +63,7 @@ class _Lane(Generic[Good]):
 
 
 class Verdicts(Generic[Good]):
-    """What one service says about tokens.
+    """The verdicts of one service about tokens.
 
     Args:
         ask: Asks the service. None: the token is not good. ``NotAllowed``: its owner may not use

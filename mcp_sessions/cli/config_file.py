@@ -198,8 +198,8 @@ def _needed_scopes(auth: Any) -> dict[str, Any]:
     """Return the scopes that callers need.
 
     Raises:
-        ConfigurationError: They are no scopes. Of what is not understood nothing is left out: it
-            may be part of the lock.
+        ConfigurationError: They are no scopes. Nothing unknown is ignored: it may restrict the
+            access.
     """
     if auth is None:
         return {}

@@ -4,9 +4,10 @@ Each argument of a provider's class is a variable, such as ``FASTMCP_SERVER_AUTH
 
 Rules, owned by ``tests/cli/test_serve_with_providers.py``:
 
-1. What is missing (the extra, a variable, the provider itself) is one line, before anything runs.
+1. A missing part (the extra, a variable, the provider itself) is reported in one line, before
+   anything runs.
 2. The URL of the server (``BASE_URL``) is https, or of this machine.
-3. What makes a provider weaker has no variable: users always see the page on which they consent.
+3. No variable makes a provider weaker: users always see the page on which they consent.
 4. Tokens of the provider for other servers are refused: what says which those are must be set.
 """
 

@@ -116,7 +116,7 @@ class Application:
         """Log that the connection is lost, and call ``on_lost``: once until it is replaced."""
         cause, known = explaining.cause_of(failure, address), self.loss
         if known is not None:
-            # What is wrong may change: refused first, then 502.
+            # The cause may change: refused first, then 502.
             self.loss = Loss(cause, known.since)
             return
         self.loss = Loss(cause, self._runtime.clock())

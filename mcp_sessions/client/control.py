@@ -129,8 +129,8 @@ class SessionControl:
         """Resume the session on a link, or start one if there is none or it is gone.
 
         Args:
-            is_new: The link was opened for it. Else its transport session may be gone, which
-                is not the end of the session (CLI10).
+            is_new: The link was opened for it. Otherwise its transport session may be gone, which
+                does not end the session (CLI10).
 
         Raises:
             Failed: The link is of no use; another may be.

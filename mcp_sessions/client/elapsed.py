@@ -1,14 +1,13 @@
 """How much time has passed, also while the machine slept.
 
-What a server promises for so many seconds ends when they have passed at the server. Its
-clock does not stand still while a client's machine is suspended. ``time.monotonic`` does, on
-Linux and macOS.
+A promise of a server for so many seconds ends when they have passed at the server. Its clock does
+not stand still while a client's machine is suspended. ``time.monotonic`` does, on Linux and macOS.
 
 Rules that must hold, and that ``tests/client/test_elapsed.py`` owns:
 
 1. It never goes back, and never stands still while one of its clocks goes on.
-2. Where the clocks disagree, the longer time is believed: a wall clock that is set forward
-   makes a promise end early, which costs an answer; believed too long, a call runs twice.
+2. If the clocks disagree, the longer time is believed: a wall clock that is set forward makes a
+   promise end early, which costs an answer; believed too long, a call runs twice.
 """
 
 from __future__ import annotations

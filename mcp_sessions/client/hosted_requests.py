@@ -52,7 +52,7 @@ def prepared(
     if envelope is not None:
         headers = stamping.modern_headers(message, envelope)
     elif peer.protocol_version is not None and peer.initialize is not None:
-        # What else goes out there may be of the other era.
+        # Other requests on that link may be of the other era.
         headers = {"mcp-protocol-version": peer.protocol_version}
     meta = meta_of(cast("Json | None", message.get("params"))) or {}
     is_modern = envelope is not None
@@ -90,7 +90,7 @@ def prepared(
 def may_go_again(pending: Pending, peer: Peer) -> bool | None:
     """Whether a request may be sent again; None: as its key says.
 
-    What takes a session takes it again, to no other effect; all else needs a key (KEY17).
+    A request that takes a session may be repeated. Any other request needs a key (KEY17).
     """
     if pending.method in (method_names.LISTEN, method_names.RESUME_SESSION):
         return True

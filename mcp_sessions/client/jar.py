@@ -87,7 +87,7 @@ class FileJar:
 
     Args:
         path: The file; its folder must exist. Its lock files are next to it, and empty.
-        user: Whose sessions these are, where one file serves several users.
+        user: The owner of these sessions, if one file serves several users.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, user: str = "") -> None:

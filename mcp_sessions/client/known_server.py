@@ -1,8 +1,7 @@
 """The server as its client knows it: the era they speak, what it can do, and the session held
 with it.
 
-What is here is read by all parts and changed by its own methods only; what is asked of the
-server is `control`.
+All parts read it, and only its own methods change it. `control` sends the requests to the server.
 """
 
 from __future__ import annotations
@@ -211,7 +210,7 @@ class Peer:
 
         Args:
             session_id: Its owner.
-            state: What was sent; a newer one is kept (STT3).
+            state: The state that was sent; a newer one is kept (STT3).
         """
         session = self.session
         if session is None or session.session_id != session_id or state is None:

@@ -156,8 +156,8 @@ class Listens:
             if flag is not None:
                 wants = bool(listening.wanted.get(flag))
             elif method == method_names.RESOURCE_UPDATED:
-                # What nobody asked for by name is a resource below one that somebody did:
-                # which one that is only the server knows.
+                # A resource that no stream names is below one that a stream names. Only the server
+                # knows below which.
                 uris = _uris(listening.wanted)
                 wants = uri in uris if exact else bool(uris)
             else:

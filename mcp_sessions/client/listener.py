@@ -75,7 +75,7 @@ class Listener:
             while listens and not listens.is_covered():
                 link = self._state.link
                 if self._state.phase is not Phase.READY or link is None:
-                    # Whoever gets it ready sees to it again.
+                    # The stream is opened once the client is ready.
                     return
                 try:
                     await self._listen_on(link)

@@ -115,7 +115,7 @@ class Losses:
                 logger.info("%s: the session was taken over", link.name)
                 self._state.apply(Change.TAKEN_OVER)
                 for pending in self._app.requests:
-                    # What runs is still answered here.
+                    # Running requests are still answered here.
                     if pending.link is None:
                         await self._app.give_up_on(pending, explaining.taken_over(link.name))
                 await self._app.report_outcome(

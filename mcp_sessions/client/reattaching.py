@@ -4,10 +4,10 @@ Rules that must hold, and that ``tests/client/test_hosted.py`` owns:
 
 1. After a loss each session that was attached to the application's connection is resumed at
    the last event that the application was given. It does not learn of the loss.
-2. Where that is refused, no later event of the session passes (ATT10), and the application is
+2. If that is refused, no later event of the session passes (ATT10), and the application is
    notified: by ``notifications/sessions/detached`` with ``evicted`` if it knows the extension
    (TKO3), so that it resumes with its own position; else by the end of its connection.
-3. What it subscribed to outside of its sessions is subscribed to again, and reported as changed.
+3. Its subscriptions outside of sessions are repeated, and their resources reported as changed.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Recovery:
             return
         self._app.lost(link.name, failure)
         if failure.cause is Cause.UNREACHABLE or failure.status in AWAY:
-            # What was cut, or silent, is tried once more at the same address.
+            # After a cut or a silence the same address is tried once more.
             self._note_away(failure)
             if state.has_other_address():
                 state.addresses.move_on()
@@ -313,7 +313,7 @@ class Recovery:
     async def _retire(self, link: Link) -> None:
         clock, requests = self._runtime.clock, self._app.requests
         until = clock() + self._runtime.policy.give_up_after
-        # What the application waits for goes out first.
+        # Requests of the application go out first.
         await self._runtime.sleep(_LINGER)
         while any(p.link is link for p in requests) and clock() < until:
             await self._runtime.sleep(_LINGER)

@@ -1,10 +1,10 @@
 """The resuming client: an application's messages on one side, links on the other.
 
-Every message comes and goes here, and is given to the part that knows what it means: `sending`
-and `outbox` send what the application says; `listener` keeps the modern era's event stream;
-`recovery` gets to a session that works, by `control`; `losses` sees when it has to. What they
-know stands in `state` (the phase and the link), `peer` (the server and the session) and
-`application`, each its own only writer.
+Every message comes and goes here, and is given to the part that knows what it means: `sending` and
+`outbox` send what the application says; `listener` keeps the modern era's event stream; `recovery`
+gets to a session that works, by `control`; `losses` sees when it has to. Their facts are in `state`
+(the phase and the link), `peer` (the server and the session) and `application`. Each is its own
+only writer.
 """
 
 from __future__ import annotations

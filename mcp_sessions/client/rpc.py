@@ -41,8 +41,8 @@ ENDS_SESSION = frozenset({method_names.END_SESSION, method_names.DELETE_SESSION}
 def received(data: bytes) -> Json | None:
     """Read a message of the server.
 
-    What is no message, but names a request, shall not leave anybody waiting: an answer is
-    replaced by an error, and a question goes to the application's side, which refuses it.
+    Text that is no message may still name a request, whose sender must not wait for ever. An error
+    replaces an answer. A question goes to the application's side, which refuses it.
 
     Returns:
         The message; None: there is nothing in it that could be used, which is logged.

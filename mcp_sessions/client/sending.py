@@ -111,7 +111,7 @@ class Sender:
             return pending.is_hosts
         if self._peer.session is None:
             return True
-        # What it subscribed to outside of its sessions is kept in the client's own.
+        # Its subscriptions outside of sessions are kept in the client's own session.
         is_own = pending.method in method_names.SUBSCRIPTIONS
         return pending.session_id is None and not (is_own and self._is_outside(pending))
 
@@ -141,7 +141,8 @@ class Sender:
             return False
         if pending.link is None:
             return True
-        # What has a key can be answered here too; what has none, only where it was sent.
+        # A request with a key can be answered here too. Without a key, only the first link can
+        # answer it.
         return (
             pending.link is not link and pending.key is not None and self._may_send_again(pending)
         )

@@ -2,8 +2,8 @@
 
 Rules that must hold, and that ``tests/client/test_server_addresses.py`` owns:
 
-1. Whoever asked for a rest is left alone for as long, while another address may be asked; the
-   only address is asked when its rest has ended.
+1. An address that asked for a rest gets it, while another address may be asked. If there is no
+   other address, it is asked when its rest has ended.
 2. Each address has its own back-off: to go on to another one after a loss takes no longer
    than a first attempt. Only progress resets them.
 """

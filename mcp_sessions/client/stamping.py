@@ -94,8 +94,8 @@ def stamped(
 
 
 def without_session(message: Json) -> Json:
-    """A message of the server as the application sees it: without the session's ``_meta`` and
-    an event's id, which are for us. Whatever else it holds stays as it is.
+    """A message of the server as the application sees it: without the session's ``_meta`` and an
+    event's id, which are for us. All other members stay as they are.
     """
     name = "params" if "method" in message else "result"
     members = message.get(name)

@@ -106,7 +106,7 @@ def _mint_key() -> str:
 class Runtime:
     policy: ReconnectPolicy
     tasks: TaskGroup
-    """Its tasks end with the client. Whoever called `ResumingClient.close` cancels them."""
+    """Its tasks end with the client. The caller of `ResumingClient.close` cancels them."""
 
     _: KW_ONLY
     draw: Callable[[], float] = random.random

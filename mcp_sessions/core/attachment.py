@@ -43,8 +43,8 @@ def attach(
         state: Where the session is now.
         connection_id: One that can be pushed to; None: there is none.
         fencing_epoch: The session's now.
-        waits_from: Where its next listen stream was to start. A connection takes that with it;
-            else it stays.
+        waits_from: The position where its next listen stream was to start. A connection takes that
+            with it; else it stays.
         only_if_free: Displace nobody.
 
     Returns:

@@ -13,8 +13,8 @@ from mcp_sessions.errors import ConfigurationError
 
 class Arrivals:
     """Requests on their way in: an HTTP POST from the first that is known of it until it runs or
-    was answered. What came before a layer begins to stop is served, if it is soon authenticated,
-    read and looked up.
+    was answered. A request that arrived before a layer begins to stop is served, if it is soon
+    authenticated, read and looked up.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 def address_of(scope: Mapping[str, Any] | None) -> Hashable:
     """Return the address of a client. None: it has none, as at standard input.
 
-    Of IPv6 it is the network of 64 bits, in which one client has every address.
+    For IPv6 it is the network of 64 bits, in which one client has every address.
 
     Args:
         scope: Of its request or connection.

@@ -55,7 +55,7 @@ def outlined(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def size_of(params: Mapping[str, Any] | None) -> int:
-    """Bytes of a description, as JSON. What nobody can write, since it has too many levels, is
+    """Bytes of a description, as JSON. A description with too many levels to be written counts as
     larger than any bound.
     """
     try:

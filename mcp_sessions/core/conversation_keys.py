@@ -56,7 +56,7 @@ def conversation_key(
         headers: Those of its HTTP request, or of its WebSocket's handshake, in lower case.
 
     Raises:
-        ValueError: What is there is no key. The text is the rule's name.
+        ValueError: The value is no key. The text is the rule's name.
     """
     for source, name in rules:
         said: Mapping[str, Any] = meta if source == "meta" else headers

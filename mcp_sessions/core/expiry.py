@@ -31,8 +31,8 @@ def idle_time(mode: Mode, policy: SessionPolicy) -> float:
 
 
 def longest_life(mode: Mode, policy: SessionPolicy) -> float:
-    """How long a session of a mode can live. What may be idle for longer than the lifetime has
-    that time besides: who comes back in it finds its session.
+    """How long a session of a mode can live. If the idle time is longer than the lifetime, it is
+    added: a client that comes back in it finds its session.
     """
     return policy.max_lifetime + (_longer(mode, policy) or 0)
 

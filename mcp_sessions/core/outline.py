@@ -40,8 +40,8 @@ class Known(NamedTuple):
 
 
 class Outline:
-    """One message: its outermost members, with whatever they hold left out. What comes behind its
-    end is not looked at.
+    """One message: its outermost members, with whatever they hold left out. Bytes after its end are
+    ignored.
     """
 
     __slots__ = ("_depth", "_escaped", "_in_string", "_kept", "is_odd", "is_whole", "size")
@@ -113,7 +113,7 @@ class Outline:
         for at, token in enumerate(tokens):
             is_name = depth == 1 and token.startswith(b'"') and tokens[at + 1 : at + 2] == [b":"]
             if is_name:
-                # Where it breaks off in a value, there is one.
+                # If it breaks off in a value, there is one.
                 value = _value(tokens[at + 2]) if at + 2 < len(tokens) else True
                 if value is not None:
                     members[str(_value(token))] = value

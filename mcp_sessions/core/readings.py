@@ -281,7 +281,7 @@ def _read_uri(uri: str) -> _Uri:
 
 @lru_cache(REMEMBERED)
 def _read_pattern(pattern: str) -> _UriPattern:
-    # What stands for a star while it is read: letters and digits, which no parser changes.
+    # Replaces a star while a URI is read: letters and digits, which no parser changes.
     star = "z" + hashlib.sha256(pattern.encode("utf-8", "replace")).hexdigest()[:24]
     listed = pattern.replace("*", star)
     normal = whatwg(listed)
@@ -323,8 +323,8 @@ def _texts(uri: str, normal: str | None) -> tuple[str, str, str]:
 
 
 def _readings(texts: Sequence[str]) -> tuple[_Reading, ...]:
-    """The readings of a URI, in an order that is the same for all. Of each text: decoded after
-    it was split and before; with the final dots of its segments and without.
+    """The readings of a URI, in an order that is the same for all. Each text is decoded after it is
+    split and before, and read with the final dots of its segments and without.
     """
     found: list[_Reading] = []
     for text in texts:

@@ -4,7 +4,7 @@ Rules that must hold, and that ``tests/core/test_request_keys.py`` owns:
 
 1. A key that is known is never begun again. An answer that is gone leaves its key behind:
    the caller learns that the outcome is unknown, and nothing runs (KEY3).
-2. What is kept is bounded in bytes and time. Answers go first, oldest first. When even the
+2. Keys and answers are bounded in bytes and time. Answers go first, oldest first. When even the
    bare keys fill the space, a new key is refused; a known one never is forgotten early.
 """
 
@@ -76,8 +76,9 @@ class KeyUse:
     digest: bytes
     runner: str
     scopes: frozenset[str] = frozenset()
-    """Those of the credential that sent it. Whoever has fewer than who began the key is not
-    sent its answer (SEC3)."""
+    """Those of the credential that sent it. A sender with fewer scopes than the first one does not
+    get the answer (SEC3).
+    """
 
     run: str = ""
     """Names this sending among all that its runner admits: the reply to an admission may be

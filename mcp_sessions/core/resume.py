@@ -2,9 +2,9 @@
 
 Rules that must hold, and that ``tests/core/test_resume.py`` owns:
 
-1. Nothing is sent twice unless the server promised to run it once: what has no request key,
-   or one older than the server remembers, is never sent again (KEY3). What certainly
-   never ran may always be sent.
+1. Nothing is sent twice unless the server promised to run it once: what has no request key, or one
+   older than the server remembers, is never sent again (KEY3). A request that certainly never ran
+   may always be sent.
 2. The position moves with each event that is new, also with replayed ones (CUP2), and
    an event that was seen is not given on again.
 3. Position and memory are reset together, when a resume says that there was a gap
@@ -112,7 +112,7 @@ _BUSY_PATIENCE = 2
 
 
 def is_away(cause: Cause, status: int | None) -> bool:
-    """Whether a failure says that no server is there. Else a server has answered.
+    """Whether a failure says that no server is there. Otherwise a server has answered.
 
     Args:
         status: The HTTP status; None: there was none. A proxy answers some of `AWAY` for a server
@@ -217,8 +217,8 @@ class Attempts:
         """Whether this client took the session over.
 
         Args:
-            instance: Who did, as the server says; not a string: it does not say. Then each
-                attempt that was given up explains one takeover.
+            instance: The client that took it, as the server says; not a string: the server does not
+                say. Then each attempt that was given up explains one takeover.
             now: Seconds.
         """
         if isinstance(instance, str):
@@ -309,7 +309,7 @@ class SessionView:
 
     expires_at: str | None = None
     resumable: bool = True
-    """Made by ``session/start``: ``session/resume`` takes it up. Else it is only named."""
+    """Made by ``session/start``: ``session/resume`` takes it up. Otherwise it is only named."""
 
     def metadata(self) -> dict[str, Any]:
         named: dict[str, Any] = {"sessionId": self.session_id}

@@ -2,7 +2,8 @@
 
 Rules that must hold, and that the tests in ``tests/core/test_visibility.py`` own:
 
-1. The rule that was made last decides. What none says is hidden as it is outside of a session.
+1. The rule that was made last decides. Without a rule, a name is hidden as it is outside of a
+   session.
 2. In a pattern ``*`` stands for any text, and nothing else is special. To match takes one pass.
 3. A client that names something hidden makes the server look for a name that it does not have.
    The server's own error, with the name that the client sent, is the answer.
@@ -256,7 +257,7 @@ class Visibility:
     def shown(
         self, method: str, result: dict[str, Any], params: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """A result without what is hidden. What a session sees is nobody else's to keep.
+        """A result without what is hidden. No cache may keep the result for another session.
 
         Args:
             params: Of its request, as the client sent them.

@@ -42,11 +42,11 @@ class WithoutListener(Generic[T]):
 
         Args:
             one: Not held yet.
-            principal: Who asked for it.
-            session: What it belongs to, of that principal's.
+            principal: The principal that asked for it.
+            session: That principal's session that it belongs to.
 
         Returns:
-            What has to go for it, and is held no more; None: nothing.
+            The call that is removed to make room; None: no call.
         """
         self._owners[one] = (principal, session)
         of_session = self._kept.setdefault(principal, {}).setdefault(session, {})
