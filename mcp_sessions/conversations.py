@@ -66,7 +66,7 @@ class Conversations:
         if not isinstance(self.handle_name, str) or not self.handle_name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError("handle_name must be the name of an argument")
         if self.handle and HANDLE in {rule.name for rule in self.rules}:
-            # A text of a host would be taken for a handle of the server.
+            # Otherwise a host's own name would be taken for a handle.
             raise ConfigurationError(
                 f"{HANDLE!r} names the keys of handle=: use another name, or leave out handle="
             )

@@ -88,7 +88,7 @@ class Prompts:
             raise
         if turn.fault is not None:
             if not task.cancelled():
-                # If the agent continues all the same, its outcome is no other fault.
+                # The agent's own failure after that is not reported again.
                 task.exception()
             raise turn.fault
         try:

@@ -257,7 +257,7 @@ class Visibility:
     def shown(
         self, method: str, result: dict[str, Any], params: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """A result without what is hidden. No cache may keep the result for another session.
+        """A result without what is hidden. No cache may give a session's result to another one.
 
         Args:
             params: Of its request, as the client sent them.

@@ -26,8 +26,9 @@ from mcp_sessions_transports.http.channel import http_transport
 logger = logging.getLogger(__name__)
 
 _ARRIVING = 5.0
-"""Seconds in which a request that came before is authenticated, read and looked up. Who sends a
-body and never ends it holds up nothing longer."""
+"""Seconds in which a request that came before is authenticated, read and looked up. A client that
+never ends its body delays nothing longer.
+"""
 
 _LAST_WORDS = 2.0
 """Seconds that WebSockets and pipes have, at the end, to take what waits for them."""
@@ -168,7 +169,7 @@ class Draining:
                 else:
                     await self._delivery.attachments.remove(connection)
         except StoreUnavailable:
-            # What it remembers of this process's connections is seen to be dead by others.
+            # Others find out that the stored connections of this process are dead.
             logger.warning("the store is away while the server stops")
         finally:
             await self._delivery.pending_writes.close()

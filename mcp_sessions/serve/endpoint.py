@@ -61,7 +61,7 @@ class Endpoint:
 
     Args:
         upstream: The server.
-        served: What the bindings serve.
+        served: The port that the bindings call.
         clock: Seconds since 1970.
         authentication: Stands before it; None: only what the server has itself.
         denied: Takes note of each request that it refuses.
@@ -181,8 +181,8 @@ class Endpoint:
         """The WebSocket endpoint.
 
         Args:
-            door: What HTTP requests to the endpoint go through where nothing stands around it;
-                None: it is mounted.
+            door: The application that HTTP requests to the endpoint pass first; None: the endpoint
+                is mounted.
         """
         return WebSocketBinding(
             self._served,

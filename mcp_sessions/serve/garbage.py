@@ -1,9 +1,9 @@
 """The collector of cyclic garbage, in a process that is ours.
 
 A full collection looks at everything that lives, and nobody is served meanwhile: with a hundred
-thousand sessions for half a second, and as many times as their number grows by a quarter. What
-a session is made of is in no cycle: it goes when nobody refers to it. So whatever has
-become much is set aside, where the collector does not look.
+thousand sessions for half a second, and as many times as their number grows by a quarter. The
+objects of a session are in no cycle: they are freed when nothing refers to them. So many objects
+are set aside, where the collector does not look.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Collections:
         """Set aside the objects that have stayed, if there are many. Cheap if nothing was
         collected.
         """
-        # The collector begins when more was made than went. Where each new object takes the place
-        # of one that was set aside it does not, and all stay new: ten for each stream that was sent
-        # something, of thousands. To count them costs as much as there are.
+        # The collector begins when more was made than went. It does not if each new object
+        # replaces one that was set aside. Then all stay new: ten for each of thousands of streams
+        # that got an event. To count them costs as much as there are.
         new = len(gc.get_objects(generation=0))
         if new >= FEW:
             gc.collect(0)
@@ -69,10 +69,10 @@ class Collections:
 
 
 def set_aside_if_many(many: int) -> bool:
-    """Set aside what has stayed, if it is much; whether it was.
+    """Set aside the objects that have stayed, if there are many. Return whether there were.
 
-    What is only passing by when that happens, and ends as a cycle, is garbage for ever: it
-    happens once for some thousand new sessions, and what passes by is the requests of that moment.
+    A short-lived object that is set aside and becomes part of a cycle is never freed. That is rare:
+    it concerns the requests of one moment, once for some thousand new sessions.
     """
     if len(gc.get_objects()) < many:
         return False

@@ -64,7 +64,7 @@ class Health:
         if self._asked is None or (self._asked.done() and now - self._asked_at >= FRESH):
             self._asked_at = now
             self._asked = asyncio.create_task(self._ask_store())
-        # Whoever asked first may leave: the others still wait for it.
+        # The first caller may leave: the others still wait for the answer.
         return await asyncio.shield(self._asked)
 
     async def _ask_store(self) -> str | None:

@@ -13,7 +13,8 @@ class NotFound:
     """An application that answers 404, and refuses a WebSocket.
 
     Args:
-        paths: Of the endpoints, without the path under which their application is mounted.
+        paths: The paths of the endpoints, without the path under which their application is
+            mounted.
     """
 
     _paths: Sequence[str]

@@ -136,7 +136,7 @@ class OpenConnections:
 
         self._most = limits.max_connections or sys.maxsize
         self._descriptors = _limit()
-        # Of 64 descriptors 16: to start a process takes 8 for a moment. Of 1,024 all of 64.
+        # 16 of 64 descriptors: to start a process takes 8 for a moment. 64 of 1,024.
         self._reserved = max(16, min(64, self._descriptors // 8))
         self._others = 0
         """Descriptors that are no connection's."""

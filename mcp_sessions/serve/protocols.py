@@ -1,7 +1,7 @@
 """uvicorn's protocols, with the bounds that it has not: see ``open_connections.py``.
 
-What a client sends is parsed some at a time. A thousand frames fit into one packet, and whoever
-asks for something else waits until they are parsed.
+A client's bytes are parsed some at a time. A thousand frames fit into one packet, and whoever asks
+for something else waits until they are parsed.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class LimitedConfig(uvicorn.Config):
 
 
 def _ends_if_untaken(transport: asyncio.Transport, seconds: float) -> None:
-    """Have the system end a connection whose peer acknowledges nothing of what was sent. What is
-    small waits there, and not here: by itself Linux would hold it for 15 minutes.
+    """Have the system end a connection whose peer acknowledges nothing of what was sent. Small
+    messages wait in the system, not in this process. By itself Linux would hold them for 15
+    minutes.
     """
     sock = transport.get_extra_info("socket")
     if sys.platform == "linux" and sock is not None and sock.family != socket.AF_UNIX:

@@ -5,8 +5,9 @@ import socket
 
 LISTEN_BACKLOG = 65_535
 """Connections that the system accepts before we do, if it has no smaller bound of its own (Linux:
-``net.core.somaxconn``, 4,096). Who finds no place there tries again after 1, 2, 4, 8 s: when
-thousands were cut and come back together, the last ones would be away for that long."""
+``net.core.somaxconn``, 4,096). A client that is not accepted tries again after 1, 2, 4, 8 s. When
+thousands of clients reconnect at once, the last ones would be away for that long.
+"""
 
 
 def listen_on(host: str, port: int) -> socket.socket:
@@ -22,8 +23,8 @@ def listen_on(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":
-            # Else a port is taken for minutes after its last connection. (On Windows the
-            # same option would let two servers share a port.)
+            # Otherwise a port is taken for minutes after its last connection. (On Windows the same
+            # option would let two servers share a port.)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(LISTEN_BACKLOG)

@@ -39,8 +39,8 @@ RUN_IS_REFUSED: ContextVar[Callable[[], NoReturn] | None] = ContextVar(
 class ClosingResponses:
     """An application whose responses, once it is asked to, are the last on their connections.
 
-    Who keeps connections open, such as a reverse proxy, then sends the next request on another
-    one, and never on one that is just being closed.
+    A client that keeps connections open, such as a reverse proxy, then sends its next request on
+    another one, and never on one that is being closed.
 
     Args:
         app: Serves.
@@ -143,7 +143,7 @@ class DrainingServer(uvicorn.Server):
                 if self.interrupted or self._is_stopping:
                     # A signal by itself ends no wait.
                     self._loop.call_soon_threadsafe(self._is_urged.set)
-                # Else it ends the delay.
+                # Otherwise it ends the delay.
                 self.interrupted = True
             return
         self.interrupted = self.interrupted or sig == signal.SIGINT
@@ -271,7 +271,7 @@ class DrainingServer(uvicorn.Server):
         """Close every connection that waits for a request, the others after their response. A
         new one gets :data:`FIRST_REQUEST` seconds for what it was made for.
         """
-        # What arrived already is read first.
+        # Requests that have arrived are read first.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
@@ -279,8 +279,8 @@ class DrainingServer(uvicorn.Server):
         while True:
             new = 0
             for connection in list(self.server_state.connections):
-                # What has no cycle of requests and responses is a WebSocket: the layer drains
-                # these.
+                # A connection without a cycle of requests and responses is a WebSocket. The layer
+                # drains these.
                 cycle = getattr(connection, "cycle", _NO_CYCLES)
                 if cycle is None and loop.time() < until:
                     new += 1
@@ -292,8 +292,9 @@ class DrainingServer(uvicorn.Server):
 
 
 KEEP_ALIVE = 75
-"""Seconds that an idle connection is kept: longer than clients and proxies keep theirs. Who
-closes it first is then never the one that may get a request on it."""
+"""Seconds that an idle connection is kept: longer than clients and proxies keep theirs. So this
+side never closes a connection on which a request may be on its way.
+"""
 
 
 def http_config(

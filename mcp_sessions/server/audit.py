@@ -228,7 +228,7 @@ class AuditEntry:
     def failed(self, failure: BaseException) -> None:
         """Note that the request gets no answer, or none from this process."""
         self._error = {"error.type": type(failure).__name__}
-        # Of the ways out that are no error, who waited is gone.
+        # After a cancellation the client has left.
         self.write(is_awaited=isinstance(failure, Exception))
 
     def write(self, *, is_awaited: bool) -> None:

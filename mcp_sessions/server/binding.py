@@ -76,7 +76,7 @@ class RequestChannel(Protocol):
 
         Args:
             message: Encoded.
-            key: What is kept of this key is replaced by it; None: nothing.
+            key: It replaces the kept message with this key; None: it replaces nothing.
         """
         ...
 
@@ -92,8 +92,8 @@ class RequestChannel(Protocol):
 
         Args:
             code: The error's code; None: it is a result.
-            away: The store's failure, for which the request cannot be served (HTP5). Where no
-                response has begun, the response says so. None: it was served.
+            away: The store's failure, for which the request cannot be served (HTP5). If no response
+                has begun, the response says so. None: it was served.
             retry_after: Seconds after which a request that a limit refused may be served.
         """
         ...
@@ -108,7 +108,8 @@ class RequestChannel(Protocol):
 class Transport(Protocol):
     """The wire of one connection: the port that every binding implements.
 
-    Only :meth:`drain` waits for the peer. What it does not take now waits in its session's log.
+    Only :meth:`drain` waits for the peer. Events that it does not take now wait in their session's
+    log.
     """
 
     is_leaving: bool
@@ -128,12 +129,12 @@ class Transport(Protocol):
     def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> None:
-        """A session is attached here. What waits here of an older attachment is withdrawn.
+        """A session is attached here. Events that wait here for an older attachment are withdrawn.
 
         Args:
             session_id: The session.
-            attached: What the store answered.
-            after: Where the replay starts: the client's position, or the head.
+            attached: The store's answer.
+            after: The position where the replay starts: the client's, or the head.
             read: The session's events after a position, or nothing and why; nothing either
                 once it is attached at another replica.
         """

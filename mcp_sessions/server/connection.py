@@ -79,8 +79,8 @@ class WatchedChannel:
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class ClientConnection:
-    """A connection that can be pushed to, as the server knows it. That of a transport-mode
-    session, which outlives this process, is a
+    """A connection that can be pushed to, as the server knows it. The connection of a
+    transport-mode session outlives this process: see
     :class:`~mcp_sessions.server.delivery.stored_connection.StoredConnection`.
 
     Args:
@@ -148,7 +148,7 @@ class ClientConnection:
 
         Args:
             session_id: The session.
-            attached: What the store answered.
+            attached: The store's answer.
             after: See :meth:`Transport.begin`.
             read: See :meth:`Transport.begin`.
 
@@ -260,15 +260,16 @@ class HttpFacts:
     """The POST carried ``Last-Event-ID``."""
 
     record: SessionRecord | None = None
-    """Its connection's session, as this very message was admitted to it. Of what a connection keeps
-    in the store nothing older may be believed."""
+    """Its connection's session, as this very message was admitted to it. Older values of a
+    connection's stored facts may be wrong.
+    """
 
     joint: JointAdmission | None = None
     """How it was admitted to its connection, and to the current session with that."""
 
 
 NOT_HTTP = HttpFacts()
-"""Of a message that came on a pipe or a WebSocket, or through another process."""
+"""For a message that came on a pipe or a WebSocket, or through another process."""
 
 
 @dataclass(slots=True)

@@ -185,15 +185,15 @@ class SessionStore(Ends, Protocol):
         opened: bool,
     ) -> Sequence[SessionRecord]:
         """End up to ``limit`` sessions, none of ``held``; the records as they were. First go those
-        that sleep (:func:`~mcp_sessions.core.expiry.asleep_by`), then transport-mode sessions
-        that are nobody's (:data:`~mcp_sessions.principal.ANONYMOUS`) and hold nothing: no
-        subscription, no current session, no session that is attached there. Of these first those
-        that were used for no longer than ``unused_for`` after they were made; and always those
-        that were not used for longest.
+        that sleep (:func:`~mcp_sessions.core.expiry.asleep_by`), then transport-mode sessions that
+        are nobody's (:data:`~mcp_sessions.principal.ANONYMOUS`) and hold nothing: no subscription,
+        no current session, no session that is attached there. Among these, sessions that were used
+        for no longer than ``unused_for`` after they were made go first. In each group, the longest
+        unused go first.
 
         Args:
-            unused_for: Seconds that nobody used it. Of one whose lifetime ends before its idle
-                time that is not known; it stays.
+            unused_for: Seconds that nobody used it. It is not known if the lifetime ends before the
+                idle time; such a session stays.
             opened: Those too whose GET stream was open once: the caller holds those where it
                 still is, and nobody else serves them.
         """
@@ -247,11 +247,11 @@ class SessionStore(Ends, Protocol):
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         """Sessions that a change may be for, in pages of hundreds: :meth:`append_change` decides.
 
-        Who is entitled from the first page to the last is in one of them, or in several; who
-        was not at any time is in none, or is skipped by :meth:`append_change`.
+        A session that is entitled from the first page to the last is in at least one page. A
+        session that never was is in none, or is skipped by :meth:`append_change`.
 
         Args:
-            after: Where this page begins (:attr:`Audience.following`); None: the first one.
+            after: The start of this page (:attr:`Audience.following`); None: the first page.
         """
         ...
 
@@ -274,9 +274,9 @@ class SessionStore(Ends, Protocol):
 
         Args:
             session_ids: ``CHANGES_AT_ONCE`` at the most, each of them once.
-            again: They may have it already: a call before ended in ``StoreUnavailable``.
-                Where that may have stored something, who has it is not given it again, and
-                is in the answer as if this call had stored it.
+            again: They may have it already: a call before ended in ``StoreUnavailable``. A session
+                that has the change does not get it again, and is in the answer as if this call had
+                stored it.
 
         Raises:
             StoreUnavailable: Unknown which of them have it.
@@ -339,10 +339,10 @@ class SessionStore(Ends, Protocol):
     async def carry(
         self, connection: SessionId, origin: SessionId, fencing_epoch: FencingEpoch, after: Position
     ) -> bool:
-        """From now on the GET stream of the transport-mode session ``connection`` takes the
-        events of ``origin``, attached there with that epoch, that follow ``after``. What the
-        stream has of that session by an older epoch is removed, as :meth:`drop_origin` does.
-        A second call for an epoch changes nothing: relayed events are not relayed again.
+        """From now on the GET stream of the transport-mode session ``connection`` takes the events
+        of ``origin``, attached there with that epoch, that follow ``after``. Entries of that
+        session by an older epoch are removed from the stream, as :meth:`drop_origin` does. A second
+        call for an epoch changes nothing: relayed events are not relayed again.
 
         Returns:
             False if ``connection`` is unknown, ended or expired, or carries that session
@@ -389,7 +389,7 @@ class SessionStore(Ends, Protocol):
         Args:
             connection_id: The connection; None: displace whoever is there and let the
                 events wait (there is no stream to send them on).
-            position: What the client says it saw last.
+            position: The last event that the client has, as it says.
             only_if_free: Do nothing and answer None if another connection is attached.
 
         Returns:
@@ -408,11 +408,11 @@ class SessionStore(Ends, Protocol):
         stay as they are.
 
         Returns:
-            False if the session is not there. Of ``SetStreamOpened`` also if the stream was open
+            False if the session is not there. For ``SetStreamOpened`` also if the stream was open
             before.
 
         Raises:
-            LimitReached: Of ``SetFilter``, as :meth:`subscribe`. Nothing was changed.
+            LimitReached: For ``SetFilter``, as :meth:`subscribe`. Nothing was changed.
         """
         ...
 

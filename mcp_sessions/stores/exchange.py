@@ -34,8 +34,8 @@ class ExchangeListener(Protocol):
         """An event was appended to a watched stream, by whichever process, this one too.
 
         Args:
-            attachment: Who was attached in the same step (:class:`Appended`): a connection
-                that was displaced meanwhile hands the event over to nobody.
+            attachment: The attachment in the same step (:class:`Appended`). A connection that was
+                displaced meanwhile does not send the event.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Define the changes of a session's record: one class for each, and one method for all of them.
 
-:meth:`~mcp_sessions.stores.contract.SessionStore.change` applies them. What needs a condition or
-has a result of its own (attach, detach, subscribe, the state, the data) has its own method.
+:meth:`~mcp_sessions.stores.contract.SessionStore.change` applies them. Changes with a condition or
+a result of their own (attach, detach, subscribe, the state, the data) have methods of their own.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def open_store(url: str) -> SessionStore:
             ) from missing
         return RedisStore(url)
     if scheme == "sqlite":
-        # Whoever keeps sessions in another store need not wait for it.
+        # A user of another store need not wait for the import.
         from mcp_sessions.stores.sqlite.schema import Durability
         from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 

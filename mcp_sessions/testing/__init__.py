@@ -88,7 +88,7 @@ async def check_exchange(make_two: MakeTwoStores) -> None:
 
     Raises:
         AssertionError: The contract of :class:`~mcp_sessions.stores.exchange.Exchange` is broken.
-        TimeoutError: What had to come did not, within a minute.
+        TimeoutError: An expected message did not come within a minute.
         RuntimeError: Python runs with ``-O``, which leaves out what the checks assert.
     """
     if not __debug__:

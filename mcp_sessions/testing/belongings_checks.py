@@ -131,7 +131,7 @@ async def subscriptions_are_bounded_in_bytes(make: MakeStore) -> None:
 
 
 async def data_is_bounded_in_bytes(make: MakeStore) -> None:
-    """As JSON. What is too large is not stored, and what is there stays."""
+    """As JSON. A value that is too large is not stored, and the old value stays."""
     async with opened(make, max_data_bytes=100) as store:
         session = await new_session(store)
         value = {"n": "x" * 92}

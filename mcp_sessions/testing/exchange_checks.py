@@ -132,7 +132,7 @@ async def a_relayed_event_is_received_as_an_append_is(make_two: MakeTwoStores) -
 
 
 async def a_process_is_alive_until_it_leaves(make_two: MakeTwoStores) -> None:
-    """KEY11. Who never joined is not alive."""
+    """KEY11. A process that never joined is not alive."""
     async with two_processes(make_two) as (here, there):
         for process in (here, there):
             assert await here.exchange.is_alive(process.name)

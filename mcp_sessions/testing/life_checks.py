@@ -196,7 +196,7 @@ async def a_conversation_never_expires_and_forgets_nothing(make: MakeStore) -> N
             pages.append([event.number for event in events])
             after = events[-1].event_id if events else after
         assert pages == [[1, 2, 3, 4], [5, 6], []]
-        # What is large comes in pages of fewer: a reader holds one at a time.
+        # Large events come in smaller pages: a reader holds one at a time.
         large = Draft(b"x" * (PAGE_BYTES // 2))
         for _ in range(3):
             assert await store.append(session.id, large, now=late) is not None
@@ -238,7 +238,8 @@ async def expire_ends_what_is_overdue_and_spares_what_is_running(make: MakeStore
 
 async def evict_ends_what_is_unowned_and_holds_nothing(make: MakeStore) -> None:
     """SES20: those first that were used only when they were made, then the others; of both those
-    that were not used for longest. What is somebody's, of another mode, or holds something stays.
+    that were not used for longest. A session stays if it has an owner, is of another mode, or holds
+    something.
     """
     async with opened(make, idle_timeout=500.0) as store:
 

@@ -121,7 +121,7 @@ async def a_newer_event_replaces_the_older_one_of_its_key(make: MakeStore) -> No
         assert replaced == [False, False, False, True, False, True]
         for seen, missed in ((0, [2, 4, 5, 6]), (1, [2, 4, 5, 6]), (3, [4, 5, 6]), (4, [5, 6])):
             assert await session.missed(seen) == missed
-        # Where several sessions share a connection's stream, each has keys of its own.
+        # If several sessions share a connection's stream, each has keys of its own.
         for origin in (SessionId("one"), SessionId("two"), None, SessionId("one")):
             await session.append(Draft(b"{}", key="a", origin=origin), stream=GET_STREAM)
         assert await session.kept(GET_STREAM) == [2, 3, 4]
@@ -232,7 +232,7 @@ async def events_are_relayed_once_and_in_the_order_of_their_own_log(make: MakeSt
         assert await origins() == []
         assert await relay(5, 1, skips=True) == Relayed()
         assert (await relay(5, 3, skips=True)).event is not None
-        # Who displaced the old attachment takes away what it left, and no more.
+        # The new attachment removes the entries of the old one, and no others.
         await store.drop_origin(stream.id, session.id, fencing_epoch=FencingEpoch(2))
         assert (await stream.record()).client.carried == {session.id: 3}
         assert await origins() == [(4, session.id)]

@@ -38,8 +38,8 @@ async def connect(
     with a session of its own, inside of ``layer.lifespan()``.
 
     Args:
-        server: What :class:`SessionLayer` wraps; or a layer, with its store and its policy.
-            One that does not run yet runs until the client is closed, and not again.
+        server: A server for :class:`SessionLayer`; or a layer, with its store and its policy. One
+            that does not run yet runs until the client is closed, and not again.
         session: The client has a session of the protocol, as one that connects with
             ``resumable``. False: it is the SDK's own and asks for none.
         options: Of ``mcp.Client``: ``mode``, ``elicitation_callback``, ``client_info`` and others.
@@ -60,7 +60,8 @@ async def connect(
         try:
             yield client
         except Exception as raised:
-            # What a test says stands alone: not in the groups of the tasks that it ends.
+            # A failure of a test stands alone, not in the exception groups of the tasks that it
+            # ends.
             failed = raised
     if failed is not None:
         raise failed

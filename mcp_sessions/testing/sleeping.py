@@ -134,8 +134,8 @@ async def what_sleeps_makes_room_first(make: MakeStore) -> None:
 
 
 async def what_sleeps_is_bounded_in_bytes(make: MakeStore) -> None:
-    """The least recently used go, whoever's they are and of whatever mode. What is awake or running
-    stays. Events that come later count as well.
+    """The least recently used go, whoever's they are and of whatever mode. Sessions that are awake
+    or run a request stay. Events that come later count as well.
     """
     heavy, event = {"text": "x" * 11_000}, Draft(b"y" * 11_000)
     named = SessionId("named" + "x" * 38)

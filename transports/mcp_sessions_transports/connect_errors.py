@@ -31,7 +31,7 @@ def retry_after(value: str, *, now: Callable[[], float] = time.time) -> float | 
     """Seconds that a ``Retry-After`` header asks for; None: it does not say.
 
     Args:
-        value: A number of seconds, or a date (RFC 9110, 10.2.3). What is neither says nothing.
+        value: A number of seconds, or a date (RFC 9110, 10.2.3). Any other value is ignored.
         now: Seconds since 1970.
     """
     if value.isascii() and value.isdigit():

@@ -80,7 +80,8 @@ class CredentialWatch:
 
     async def _accepted(self, scope: Scope, principal: Principal) -> bool:
         if self._still_valid is None:
-            # Whoever authenticated it, not the server's own application, said until when.
+            # Something else than the server's own application authenticated it, and said until
+            # when.
             return True
         try:
             async with asyncio.timeout(min(_ANSWER, self._interval)):

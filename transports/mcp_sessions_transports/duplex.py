@@ -195,7 +195,7 @@ class DuplexConnection:
         if connection is None:
             return
         for stale in [key for key in self.client.upstream_peers if key is not None]:
-            # What was made before the handshake knows nothing of the client.
+            # A channel from before the handshake knows nothing of the client.
             del self.client.upstream_peers[stale]
 
     async def _modern(self, request: Message, channel: DuplexChannel, size: int) -> None:
@@ -213,8 +213,8 @@ class DuplexConnection:
         client = of_envelope(route.client_capabilities, route.client_info)
         peer = Peer(route.protocol_version, client, modern=True)
         if self.client.peer.initialize_params is None and request.method != method_names.DISCOVER:
-            # Who asks which versions there are may go on with a handshake (WSS10), above all if
-            # that was refused.
+            # A client that asks for the versions may continue with a handshake (WSS10), above all
+            # if that was refused.
             self.client.identify(peer)
         inbound = Inbound(self.client.principal, peer, self.client, channel, route=route)
         if self.transport.has_listen(request.id):

@@ -133,7 +133,7 @@ class DuplexTransport:
         self._feeds[session_id] = feed
         feed.take(attached.replay, attached.head)
         if self._is_shared:
-            # What another process stored after the head, and was received too early.
+            # Another process stored it after the head, and it was received too early.
             feed.check_position(None)
 
     def offer(self, session_id: SessionId, event: LoggedEvent) -> None:

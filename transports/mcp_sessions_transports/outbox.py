@@ -267,7 +267,7 @@ class LogFeed:
     """Fills an outbox from one event log.
 
     Args:
-        outbox: Where the events go.
+        outbox: The outbox that gets the events.
         read: Reads the log after a position.
         after: The last event that the client has.
         frame: Makes what is sent of an event; None: the event is not for this stream.
@@ -349,7 +349,7 @@ class LogFeed:
                 return
             self._push(event)
         if not events or events[-1].event_id != head:
-            # What stood between the last event and the head was replaced.
+            # The events between the last one and the head were replaced.
             self._number = position_of(head).number
 
     def check_position(self, head: Position | None) -> None:
@@ -380,7 +380,7 @@ class LogFeed:
 
     async def refill(self) -> bool:
         if not self._behind or self._reading:
-            # Whoever reads just now wakes the stream.
+            # The current reader wakes the stream.
             return False
         self._reading = True
         try:
@@ -404,7 +404,7 @@ class LogFeed:
             # that nobody sees; coming back is answered with the truth.
             self._cut()
             return False
-        # What was appended while the log was read may not be in what was read.
+        # Events that were appended during the read may be missing from it.
         self._behind = self._grew
         for event in events:
             if self._outbox.full:

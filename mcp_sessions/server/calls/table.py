@@ -64,7 +64,7 @@ ANSWERED: Final = Outcome(None, None)
 class Stage:
     """One feature on the path of a request. It changes nothing by itself.
 
-    Every stage is in one list (``mcp_sessions/server/dispatch/path.py``). What it finds is in the
+    Every stage is in one list (``mcp_sessions/server/dispatch/path.py``). Its findings are in the
     :class:`Call`: a stage belongs to its server, and not to one call.
     """
 
@@ -192,7 +192,7 @@ class Call:
         """End it. A call that is refused, or answered at once, never runs.
 
         Returns:
-            What has to be aborted for that; None: nothing runs yet.
+            The work to abort; None: nothing runs yet.
         """
         if self.work is not None:
             return self.work
@@ -361,8 +361,8 @@ class Calls(Generic[R]):
         return owner is not None and self._load.get(owner, 0) >= self._most
 
     def count(self, call: Call) -> None:
-        """Count a call as its sender's load. Of a call that joins from another process nothing else
-        is recorded.
+        """Count a call as its sender's load. Nothing else is recorded about a call that joins from
+        another process.
         """
         call.is_open = True
         if call.load is not None:

@@ -169,7 +169,7 @@ class ChildHost:
                     some = held[at : at + _AT_ONCE]
                     await asyncio.gather(*(self._children.give_up(*each) for each in some))
         except (StoreUnavailable, TimeoutError):
-            # Of what is left others see that nobody has it once this process is gone.
+            # For the rest, others find out that no process has it once this one is gone.
             logger.warning(
                 "sessions are not released to other replicas: the store is away, or slow"
             )
@@ -229,7 +229,7 @@ class ChildHost:
             return await self._another_round(call, message, name), {}
         session_id = message.session_id
         if self._is_leaving and session_id is not None and not _is_busy(upstream, session_id):
-            # What runs here is finished here; what comes next is the next one's at once.
+            # Running requests finish here. The next request belongs to the next process at once.
             upstream.children.remove(session_id)
             await self._children.give_up(session_id, message.holder)
             raise Moved

@@ -29,8 +29,8 @@ from mcp_sessions.server.cluster.replica_messages import (
 from mcp_sessions.stores.records import Peer
 
 VERSION = 1
-"""A replica ignores the messages of another version. Each counts as gone for the other. What both
-read in the store remains.
+"""A replica ignores the messages of another version. Each counts as gone for the other. Their
+common data in the store stays valid.
 """
 
 _WIRE_NAMES = {
@@ -129,7 +129,7 @@ def decode(text: bytes) -> tuple[str, Message] | None:
         MalformedMessage: It is not a message, or a member is missing or has another type.
     """
     try:
-        # What a child answers passes as it is.
+        # A child's answer passes unchanged.
         members = json_rpc.decode_with_surrogates(text)
     except ValueError as failed:
         raise MalformedMessage("no JSON") from failed

@@ -84,7 +84,7 @@ class Pending:
             first, size = self.waiting.popleft()
             if isinstance(first, asyncio.Event):
                 first.set()
-                # What waited for this goes first.
+                # The waiting task runs first.
                 await asyncio.sleep(0)
             else:
                 await self.on_update(first.message)

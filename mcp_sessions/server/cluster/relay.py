@@ -204,7 +204,7 @@ class RequestRelay:
         loop = asyncio.get_running_loop()
         until: float | None = None
         while True:
-            # Of who is gone the last words may be on their way still.
+            # The last messages of a process that is gone may still arrive.
             timeout = ALIVE_EVERY if until is None else max(0, until - loop.time())
             try:
                 async with asyncio.timeout(timeout):

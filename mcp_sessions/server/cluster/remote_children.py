@@ -101,7 +101,7 @@ class RemoteChildren:
                 await asyncio.sleep(left)
                 continue
             if holder == name:
-                # Who handed it over left it to nobody.
+                # The process that handed it over named no successor.
                 self._taken += instead_of is not None and process_of(instead_of) is not None
                 return Lease(session_id, name, True, until, self._inherited.get(session_id))
             if self._held.get(session_id) == name:
@@ -196,7 +196,7 @@ class RemoteChildren:
         try:
             served = await self._ask(process, session_id, waiting, call, asked)
         except Moved:
-            # Whatever waited there is no more.
+            # The call that waited there has ended.
             raise UpstreamError(wire_error(OutcomeUnknown())) from None
         return served[0]
 

@@ -266,7 +266,7 @@ class JoinRun:
     """The progress token of this sending."""
 
     peer: Peer
-    """Its client. Of its handshake only ``{"capabilities": …}`` is sent; None: there was none."""
+    """Its client. Only ``{"capabilities": …}`` of its handshake is sent; None: there was none."""
 
     transport: str
     """The kind of its connection."""

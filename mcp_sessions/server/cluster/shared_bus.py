@@ -84,7 +84,7 @@ class SharedBus(ClusterBus):
             self._log_version(other)
             return
         except MalformedMessage as malformed:
-            # Of a replica with another idea of the messages, or of nobody.
+            # The sender is a replica with other messages, or no replica.
             logger.warning("a message between replicas is malformed: %s", malformed)
             return
         if decoded is None or self._handlers is None:
@@ -124,7 +124,7 @@ class SharedBus(ClusterBus):
         try:
             await self._settle(key)
         except StoreUnavailable:
-            # What comes of it from now on has no receiver here.
+            # Later messages of the stream have no receiver here.
             logger.warning("a stream could not be unsubscribed; its messages are dropped")
 
     def _drop(self, key: _Key, watcher: Watcher) -> None:
@@ -209,7 +209,7 @@ class SharedBus(ClusterBus):
         nothing follows it that would show the gap.
 
         Raises:
-            StoreUnavailable: What is left waits for the next round.
+            StoreUnavailable: The rest waits for the next round.
         """
         keys = list(self._watchers)
         carrying: set[SessionId] = set()

@@ -128,7 +128,7 @@ class Attachments:
             if connection is not None and session_id in self._questions.by_session:
                 await self._ask_again(session_id, connection)
             if self._bus.is_shared:
-                # Whoever has a question open for this session's client asks it again.
+                # Processes with open questions for this session's client ask them again.
                 await self._bus.try_send(SessionAttached(session_id=session_id))
             return attached
 
@@ -183,7 +183,7 @@ class Attachments:
             async with self.session_lock(lost.session_id):
                 record = await self._store.load(lost.session_id, now=0)
                 has = record.attachment if record is not None else None
-                # That it stays where it was, by another epoch, displaces nobody.
+                # A new epoch on the same connection displaces nobody.
                 stays = has is not None and has.connection_id == lost.connection_id
                 if record is not None and not stays:
                     await self._displace(lost)
@@ -333,7 +333,8 @@ class Attachments:
             connection: The connection.
             waits: Until it is made good; False: the caller has the session's lock, or reads
                 its log.
-            notice: What the other process said, if it did: why, and who has it now.
+            notice: The message of the other process, if there was one: the reason, and the new
+                connection.
         """
         fencing_epoch = connection.attached.get(session_id)
         if fencing_epoch is None:

@@ -87,7 +87,7 @@ class ChangeBroadcaster:
         try:
             waiting = self._waiting.keep(method, params)
         except (TypeError, ValueError, RecursionError):
-            # Whoever announced it does not wait, and others get theirs.
+            # The announcer does not wait, and other changes are sent.
             logger.exception("%s could not be sent to the sessions", method)
             return
         note(waiting.number, waiting.outcome)
@@ -202,7 +202,7 @@ class ChangeBroadcaster:
             begun = loop.time()
             free: list[SessionId] = []
             for session_id in dict.fromkeys(session_ids[start : start + step]):
-                # Whoever waits for one keeps all others waiting.
+                # A wait for one session would delay all others.
                 is_busy = self._attachments.is_busy(session_id)
                 (waiting.busy if is_busy else free).append(session_id)
             try:
@@ -305,7 +305,7 @@ class ChangeBroadcaster:
         """
         for each in changes:
             async with self._attachments.session_lock(each.session_id):
-                # Whoever is attached anew got it with what was missed.
+                # A connection that attached since got it with the replay.
                 waiting.undelivered += await self._publisher.hand_over([each])
         if waiting.undelivered:
             raise StoreUnavailable("the store did not answer while an event was delivered")

@@ -137,7 +137,7 @@ class Publisher:
             epoch = attachment.fencing_epoch
             whole = await Relay(self._store, self._clock, stream, session_id, epoch).one(event)
         else:
-            # Where it lives, the session's log is watched.
+            # The connection's process watches the session's log.
             whole = True
         if not whole:
             await self._attachments.displace_locked(session_id, Detached.EVICTED)

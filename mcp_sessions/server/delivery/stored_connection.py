@@ -97,7 +97,7 @@ class Relay:
         newest = Position(head.log_epoch, head.number - 1)
         events, refusal = await self._store.read(self._origin, newest.event_id(), now=self._clock())
         if refusal is not None or not events:
-            # What was newest is too old to be replayed by now, and so is all before it.
+            # The newest event is too old to be replayed by now, and so are all before it.
             return True
         # Asked after the events were read: what they are was stored before another
         # connection took the session, if any did.
@@ -316,8 +316,8 @@ class StoredConnection(ClientConnection):
         return self._stream.last if self._stream is not None else self._sent
 
     async def is_first(self, was_opened: bool) -> bool:
-        """Whether nobody was served a GET stream before (HTL6). Who was answered 503 instead,
-        after the store had noted it or while that was unknown, comes for the first one again.
+        """Whether nobody was served a GET stream before (HTL6). A client that got 503 instead,
+        after the store had noted it or while that was unknown, still has its first one to come.
         """
         if not was_opened:
             try:
@@ -398,7 +398,7 @@ class StoredConnection(ClientConnection):
             # the newer one, whatever the clocks say.
             if age <= _SAME_MOMENT and opened < (self._opened[1], self._bus.process):
                 return False
-        # What was handed out there is not sent twice; where that ended is not known here.
+        # Events that were sent there are not sent twice. The last of them is not known here.
         self._opened_at_replica, self._sent, self._is_first_due = True, None, False
         if self._stream is not None:
             self._stream.cut()

@@ -140,8 +140,8 @@ class TransportSessions:
             await self._connections.release(connection)
             raise
         if lost is not None and lost is not Refusal.NO_POSITION:
-            # What the client missed is gone from the window (HTL9), or more waited for its first
-            # stream than that holds (HTL6): it is not left in silent doubt.
+            # Missed events are gone from the window (HTL9), or more events waited for the first
+            # stream than the window holds (HTL6). The client has to know.
             for session_id in record.client.carried:
                 # Its position in the session's own log may still be good: it has to resume.
                 await self._attachments.displace(session_id, Detached.EVICTED)
@@ -169,11 +169,11 @@ class TransportSessions:
             # Admitted by this very request, and ended since.
             raise SessionNotFound(record.session_id, status=Status.NOT_FOUND)
         if last_event_id is None and not first:
-            # What was never handed to any stream of this connection still goes out.
+            # Events that no stream of this connection was handed are still sent.
             handed = connection.handed
             if handed is None:
-                # That stream was open in another process, or before this one: what it was
-                # handed is not known.
+                # That stream was open in another process, or before this one. Its last event is
+                # not known.
                 lost = Refusal.NO_POSITION if head.number > 0 else None
                 return head, lost, False
             is_lost = await self._refused(record, handed) is not None

@@ -72,8 +72,8 @@ class Announced:
             self.outer.add(number, outcome)
 
     async def settled(self) -> Outcome:
-        """Wait until all that was announced so far is stored, or the store failed. What a
-        task that outlives the request announces later is waited for by nobody.
+        """Wait until all that was announced so far is stored, or the store failed. Later changes,
+        of a task that outlives the request, are not waited for.
         """
         waiting, self.waiting, self.is_open = self.waiting, None, False
         if waiting is None:

@@ -162,7 +162,7 @@ class BoundSessions:
     def _key(self, request: Message, inbound: Inbound) -> ConversationKey | None:
         settings, rules = self._settings, self._rules
         if settings.platform_ids and inbound.connection is None:
-            # Else the server gave it to the client.
+            # Otherwise this server gave the id to the client.
             rules = (*rules, PLATFORM)
         meta, headers = request.meta, inbound.headers
         try:

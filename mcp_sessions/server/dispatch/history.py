@@ -47,7 +47,7 @@ class History:
 
         Args:
             reason: None: they expired.
-            limit: Which limit they made room for.
+            limit: The limit that they made room for.
         """
         now = self._clock()
         for record in records:

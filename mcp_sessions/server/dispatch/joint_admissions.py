@@ -48,7 +48,7 @@ class JointAdmissions:
             session_id is None
             or message.method in _OTHERWISE
             or connection.principal != principal
-            # What is refused here is not recorded.
+            # A request that is refused here is not recorded.
             or runner.draining
             or runner.calls.is_full(connection.id)
             or runner.calls.has(connection.id, message.id)
@@ -59,8 +59,8 @@ class JointAdmissions:
                 return None
             key, use, lock = message.keyed(), None, None
             if key is not None:
-                # Whatever refuses it after this leaves a run that never began: sent again, it is
-                # begun then (Runs).
+                # A later refusal leaves a run that never began. If the request is sent again, it
+                # begins then (Runs).
                 digest = content_digest(message.method, message.params)
                 run = runner.runs.mint()
                 use = KeyUse(key, digest, runner.process, principal.scopes, run)

@@ -117,7 +117,7 @@ class Lifecycle:
         except LimitReached as reached:
             if reached.limit == "max_client_bytes":
                 raise
-            # Where it is one principal's own limit, others' sessions are not in the way.
+            # If it is one principal's own limit, the sessions of others do not count.
             evicts = reached.limit == "max_sessions" or principal == ANONYMOUS
             record = await self._create_at_limit(create, principal, evicts, reached.limit)
         if record.is_new:
@@ -182,7 +182,7 @@ class Lifecycle:
 
         Args:
             session_id: Of either mode.
-            connection_id: Where it was attached, as far as is known.
+            connection_id: The connection that it was attached to, as far as is known.
         """
         self._sealed.forget(session_id)
         await self._runner.abort_session(session_id)
@@ -254,7 +254,7 @@ class Lifecycle:
             await self._forget_lost(self._emptied)
             self._emptied = None
         held = await self._presence.keep()
-        # What an operator ended outside of this process is still running here.
+        # Sessions that an operator ended outside of this process still run here.
         self._ended.extend(await self._history.ended_outside())
         await self._forget_all()
         count = 0
@@ -272,7 +272,7 @@ class Lifecycle:
         for connection in self._connections.all():
             known.update(connection.attached)
             if isinstance(connection, StoredConnection):
-                # What else it carries only the store knew.
+                # Only the store knew the other sessions that it carries.
                 known.add(connection.session_id)
                 if connection.last_current is not None:
                     known.add(connection.last_current)
@@ -329,13 +329,13 @@ class Lifecycle:
 
         Args:
             evicts: Whether sessions that live may be ended.
-            limit: Which one.
+            limit: The limit that is reached.
         """
         looked = self._looked[evicts]
         async with self._room:
             if looked != self._looked[evicts]:
-                # Somebody else did it meanwhile. That goes for one who failed, too: else all who
-                # come wait for a store that is away, one after the other.
+                # Somebody else did it meanwhile. A failed attempt counts, too. Otherwise all
+                # callers wait for a store that is away, one after the other.
                 return
             try:
                 if not await self.round() and evicts:

@@ -69,8 +69,8 @@ class Listening:
             raise SessionNotFound(record.session_id)
         if self._upstream.is_outside and (wanted.uris or before):
             notifying = self._runner.spawn(self._notify_server(request, inbound, record, wanted))
-            # What it tells meanwhile would be missed; but a server may take long to start, and
-            # where one connection carries everything others wait for this.
+            # Changes in the meantime would be missed. But a server may take long to start, and on
+            # a shared connection other requests wait for this one.
             done, _ = await asyncio.wait({notifying}, timeout=_NOTIFYING)
             if done:
                 notifying.result()

@@ -22,8 +22,8 @@ def check_modern(request: Message, size: int, policy: SessionPolicy) -> None:
     description longer than the request. A listen outside of a session is in no store.
 
     Args:
-        size: Bytes of the message. What is in it is no larger, so that only a large message has to
-            be looked at.
+        size: Bytes of the message. Its parts are no larger, so only a large message has to be
+            looked at.
 
     Raises:
         LimitReached: The envelope is more than ``max_client_bytes``; or see

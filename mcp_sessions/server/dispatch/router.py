@@ -210,7 +210,7 @@ class Router:
     async def notification(
         self, notification: Message, inbound: Inbound
     ) -> Coroutine[Any, Any, None] | None:
-        """Take a notification. What is wrong with it is logged: it gets no answer.
+        """Take a notification. Its faults are logged: it gets no answer.
 
         Returns:
             What the wrapped server does with it, which may wait for the client; None:

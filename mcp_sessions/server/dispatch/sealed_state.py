@@ -121,7 +121,7 @@ class SealedState:
         return token
 
     def _seal(self, record: SessionRecord, state: Mapping[str, Any], version: int) -> str:
-        # What the layer keeps for itself is no business of the client's.
+        # The client does not see the layer's own values.
         shown = {key: value for key, value in state.items() if key != STATE_KEY}
         return self._security.seal_state(
             shown,

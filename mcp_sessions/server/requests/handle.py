@@ -55,7 +55,7 @@ class SessionHandle:
 
     Args:
         notify: Sends the session's client a notification.
-        pipe: Whose own session it is, which no store knows; None: nobody's.
+        pipe: The pipe that the session belongs to, which no store knows; None: none.
     """
 
     _kind: HandleKind
@@ -228,8 +228,8 @@ class SessionHandle:
         if not changed and not removed:
             return None
         if self._kind.store.remembers:
-            # Of this process's requests one after the other: else each that is stored sends all
-            # the others round again.
+            # The requests of this process store one after the other. Otherwise each store makes
+            # all the others try again.
             async with self._kind.state_locks.of(self._record.session_id):
                 return await self._merge(changed, removed)
         self._record.state = State(dict(self._state), self._record.state.version + 1)
@@ -301,7 +301,7 @@ def current_session(*, default: object = _Required) -> object:
     Do not log its ``id``: see :attr:`SessionHandle.id`.
 
     Args:
-        default: What to return outside of a session.
+        default: The value outside of a session.
 
     Raises:
         SessionRequired: There is none, and no default was given.

@@ -247,7 +247,7 @@ class Joining:
                 admitted.key is Begun.RUNNING
                 or (is_answered and (join.is_emitting or not join.is_answered))
             ):
-                # What was said before the answer may still come. That it has ended, as well.
+                # Messages before the answer may still come, and so may the end.
                 join.found(is_answered=is_answered)
                 return False
             if not is_answered:
@@ -302,7 +302,7 @@ class Joining:
         self, running: RunningRequest, asker: Asker, message: JoinRun, channel: RemoteChannel
     ) -> None:
         asker.watch(channel.set_open)
-        # Who sent it is who owns the session: there the store let it in.
+        # The sender owns the session: the store admitted it there.
         principal = running.waiters[0].inbound.principal
         inbound = Inbound(principal, message.peer, None, channel)
         request = Message(asker.name, running.request.method, None, None, token=message.token)
@@ -336,7 +336,7 @@ async def _is_alive(bus: ClusterBus, process: str) -> bool:
 def _asking(join: _Join) -> JoinRun:
     inbound, request = join.waiter.inbound, join.waiter.request
     peer, params = inbound.peer, inbound.peer.initialize_params
-    # Of a handshake only what it can be asked matters.
+    # Only the capabilities of a handshake matter.
     asks = {"capabilities": params.get("capabilities")} if params is not None else None
     return JoinRun(
         session_id=join.session_id,

@@ -84,7 +84,7 @@ class SessionState(MutableMapping[str, Any]):
     def __init__(
         self, stored: Mapping[str, Any], check: Callable[[Mapping[str, Any]], None]
     ) -> None:
-        # What the layer keeps there for itself nobody sees, and nobody changes here.
+        # The layer's own values are hidden here, and cannot be changed.
         own = {key: value for key, value in stored.items() if key != STATE_KEY}
         self._stored = {key: encode(value) for key, value in own.items()}
         self._values = copy.deepcopy(own)
@@ -101,7 +101,7 @@ class SessionState(MutableMapping[str, Any]):
             TypeError: The key is no string, or the value cannot be JSON.
             ValueError: The key is the layer's own.
             StateTooLarge: The token that the client keeps would be too large.
-            LimitReached: Where the client keeps none: it would be more than
+            LimitReached: The client keeps no token, and the state would be more than
                 ``max_state_bytes``.
             RuntimeError: The request has ended; nothing would be stored.
         """

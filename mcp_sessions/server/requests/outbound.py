@@ -58,7 +58,7 @@ class SessionOutbound:
             check_may_ask(connection.peer, asked.method)
         elif attachment is None or not await connections.is_there(attachment.connection_id):
             check_may_ask(record.client.peer, asked.method)
-        # Else whoever has the connection says whether its client can be asked.
+        # Otherwise the process that has the connection says whether its client can be asked.
         questions = self._ways.delivery.questions
         question = questions.new(record.principal, session_id, asked)
 

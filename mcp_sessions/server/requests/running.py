@@ -48,7 +48,7 @@ class RunningRequest:
     :class:`~mcp_sessions.server.upstream.port.Call` its handler has.
 
     Args:
-        shared: What it shares with the others.
+        shared: The values that all requests share.
         call: Its first sending.
         standalone: Makes the way to its client that is left when it was answered.
     """
@@ -112,8 +112,8 @@ class RunningRequest:
         if shared.loop is None:
             shared.loop = asyncio.get_running_loop()
         work = self._run(peer, close_peer)
-        # Where Python can, the first step is done at once: a handler that waits for nothing
-        # then costs no turn of the event loop. One that is aborted next never begins.
+        # If Python can, the first step is done at once: a handler that never waits then costs no
+        # turn of the event loop. One that is aborted next never begins.
         if sys.version_info >= (3, 12) and waiter.error is None:
             task = asyncio.Task(work, loop=shared.loop, eager_start=True)
         else:
@@ -149,7 +149,7 @@ class RunningRequest:
         if self.done:
             return
         await self._finish(Outcome(None, error))
-        # What is cancelled before its first step would not close its peer.
+        # A task that is cancelled before its first step would not close its peer.
         if self.task is not None and self._has_begun:
             self.task.cancel()
 
@@ -189,7 +189,7 @@ class RunningRequest:
                 logger.error("the session store failed %s: %s", request.method, failed.failed)
                 error = error if self.key is None else wire_error(OutcomeUnknown())
         except StoreUnavailable as failed:
-            # What the layer serves itself. A key is used up; else it may be asked again.
+            # The layer serves this method itself. A key is used up; else it may be asked again.
             logger.error("what %s changed may be lost: %s", request.method, failed)
             away = failed if self.key is None else None
             error = store_error(failed) if away is not None else wire_error(OutcomeUnknown())
@@ -267,7 +267,7 @@ class RunningRequest:
             # Until here the same request, sent again, could join: the store did not know better.
             shared.calls.kept(self)
         if self._withdrawals:
-            # What was withdrawn is on its way first: nothing follows the answer.
+            # Withdrawals are sent first: nothing follows the answer.
             await asyncio.wait(self._withdrawals, timeout=outcomes.policy.slow_timeout)
         await outcomes.send(self.waiters, outcome, self.record)
 
@@ -368,8 +368,8 @@ class RunningRequest:
             inbound = self.waiters[-1].inbound
             await inbound.channel.emit(inbound.notification(method, params))
         elif method not in (method_names.PROGRESS, method_names.CANCELLED):
-            # The request's way back is gone with its answer. What was meant for the client
-            # and not for this request alone still reaches it.
+            # The request's way back is gone with its answer. Messages that are not for this
+            # request alone still reach the client.
             await self._standalone().notify(method, params)
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:

@@ -1,7 +1,7 @@
 """Sessions in this process's memory: the default store.
 
-No method suspends, so each runs in one step of the event loop and is atomic by that. What
-it remembers ends with the process.
+No method suspends, so each runs in one step of the event loop and is atomic by that. Its sessions
+end with the process.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class MemoryStore(Events, EndsInMemory):
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         for session_id in session_ids:
             session = self._sessions.get(session_id)
-            # Whoever touches a session was working on it until now, so its idle deadline
-            # cannot have passed; the absolute one can.
+            # A touched session was in use until now. So its idle deadline cannot have passed; the
+            # absolute one can.
             if session is not None and now < session.record.life.ends_at:
                 record = session.record
                 idle, ends_at = self._idle_times[record.mode], record.life.ends_at

@@ -90,8 +90,8 @@ class Lists(EndsInRedis):
     ) -> bool:
         """Remove a session that ended from every list. Return whether all of it was done.
 
-        What is left is found by whoever looks there next. It is no error: the session has ended,
-        and whoever ended it has to go on with that.
+        The next reader of a list finds the rest. That is no error: the session has ended, and the
+        caller has to continue.
 
         Args:
             session_id: None: it is not known, but its ``tag`` is.

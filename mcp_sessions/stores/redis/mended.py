@@ -41,10 +41,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _mending(method: Method, unexpected: tuple[type[Exception], ...] = _UNEXPECTED) -> Method:
-    """``method``, which takes for lost what it cannot read of the session that it is called with.
+    """Return ``method`` so that it counts unreadable values of its session as lost.
 
     Args:
-        unexpected: What it raises then, and never for what it was called with.
+        unexpected: The exceptions that it raises then, and never for a wrong argument.
     """
 
     @wraps(method)
@@ -147,7 +147,7 @@ class Mended(Lives, Events, Belongings):
         return "hash" if key.startswith(f"{self._namespace}:uri:") else None
 
     def _forget_known(self, key: str) -> None:
-        # What is known here of a session may be what was lost. Few are mended.
+        # The cached facts of a session may be the lost ones. Few are mended.
         del key
         self._subscriptions.clear()
         self._peers.clear()

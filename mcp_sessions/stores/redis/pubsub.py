@@ -73,8 +73,8 @@ class RedisExchange:
         """The channels that the server confirmed on this connection, and that are not left."""
 
         self._leaving: Counter[bytes] = Counter()
-        """How often each channel was left without the server having confirmed that yet. What
-        it confirms in between is of the time before.
+        """How often each channel was left without the server having confirmed that yet. A
+        confirmation in between belongs to an earlier subscription.
         """
 
         self._confirms: defaultdict[bytes, deque[asyncio.Future[None]]] = defaultdict(deque)
@@ -130,7 +130,7 @@ class RedisExchange:
         if self._watched.pop(channel, None) is None:
             return
         self._confirmed.discard(channel)
-        # Who is not connected is subscribed to nothing.
+        # Without a connection there is no subscription.
         if self._connection is not None:
             self._leaving[channel] += 1
             await self._send_to(self._connection, "UNSUBSCRIBE", channel)
@@ -204,7 +204,7 @@ class RedisExchange:
                 await self._disconnect()
                 await asyncio.sleep(backoff.failed(random.random()))
             except BaseException:
-                # Whoever begins anew connects, and knows that something may be missed.
+                # The next run connects, and knows that messages may be missed.
                 self._unsettle()
                 await self._disconnect()
                 raise
@@ -220,7 +220,7 @@ class RedisExchange:
                 batch = channels[start : start + _BATCH]
                 await self._send_to(connection, "SUBSCRIBE", *batch)
                 async with asyncio.timeout(self._link.timeout):
-                    # What is watched no more need not be received.
+                    # A channel that is no longer watched need not be confirmed.
                     while any(
                         channel not in self._confirmed
                         and (channel in own or channel in self._watched)

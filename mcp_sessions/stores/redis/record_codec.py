@@ -209,7 +209,7 @@ class Subscriptions:
         """This process changed a session's: it need not get all of them for that.
 
         Args:
-            before: What had changed them before that; None: nothing had.
+            before: The name of the change before; None: there was none.
             change: Names the change.
             with_one: The URI that is there now.
             without: The URI that is there no more.

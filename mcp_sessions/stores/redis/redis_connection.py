@@ -148,7 +148,7 @@ class Writes:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # Whoever still waits gets an error; nobody else has to.
+            # The caller that still waits gets an error. Here it is only retrieved.
             task.exception()
 
 
@@ -215,7 +215,7 @@ class Link:
             writing = self._writes.begin(connection, packed)
             writing.add_done_callback(lambda done: self._written(connection, done))
         else:
-            # What was not answered yet fits into the buffer: this waits for nobody.
+            # The unanswered commands fit into the buffer: this does not wait.
             try:
                 await connection.send_packed_command(packed, False)
             except (RedisError, OSError) as failed:
@@ -274,7 +274,7 @@ class Link:
                 waiting, _, size = self._waiting.popleft()
                 self._unanswered -= size
                 if waiting.done():
-                    # Whoever asked was cancelled.
+                    # The caller was cancelled.
                     pass
                 elif isinstance(answer, ResponseError):
                     waiting.set_exception(answer)

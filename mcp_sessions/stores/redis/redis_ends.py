@@ -73,7 +73,7 @@ class EndsInRedis(Commands):
         # Not sooner: a store that is full takes no writes, and can be asked all the same.
         own = StoreMade(mint_process(), await self._clock.at(now), is_new=True)
         text, lifetime = f"{own.name} {own.at!r}", self._list_lifetime
-        # What another program left there is none.
+        # A value of another program does not count.
         how = "NX" if found is None else "XX"
         found = await self._command("SET", self._made, text, how, "GET", "PX", lifetime)
         return _made(found) or own

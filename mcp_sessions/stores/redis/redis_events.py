@@ -83,7 +83,7 @@ class Events(Lists):
         if change.uri is not None:
             key = self._subscribers_key(change.uri)
             following, flat = await self._command("HSCAN", key, cursor, "COUNT", PAGE)
-            # Of a token: who, after when.
+            # In a token, the session follows the time.
             tokens = [token for token in flat[1::2] if is_token(token)]
             found = [token.decode().partition(" ")[2] for token in tokens]
         else:

@@ -1,9 +1,8 @@
 """Sessions in Redis (7 or later) or Valkey, shared by every process that names the same one.
 
 Each method is one Lua script (``lua/``) on the session's own keys: ``redis_sessions.py``,
-``redis_events.py`` and ``redis_belongings.py``. What belongs to no single session (how many there
-are, whose they are, when they are due, who subscribed to what) lies in other slots of a cluster:
-``lists.py``.
+``redis_events.py`` and ``redis_belongings.py``. Facts of no single session (number, owners,
+deadlines, subscribers) lie in other slots of a cluster: ``lists.py``.
 
 Keys, where ``NS`` is the namespace, ``T`` a digest of the session id and ``U`` one of a URI::
 
@@ -74,8 +73,8 @@ class RedisStore(Mended):
             namespace: The beginning of every key, for stores that share one Redis; 1 to 64 of
                 ``A-Z a-z 0-9 _ . : -``. None: ``mcp-sessions``.
             timeout: Seconds that an answer may take; None: 3.
-            clock: What ``now`` is read from by who calls the store, seconds since 1970; it is
-                compared to the server's.
+            clock: The clock from which callers read ``now``, in seconds since 1970. It is compared
+                to the server's.
 
         Raises:
             ConfigurationError: The URL, the namespace or the timeout cannot be used.

@@ -91,7 +91,7 @@ def unavailable(
     """``failed`` as the store's error, which says where the server is and what to do.
 
     Args:
-        connection: Of redis-py, made for that server.
+        connection: A connection of redis-py to that server.
         connecting: Nothing was sent but what makes a connection.
     """
     at = f" at {url_of(connection)}" if connection is not None else ""
@@ -114,7 +114,7 @@ def unavailable(
             )
         # redis-py makes an error of its own of what the system said.
         if isinstance(cause, OSError) and cause.strerror:
-            # Of several addresses asyncio tells all, each with its error.
+            # If there are several addresses, asyncio names all, each with its error.
             reason = f"{type(cause).__name__}: {cause.strerror}"
             if isinstance(cause, ConnectionRefusedError):
                 reason += ". Nothing listens there: start it, or correct the URL"

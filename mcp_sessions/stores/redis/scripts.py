@@ -66,13 +66,13 @@ FINISH = _load("finish")
 LOAD_DATA = _load("load_data")
 REPLACE_DATA = _load("replace_data")
 
-# What belongs to no single session.
+# Scripts for facts of no single session.
 RESERVE = _load("reserve")
 RELEASE = _load("release")
 NOTE_SUBSCRIBER = _load("note_subscriber")
 DROP_SUBSCRIBER = _load("drop_subscriber")
 REMEMBER_ENDS = _load("remember_ends")
 
-# What another program left.
+# Scripts for values of another program.
 MEND = _load("mend")
 MEND_LIST = _load("mend_list")

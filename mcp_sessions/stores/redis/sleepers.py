@@ -153,7 +153,7 @@ class Sleepers(Lists):
 
     async def _has_at_most(self, most: int) -> bool:
         """Whether all that is in Redis is no more than so many bytes: then no part of it is more.
-        Of a cluster one node alone would answer.
+        In a cluster only one node would answer.
         """
         if not isinstance(self._link, Link):
             return False

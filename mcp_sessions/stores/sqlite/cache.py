@@ -81,7 +81,7 @@ class RecordCache:
     async def find(self, session_id: SessionId) -> SessionRecord | None:
         entry = self._entries.get(session_id)
         if entry is None or self._watch.is_lost:
-            # Of a file that is not there nothing is served.
+            # Nothing is served from a file that is gone.
             found = await self._writer.call(
                 lambda tx: session_rows.load(tx, session_id), short=True
             )
@@ -139,5 +139,5 @@ class RecordCache:
         if done.cancelled() or done.exception() is None:
             return
         logger.warning("an idle deadline could not be stored: %s", done.exception())
-        # Whoever comes next tries again.
+        # The next use tries again.
         self.were_written(dict.fromkeys(deadlines, -math.inf))

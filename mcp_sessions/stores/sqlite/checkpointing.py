@@ -79,7 +79,7 @@ class WriteAheadLog:
         try:
             checkpoint(connection)
         except sqlite3.Error as failed:
-            # What the log holds is as safe as before; the next look tries again.
+            # The log's content is as safe as before; the next look tries again.
             logger.warning("%s: %s", self._path, failed)
 
     def join(self) -> None:
@@ -118,6 +118,7 @@ class WriteAheadLog:
 def checkpoint(connection: sqlite3.Connection) -> None:
     """Copy the write-ahead log into the file, and begin it anew unless somebody reads it."""
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-    # Whoever writes next begins it anew, and waits for the disk: it is not one who is not to.
+    # The next writer begins the log anew, and waits for the disk. This write makes sure that it is
+    # not a writer that must not wait.
     with committing(connection):
         connection.execute("UPDATE meta SET value = value WHERE name = 'sessions'")

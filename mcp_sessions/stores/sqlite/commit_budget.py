@@ -11,8 +11,9 @@ import asyncio
 from time import monotonic
 
 AT_ONCE = 16
-"""Commits between two looks of the loop at whom else it serves. Whoever else comes meanwhile
-shares one of the thread's."""
+"""Commits between two looks of the loop at whom else it serves. Other calls meanwhile share a
+commit of the thread.
+"""
 
 SHARE = 0.005
 """Seconds for them all."""

@@ -83,7 +83,7 @@ class FileLock:
             os.close(file)
             raise
         if not _is_at(file, self._path):
-            # Whoever had it deleted it meanwhile, and another may have the new one.
+            # Another process deleted the file meanwhile, and may have the lock of a new one.
             os.close(file)
             raise Locked(None)
         os.ftruncate(file, 0)
@@ -95,7 +95,7 @@ class FileLock:
         """Take the lock, and wait for a while for whoever has it.
 
         Args:
-            path: What the lock stands for, to be named in the log.
+            path: The file that the lock protects, for the log.
 
         Raises:
             Locked, ConfigurationError, OSError: See :meth:`acquire`.
@@ -107,7 +107,7 @@ class FileLock:
                 return
             except Locked as held:
                 waited = time.monotonic() - started
-                # What this process has open it does not let go of because of this.
+                # This process does not release its own lock because of a wait.
                 if waited >= (_QUIET if held.holder == os.getpid() else PATIENCE):
                     raise
                 if waited >= _QUIET and not is_logged:

@@ -26,8 +26,9 @@ BUSY_TIMEOUT = 5.0
 """Seconds that a write waits for another program to let go of the file."""
 
 LOG_SIZE = 16 * 1_024 * 1_024
-"""Bytes of the write-ahead log from which on it is copied into the file. That waits for the disk
-some times, so it is done less often than SQLite would."""
+"""Bytes of the write-ahead log from which on it is copied into the file. A copy waits for the disk
+some times, so it is done less often than SQLite would.
+"""
 
 MIGRATIONS: Sequence[str] = (
     # 0 to 1: the first.
@@ -315,7 +316,7 @@ def unavailable(path: Path, failed: sqlite3.Error) -> StoreUnavailable:
             cause = "the file cannot be written. Look at its permissions and its file system"
             why = "read-only"
         case _:
-            # Of an I/O error nobody knows what the disk made of it.
+            # After an I/O error it is unknown what the disk stored.
             return StoreUnavailable(f"{path}: {failed}; unknown whether the call was stored")
     return StoreRefused(f"{path}: {cause}. Nothing of the call was stored", why)
 
@@ -343,8 +344,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         # Those of every call stay prepared.
         cached_statements=256,
     )
-    # Who serves copies the write-ahead log into the file, when nobody waits for it. SQLite
-    # would do it in whatever commit makes the log too long, an operator's command too.
+    # The serving process copies the write-ahead log into the file, when no call waits for it.
+    # SQLite would do it in whatever commit makes the log too long, an operator's command too.
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     return connection
 
@@ -375,7 +376,7 @@ def _pragmas(connection: sqlite3.Connection, durability: Durability) -> None:
         )
     _sync(connection, durability)
     connection.execute(f"PRAGMA journal_size_limit = {LOG_SIZE}")
-    # What ended is overwritten where that costs no write of its own.
+    # Deleted rows are overwritten if that costs no write of its own.
     connection.execute("PRAGMA secure_delete = FAST")
 
 

@@ -90,5 +90,5 @@ class Seen:
             found = _SEEN.match(self.path.read_text("ascii", "replace"))
         except FileNotFoundError:
             return None
-        # What nobody wrote so says nothing of any file.
+        # Any other text says nothing about a file.
         return (found[1], int(found[2])) if found is not None else ("", 0)

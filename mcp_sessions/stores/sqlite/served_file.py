@@ -224,7 +224,7 @@ def _has_room(folder: Path) -> bool:
     try:
         disk = os.statvfs(folder)
     except OSError:
-        # Where that cannot be asked, the larger write says it.
+        # If the system does not say it, the larger write shows it.
         return False
     return disk.f_bavail * disk.f_frsize >= min(ROOM, disk.f_blocks * disk.f_frsize // 16)
 

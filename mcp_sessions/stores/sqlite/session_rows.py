@@ -103,7 +103,7 @@ def records(
     """Sessions, or those of a principal, oldest first; and where the next page begins.
 
     Args:
-        after: Where this page begins.
+        after: The start of this page.
         limit: How many; below 0: all.
     """
     query, values = f"SELECT {_COLUMNS} FROM sessions WHERE sid > ?", [after]

@@ -29,9 +29,9 @@ END_WITHIN = 10.0
 class SQLiteOperatorStore:
     """A SQLite file, of which another process may have the lock.
 
-    That process keeps records in memory, so nobody else may end a session in the file: it
-    would go on being served. It is asked to, by a row, and looks for such rows twice a
-    second. If nobody serves, who holds the lock for that moment is this process.
+    That process keeps records in memory, so no other process may end a session in the file: the
+    session would still be served. It is asked to, by a row, and looks for such rows twice a second.
+    If nobody serves, who holds the lock for that moment is this process.
     """
 
     def __init__(self, path: Path) -> None:

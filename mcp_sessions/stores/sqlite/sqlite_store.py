@@ -7,7 +7,7 @@ and everything that is stored is SQL in a transaction: an event is in the file b
 learns of it, and a call returns when its transaction is committed. Calls that come at the
 same time share one commit.
 
-What ``committed`` means is ``durability``:
+``durability`` defines ``committed``:
 
 ========== ============================================ ==============================
            what is on disk when a call returns          lost
@@ -144,7 +144,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         deadline = self._cache.deadline(record.mode, now, record.life.ends_at)
 
         def work(tx: Transaction) -> Admitted | None:
-            # What was in memory may be behind the file by now.
+            # The record in memory may be older than the file by now.
             keys = keys_of(tx, session_id, self._policy)
             if keys is None:
                 return None
@@ -162,8 +162,8 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         for session_id in session_ids:
             record = await self._cache.find(session_id)
-            # Whoever touches a session was working on it until now, so its idle deadline
-            # cannot have passed; the absolute one can.
+            # A touched session was in use until now. So its idle deadline cannot have passed; the
+            # absolute one can.
             if record is not None and now < record.life.ends_at:
                 self._cache.move_deadline(session_id, record, now)
 
@@ -246,7 +246,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
     ) -> Sequence[SessionRecord]:
         size = 0
         at: tuple[float, int] | None = (asleep_by(now, self._policy), sys.maxsize)
-        # What sleeps is a part of what is in the file.
+        # Sleeping sessions are a part of the file.
         if await self._writer.call(sizes.in_use) <= most:
             return []
         while at is not None and size <= most:
@@ -281,7 +281,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         """End some whose idle deadline is ``latest`` or earlier.
 
         Args:
-            which: Which of them, and in which order, as SQL for the table ``s``.
+            which: The sessions, and their order, as SQL for the table ``s``.
             values: Its values.
         """
         moved = self._cache.moved(written_by=latest)

@@ -83,7 +83,7 @@ class Transaction:
     """One transaction of the file.
 
     Args:
-        known: What earlier transactions left. It is as the file was before this one.
+        known: The totals that earlier transactions left. It is as the file was before this one.
         rows: How many rows it may take out by the way; None: any number.
     """
 

@@ -128,8 +128,8 @@ class Writer:
 
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # Of the event loop: how many calls the thread has that are not answered yet, and
-        # what time there is for others.
+        # For the event loop: the number of unanswered calls of the thread, and the time that is
+        # left for others.
         self._in_thread = 0
         self._budget: CommitBudget | None = None
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -304,7 +304,7 @@ class Writer:
                 with self._writing:
                     outcomes = self._outcomes(connection, batch)
                     self._log.look()
-                # Whoever goes on now finds the connection free.
+                # The connection is free for the next caller now.
                 for done in outcomes:
                     self._call_loop(self._answer, *done)
             if call is None:
@@ -441,7 +441,7 @@ def _data_version(connection: sqlite3.Connection) -> int:
 
 
 def _settle(future: asyncio.Future[Any], result: Any, failed: BaseException | None) -> None:
-    # Whoever was cancelled meanwhile does not wait any more.
+    # A caller that was cancelled meanwhile does not wait any more.
     if future.done():
         return
     if failed is not None:

@@ -114,7 +114,8 @@ class ResponseStreams:
             try:
                 await self.log(oldest).drop()
             except StoreUnavailable:
-                # Whoever got an answer is not notified of it. The session's end forgets it, too.
+                # A client that got its answer is not notified of it. The session's end forgets it,
+                # too.
                 logger.warning("a response stream is deleted later: the store is away")
                 return
             self._forgotten = [name for name in self._forgotten or () if name != oldest] or None
@@ -123,8 +124,8 @@ class ResponseStreams:
         policy = self._policy
         if len(finished) > policy.max_finished_streams:
             return next(iter(finished))
-        # Of what was sent only the last bytes can be missing at the client; of what was not,
-        # all of them.
+        # Only the last bytes of a sent answer can be missing at the client. All of an unsent one
+        # are.
         for is_sent, most in ((True, policy.max_bytes), (False, policy.max_unread_bytes)):
             some = {name: each.size for name, each in finished.items() if each.is_sent is is_sent}
             if len(some) > 1 and sum(some.values()) > most:
@@ -256,8 +257,8 @@ class PostChannel(WatchedChannel):
         if final is None or self.is_open or streams is None or log is None:
             return
         is_sent = self._is_whole and self._feed is not None and self._feed.last == final
-        # Of the request nothing stays but its messages: who reads them has a channel of its own,
-        # and who still has this one retires nothing any more.
+        # Only the request's messages stay. Their readers have channels of their own, and this one
+        # retires nothing any more.
         self.watch()
         self.close_stream = self._stream = self._feed = self._opening = self._log = None
         what = Finished(self._request_id, final, self._size, is_sent)
@@ -270,13 +271,13 @@ class PostChannel(WatchedChannel):
         try:
             appended = await self._log.append(plain_draft(message, key))
         except StoreUnavailable:
-            # Who listens gets it all the same, but by no id that could be come back to.
+            # A listening client gets it all the same, but without an id to resume from.
             logger.warning("a message of a response stream is not stored: the store is away")
             self._push_unkept(message, final=final)
             return
         if appended is None:
-            # The transport session has ended: nobody can come back for this. Who still listens
-            # gets its outcome (END6).
+            # The transport session has ended: nobody can come back for this. A client that still
+            # listens gets the outcome (END6).
             self._push_unkept(message, final=final)
             return
         self._size += len(message)
@@ -446,6 +447,6 @@ class PostChannel(WatchedChannel):
     async def _close_stream(self) -> None:
         await self._commit()
         if self._stream is not None:
-            # What was pushed is sent first, the priming event among it: without an id the
-            # client could not come back.
+            # Pushed events are sent first, with the priming event: without an id the client could
+            # not resume.
             self._stream.finish()

@@ -124,7 +124,7 @@ class AtPath:
 
     Args:
         app: The application.
-        path: Of its endpoint.
+        path: The path of its endpoint.
     """
 
     _app: ASGIApp
@@ -142,7 +142,8 @@ class StreamableHttp:
     Args:
         modern: Serves every request whose version is not of the handshake era.
         handshake_versions: Those that are, as in a header.
-        principal_of: Who sent a request, by what authentication left in the scope.
+        principal_of: Returns the sender of a request, from the values that authentication left in
+            the scope.
     """
 
     _handshake: HandshakeHttp
@@ -191,7 +192,7 @@ class StreamableHttp:
                 break
         if self._guard.is_by_name:
             scope = {**scope, BY_NAME: True}
-        # Of a field that is there twice the first counts, as for the SDK.
+        # If a field is there twice, the first counts, as for the SDK.
         headers: Headers = dict(reversed(fields))
         version = headers.get(b"mcp-protocol-version")
         is_modern = version is not None and version not in self._handshake_versions

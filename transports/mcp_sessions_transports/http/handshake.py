@@ -269,7 +269,7 @@ class HandshakeHttp:
         if served.conversations is not None:
             # Hosts that start no session have one all the same: no header shuts them out.
             return True
-        # What is wrong with a notification's metadata gets no answer.
+        # Wrong metadata of a notification gets no answer.
         return message.names_session and not (message.is_notification and message.is_misnamed)
 
     async def _admitted(self, call: HttpCall) -> SessionRecord | None:
@@ -295,7 +295,7 @@ async def _send_refused(
     """Answer what :meth:`TransportSessions.admit` raised.
 
     Args:
-        message: What came with the header; None: the request had no body.
+        message: The message with the header; None: the request had no body.
     """
     if isinstance(refused, SessionNotFound):
         await send_not_found(send)

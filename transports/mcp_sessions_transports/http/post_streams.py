@@ -44,7 +44,7 @@ def post_stream_name(process: str | None, beyond: frozenset[str]) -> StreamName:
     """Make the name of a new response stream.
 
     Args:
-        process: Where its request runs.
+        process: The process that runs its request.
         beyond: The scopes of who sent the request that are not needed for its transport
             session anyway.
     """

@@ -306,9 +306,9 @@ class HttpTransport(Generic[ResponsesT]):
 
         Args:
             connection: The one whose transport this is.
-            after: What the client has.
+            after: The client's position.
             first: Messages that it opens with; see :meth:`GetStream.open_with`.
-            call: What opens it.
+            call: The request that opens it.
             cleared: The sessions that were found to need no other scopes.
             turns: See :class:`SseStream`.
 

@@ -68,7 +68,7 @@ class StdioBinding:
         try:
             await asyncio.wait({reader, writer, cut}, return_when=asyncio.FIRST_COMPLETED)
             if not writer.done() and not cut.done():
-                # The input ended. What was asked is still answered, for a while.
+                # The input ended. Open requests are still answered, for a while.
                 await connection.quiet(_LAST_WORDS)
                 connection.transport.close()
                 await asyncio.wait({writer}, timeout=_LAST_WORDS)

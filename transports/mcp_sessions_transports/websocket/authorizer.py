@@ -66,7 +66,8 @@ class HandshakeAuthorizer:
     Args:
         app: The application that HTTP requests go through where nothing stands around it;
             None: there always is something.
-        principal_of: Who sent a request, by what authentication left in its scope.
+        principal_of: Returns the sender of a request, from the values that authentication left in
+            its scope.
         application: Answers with the one that stands around all others; None: it is found.
     """
 

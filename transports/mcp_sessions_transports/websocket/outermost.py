@@ -58,7 +58,7 @@ def outermost() -> Outermost | None:
 
 def _serving() -> Iterator[tuple[FrameType, Scope]]:
     """The calls that were given this connection's scope, inside out. An ``await`` is a call as any.
-    Who makes the scope is a server, and is given none.
+    A server makes the scope, and gets none.
     """
     frame = inspect.currentframe()
     while frame is not None:

@@ -76,8 +76,9 @@ _SMALL = 1_024
 """Bytes that every server takes: no such message was too large for it."""
 
 _LARGE = 65_536
-"""Bytes beyond which it is what WSS5 says. Of less, something between the two may rather have
-closed for an answer that was too large: the call may have run."""
+"""Bytes beyond which it is what WSS5 says. With fewer bytes, something between the two may have
+closed because of an answer that was too large: the call may have run.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class WebSocketLink:
         if not self._is_closing:
             large = self._too_large()
             if large is not None:
-                # Whatever else was asked may be asked again on the next connection.
+                # Other requests may be repeated on the next connection.
                 failure = replace(failure, may_return=True)
             if large is not None and large.id is not None:
                 if large.is_question:

@@ -153,7 +153,7 @@ class Association(Stage):
         """The session that :meth:`before` would admit a request to; None: none.
 
         Raises:
-            InvalidParams: What names it is malformed.
+            InvalidParams: The metadata that names it is malformed.
         """
         named = request.named()
         if not isinstance(named, NotNamed):

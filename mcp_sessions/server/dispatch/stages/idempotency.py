@@ -1,8 +1,7 @@
 """Requests with a key, which run at most once in their session.
 
-One that comes again gets what the first has: the answer that was kept; if it still runs, the
-same answer when it is there, here or in the process where it runs. Whatever happens, the
-handler does not run again.
+One that comes again gets what the first has: the answer that was kept; if it still runs, the same
+answer when it is there, here or in the process where it runs. The handler never runs again.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Idempotency:
         """Take the lock of a key, if the call is in a session.
 
         Raises:
-            InvalidParams: What names the session is malformed.
+            InvalidParams: The metadata that names the session is malformed.
             OutcomeUnknown: It was begun in another session.
         """
         inbound, session_id = call.inbound, None

@@ -69,7 +69,7 @@ class Authentication:
 
     Args:
         verifier: The SDK's ``TokenVerifier``, or one of ours.
-        scopes: What each token needs.
+        scopes: The scopes that each token needs.
         resource: The URL by which clients know this server; None: there is no metadata.
         issuers: Authorization servers that the metadata names.
         checks_resource: Whether a token must be issued for ``resource``; see the SDK's
@@ -181,8 +181,8 @@ class SdkVerifier:
         self._verifiers = tuple(verifiers)
         self._then = then
         self._made: OrderedDict[int, tuple[Credential, AccessToken]] = OrderedDict()
-        """What was made of a credential, by the identity of the object: a verifier returns the same
-        one as long as the credential is good.
+        """The SDK's token of each credential, by the object's identity: a verifier returns the same
+        object as long as the credential is good.
         """
 
     async def verify_token(self, token: str) -> AccessToken | None:

@@ -143,8 +143,8 @@ def http_shell(
     route, holder = slot
     holder.session_manager = _Endpoint(endpoint)
     if route.methods is not None:
-        # This is FastMCP's own table of methods. That of a stateless server lacks methods that we
-        # serve.
+        # This is FastMCP's own table of methods. The list of a stateless server lacks methods that
+        # we serve.
         route.methods |= {"GET", "HEAD", "POST", "DELETE"}
     bare = route.endpoint is holder and not app.user_middleware
     state: dict[str, Any] = dict(app.state._state)  # pyright: ignore[reportPrivateUsage]

@@ -7,8 +7,8 @@ Rules, owned by ``tests/server/upstream/sdk/test_open_routes.py``:
 2. From one address come at most :data:`REGISTRATIONS` registrations a second, as many requests to
    sign in, and :data:`REQUESTS` requests to all other routes together. One more is answered 429,
    with ``Retry-After``. The first two are stored, so there are fewer of them.
-3. An address that was quiet may send the requests of ten seconds at once. What is kept of addresses
-   has a bound: see :mod:`mcp_sessions.core.buckets`.
+3. An address that was quiet may send the requests of ten seconds at once. The number of known
+   addresses has a bound: see :mod:`mcp_sessions.core.buckets`.
 4. The log says it at most once a minute.
 """
 

@@ -13,7 +13,7 @@ Rules, owned by ``tests/server/upstream/sdk/test_provided.py``:
    :mod:`mcp_sessions.authentication.verdicts`. A good token counts on while the provider is away.
 4. A token without a subject is refused: its users would own the same sessions.
 5. An API key is not shown to the provider.
-6. The provider's routes need no credential. What they take has bounds: see
+6. The provider's routes need no credential. Their requests have bounds: see
    :mod:`mcp_sessions.server.upstream.sdk.open_routes`.
 """
 
@@ -133,8 +133,7 @@ class ProvidedVerifier:
             try:
                 found = await self._provider.verify_token(token)
             except Exception as failed:
-                # The boundary to the provider. Whatever is wrong there, it says nothing of the
-                # token.
+                # The boundary to the provider. No failure there says anything about the token.
                 self._note_away(question.why or type(failed).__name__)
                 raise CannotVerify(RETRY) from failed
         why = self._service.failure(question) if found is None else ""

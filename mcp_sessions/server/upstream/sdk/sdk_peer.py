@@ -196,7 +196,7 @@ class SdkPeer:
 
     async def close(self) -> None:
         connection = self._connection
-        # Of a connection of one request only if a handler registered something there.
+        # A connection of one request is closed only if a handler registered something there.
         if not isinstance(connection, RequestConnection) or connection.is_stack_used:
             await aclose_shielded(connection)
 

@@ -62,7 +62,7 @@ async def failure_of(
             text = f"Server returned an error response: {name}: HTTP status {status}"
             error = error_body(INTERNAL_ERROR, text)
     if status in (401, 403):
-        # What the application gets is the SDK's sentence, which does not say it.
+        # The application gets the SDK's sentence, which does not say it.
         logger.warning("%s: the server answered %d: the credential was not accepted", name, status)
     return Failure(
         Cause.STATUS,

@@ -56,8 +56,7 @@ class SseReader:
 
     Args:
         max_bytes: Of one event.
-        drops: What is over the limit is passed over (`ReadEvent.dropped`), up to `MOST` times
-            the limit.
+        drops: Skip data above the limit (`ReadEvent.dropped`), up to `MOST` times the limit.
     """
 
     def __init__(self, *, max_bytes: int, drops: bool = False) -> None:

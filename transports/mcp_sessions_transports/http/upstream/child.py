@@ -146,7 +146,7 @@ class HttpWire:
 
     def write(self, message: bytes) -> None:
         if self._child.is_modern:
-            # That era tells a server nothing; whoever reads no more has cancelled.
+            # That era has no notification for it: a client that stops reading has cancelled.
             return
         self._messages.add(message)
 
@@ -210,7 +210,7 @@ class HttpWire:
         task = self._child.background.run("a request to a URL", self._post(message, waiting))
         self._posts.add(task)
         task.add_done_callback(self._posts.discard)
-        # Whoever does not wait for its answer any more does not read it, either.
+        # A client that does not wait for the answer does not read it, either.
         waiting.future.add_done_callback(lambda it: task.cancel() if it.cancelled() else None)
 
     async def _post(self, message: Mapping[str, Any], waiting: Waiting) -> None:
@@ -239,7 +239,7 @@ class HttpWire:
                 about = {"requestId": request_id, "reason": "no answer in time"}
                 self.write(notification_message(method_names.CANCELLED, about))
         except Exception as defect:
-            # Whatever it is: whoever waits is answered.
+            # For any error: the waiting client gets an answer.
             report("a request to a URL", defect)
             failed = unknown("it could not be sent, or not be read")
         if waiting.future.done():

@@ -42,7 +42,7 @@ class HttpChildren:
         is_asked = server.auth is not None and not isinstance(server.auth, httpx2.Auth)
         credentials = Credentials(await ask(), ask if is_asked else None)
         if self._tls is None:
-            # Of all of them: to read the system's certificates takes many milliseconds.
+            # They share it: to read the system's certificates takes many milliseconds.
             self._tls = httpx2.create_ssl_context()
         client = httpx2.AsyncClient(
             verify=self._tls,
@@ -72,7 +72,7 @@ class HttpChildren:
             async with asyncio.timeout(self._server.start_timeout):
                 return await found
         except Exception as failed:
-            # The boundary to the operator's code. What it says may quote the credential.
+            # The boundary to the operator's code. Its text may quote the credential.
             raise refused(f"there is no credential for it ({type(failed).__name__})") from None
 
     def run(self, room: Callable[[], int]) -> None:

@@ -65,7 +65,7 @@ class HttpStream:
                         await self._on_event(event)
         except Forgotten:
             if not self._has_stream:
-                # There may only be nothing to be had by GET. What is asked next knows.
+                # There may only be nothing to be had by GET. The next request finds out.
                 raise refused("it has no stream for changes") from None
             self._forget()
             raise

@@ -48,7 +48,7 @@ class Credentials:
         if self.current is refused:
             if self._asking is None:
                 self._asking = asyncio.get_running_loop().create_future()
-                # Whoever waits for it may leave.
+                # The caller may be cancelled meanwhile.
                 self._asking.add_done_callback(lambda it: it.cancelled() or it.exception())
                 asking = self._renew(self._ask, self._asking)
                 self._background.run("asking for a credential", asking)

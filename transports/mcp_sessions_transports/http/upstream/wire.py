@@ -57,7 +57,7 @@ class Wire:
 
     Args:
         client: Its own: its connections, and the cookies that lead to its server.
-        headers: Of each request, but for those of a credential.
+        headers: The headers of each request, except those of a credential.
         silence: Seconds without a byte after which a request fails.
     """
 
@@ -103,8 +103,8 @@ class Wire:
         credential is sent once more, with another one.
 
         Args:
-            version: Of the protocol, if that is agreed.
-            headers: That repeat what is in it.
+            version: The protocol version, if it is agreed.
+            headers: Headers that repeat parts of the content.
 
         Raises:
             httpx2.HTTPError: There is none.
@@ -154,7 +154,7 @@ class Wire:
         except FAILURES:
             raise
         except Exception as defect:
-            # The boundary to what an application gave (``auth=``). What it says may be secret.
+            # The boundary to what an application gave (``auth=``). Its text may be secret.
             report("the authentication of a request to a URL", defect)
             raise httpx2.RequestError("it was not authenticated", request=request) from None
 
@@ -171,8 +171,8 @@ class Wire:
         Raises:
             Forgotten: There is no such session, or it is to be spoken with in another way now.
             Refused: See there. It had no effect.
-            UpstreamError: What was sent was refused, and had no effect.
-            httpx2.HTTPError: What became of it is unknown.
+            UpstreamError: The message was refused, and had no effect. httpx2.HTTPError: The outcome
+                is unknown.
         """
         status = response.status_code
         if 200 <= status < 300:
@@ -197,7 +197,7 @@ class Wire:
         error = answer.error if isinstance(answer, Answer) else None
         # Ours are numbers: what answers one is about that request alone.
         is_of_request = isinstance(answer, Answer) and isinstance(answer.id, int)
-        # Who has no stream to open may refuse one in such words, and be asked all the same.
+        # A server without such a stream may refuse it in these words, and still serve requests.
         is_message = has_begun and response.request.method == "POST"
         said = body.lower() if status == 400 and not is_of_request else b""
         # As some do that keep no word of it; or another one is there, of another era, or one that
@@ -213,7 +213,7 @@ class Wire:
         if status in (401, 403):
             raise refused(f"it answered {status}: it does not accept the layer's credential")
         failed = refused(f"it answered with HTTP status {status}")
-        # What is there does not take such a message; it may take another one.
+        # The server does not take such a message. It may take another one.
         raise Refused(failed.error) if status == 400 else failed
 
 
