@@ -14,7 +14,7 @@ import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from mcp_sessions import method_names
 from mcp_sessions.background import Background
@@ -131,8 +131,7 @@ class Child:
 
     @property
     def capabilities(self) -> Mapping[str, Any]:
-        given = self.result.get("capabilities")
-        return cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
+        return members_of(self.result.get("capabilities"))
 
     @property
     def has_subscriptions(self) -> bool:
@@ -257,9 +256,8 @@ class Child:
             Forgotten: The child had ended before.
             UpstreamError: The child answered with an error. -31012: it ended before it answered.
         """
-        era = self._era
-        if era.is_modern or sender is not None or method in _OWN_WAY:
-            return await era.request(call, method, params, sender)
+        if self._era.is_modern or sender is not None or method in _OWN_WAY:
+            return await self._era.request(call, method, params, sender)
         self._last += 1
         result = await self.exchange(self._last, call, method, params)
         if self._listening is not None:
@@ -335,8 +333,7 @@ class Child:
             self.unanswered.answered(asked)
         if waiting is None:
             self._not_asked(asked)
-            return
-        if not waiting.future.done():
+        elif not waiting.future.done():
             waiting.future.set_result(answer)
 
     def answered_unreadably(self, request_id: int | None, why: str) -> None:
@@ -362,8 +359,7 @@ class Child:
         # Otherwise the request was cancelled, or is answered twice.
 
     def end_listen(self, request_id: object) -> None:
-        asked = own_id(request_id)
-        waiting = self._open.get(asked) if asked is not None else None
+        waiting = self._open.get(own_id(request_id) or 0)
         # It is the only request of the layer that lasts.
         if waiting is not None and waiting.call is None and not waiting.future.done():
             waiting.future.set_result(Answer(None, {}, None))
@@ -398,8 +394,7 @@ class Child:
         match method:
             case method_names.PROGRESS:
                 members = dict(params or {})
-                token = own_id(members.pop(TOKEN, None))
-                waiting = self._open.get(token) if token is not None else None
+                waiting = self._open.get(own_id(members.pop(TOKEN, None)) or 0)
                 if waiting is not None and waiting.call is not None:
                     await self.client.reported(waiting.call, members)
             case method_names.CANCELLED:

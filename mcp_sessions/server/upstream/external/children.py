@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,15 +47,12 @@ from mcp_sessions.server.upstream.external.beginning import (
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Refused
 from mcp_sessions.server.upstream.external.failures import Failures
-from mcp_sessions.server.upstream.external.room import LOOKS, WAITS, Starts, can_share, spare
+from mcp_sessions.server.upstream.external.room import EVICTABLE, LOOKS, OF_ONE, WAITS, Room, Starts
 from mcp_sessions.server.upstream.external.server_messages import Notifier
 from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Services, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 
 logger = logging.getLogger(__name__)
-
-_EVICTABLE = 60.0
-"""Seconds after its last request in which a child is not ended to make room for another."""
 
 _SAID_AGAIN = 60.0
 """Seconds between two log lines about missing room."""
@@ -96,11 +92,8 @@ class Children:
 
         self.notifier = Notifier()
         self._slots: dict[Hashable, Slot] = {}
-        self._living: dict[Child, Principal] = {}
-        self._ending: set[Child] = set()
-        """Living children that are ending. A start that needs their room waits for it."""
-
-        self._starts = Counter[Principal]()
+        self.room = Room(lambda: self.server, self._slots)
+        self._living, self._ending = self.room.living, self.room.ending
         self._hanging = Starts(self.server.start_timeout)
         self._rounds = Background()
         self._background = Background()
@@ -113,7 +106,7 @@ class Children:
         self._said_at = -math.inf
 
     def run(self) -> None:
-        self.starter.run(lambda: self.server.max_children - self._count())
+        self.starter.run(lambda: self.server.max_children - self.room.count())
         self._rounds.loop("the rounds over idle children", self._round)
 
     def services(self, announce: Announce) -> Services:
@@ -286,7 +279,7 @@ class Children:
         failed: UpstreamError | None = None
         try:
             for client in tries:
-                if self._is_leaving or self._limit(principal, more=1) is not None:
+                if self._is_leaving or self.room.limit(principal, more=1) is not None:
                     failed = None
                     return
                 own = Slot(slot.services, object(), client, ONE_CLIENT)
@@ -323,14 +316,9 @@ class Children:
         return child
 
     async def _start(self, slot: Slot, principal: Principal, client: Mapping[str, Any]) -> Child:
-        self._starts[principal] += 1
-        try:
+        with self.room.of_start(principal):
             await self._vacate(slot)
             child = await made(self.starter, slot, principal)
-        finally:
-            self._starts[principal] -= 1
-            if not self._starts[principal]:
-                del self._starts[principal]
         self._living[child] = principal
         metrics.child_runs()
         try:
@@ -350,7 +338,7 @@ class Children:
             return False
         # A slot that was idle for long is no longer known.
         is_known = self.slot(slot.key, lambda: slot) is slot
-        if not is_known or self._limit(ANONYMOUS) is not None:
+        if not is_known or self.room.limit(ANONYMOUS) is not None:
             return False
         self._living[child] = ANONYMOUS
         metrics.child_begun("started")
@@ -398,56 +386,29 @@ class Children:
                 is_idle = not slot.calls and slot.starting is None
                 patience = self.server.child_idle
                 if slot.is_spare:
-                    patience = min(patience, _EVICTABLE)
+                    patience = min(patience, EVICTABLE)
                 if is_idle and loop.time() - slot.used_at >= patience:
                     # Another slot may have the key by now: the end of each child takes a while.
                     if not slot.outbounds and self._slots.get(key) is slot:
                         del self._slots[key]
                     await self._vacate(slot)
 
-    def _count(self, of: Principal | None = None) -> int:
-        if of is None:
-            return len(self._living) + self._starts.total()
-        living = sum(owner.is_user_of(of) for owner in self._living.values())
-        return living + sum(n for owner, n in self._starts.items() if owner.is_user_of(of))
-
-    def has_room(self, principal: Principal, *, by_ending: bool = False) -> bool:
-        """Whether there is room for one more without ending a child.
-
-        Args:
-            by_ending: Whether a child that no client misses may end for it.
-        """
-        limit = self._limit(principal)
-        if limit is None or not by_ending:
-            return limit is None
-        owner = principal if limit == "max_children_per_principal" else None
-        older = spare(self._slots.values(), self._living)
-        return any(slot.is_replaceable or slot in older for slot in self._idle(owner))
-
-    def _limit(self, principal: Principal, more: int = 0) -> str | None:
-        own = self.server.max_children_per_principal
-        if own is not None and self._count(principal) + more >= own:
-            return "max_children_per_principal"
-        return "max_children" if self._count() + more >= self.server.max_children else None
-
     async def _make_room(self, slot: Slot, principal: Principal) -> None:
         loop = asyncio.get_running_loop()
-        shares = can_share(slot, principal, self._slots.values(), self._living)
-        until = loop.time() + (0 if shares else WAITS)
+        until = loop.time() + (0 if self.room.can_share(slot, principal) else WAITS)
         # Check again after each wait: others wait for the same room.
-        while (limit := self._limit(principal)) is not None:
-            owner = principal if limit == "max_children_per_principal" else None
+        while (limit := self.room.limit(principal)) is not None:
+            owner = principal if limit == OF_ONE else None
             made = await self._end_one(owner) or await self.give_up(owner)
             if made or await self._end_a_start(owner):
                 continue
-            idle = [slot.used_at + _EVICTABLE for slot in self._idle(owner)]
-            free_at = min([*idle, self.gives_up_at(owner)])
+            free_at = min(self.room.free_at(owner), self.gives_up_at(owner))
             if max(free_at, loop.time()) > until:
                 raise self._no_room(limit)
             await asyncio.sleep(LOOKS)
 
     def _no_room(self, limit: str) -> UpstreamError:
-        of_one = self.server.max_children_per_principal if limit != "max_children" else None
+        of_one = self.server.max_children_per_principal if limit == OF_ONE else None
         most = of_one or self.server.max_children
         option = limit.replace("_", "-")
         self._say_now_and_then(f"the limit {limit} ({most}) is reached; raise it with --{option}")
@@ -470,30 +431,15 @@ class Children:
         """End a child of one principal, or of any. A child that has ended or is ending goes first,
         then one that no client needs, then the one that is idle for longest. False: none may end.
         """
-        for child, owner in self._living.items():
-            if (child.has_ended or child in self._ending) and owner.is_user_of(of):
-                await self._stop(child)
-                return True
-        now = asyncio.get_running_loop().time()
-        older = spare(self._slots.values(), self._living)
-        idle = [
-            slot
-            for slot in self._idle(of)
-            if slot.is_replaceable or slot in older or now - slot.used_at >= _EVICTABLE
-        ]
-        if idle:
-            slot = min(idle, key=lambda it: (not it.is_replaceable, it not in older, it.used_at))
-            if slot.is_replaceable:
-                # No client has anything of it to read again.
-                del self._slots[slot.key]
-            await self._vacate(slot)
-        return bool(idle)
-
-    def _idle(self, of: Principal | None) -> list[Slot]:
-        found = list[Slot]()
-        for slot in self._slots.values():
-            if slot.child is not None and not slot.calls:
-                owner = self._living.get(slot.child)
-                if of is None or (owner is not None and owner.is_user_of(of)):
-                    found.append(slot)
-        return found
+        ended = self.room.ended(of)
+        if ended is not None:
+            await self._stop(ended)
+            return True
+        slot = self.room.first(of)
+        if slot is None:
+            return False
+        if slot.is_replaceable:
+            # No client has anything of it to read again.
+            del self._slots[slot.key]
+        await self._vacate(slot)
+        return True

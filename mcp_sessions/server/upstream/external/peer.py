@@ -34,6 +34,7 @@ from mcp_sessions.server.upstream.external.other_replicas import (
 )
 from mcp_sessions.server.upstream.external.sharing import Sessionless, Sharing
 from mcp_sessions.server.upstream.external.slot import Clients, Services, Slot
+from mcp_sessions.server.upstream.external.subscribers import Subscribers
 from mcp_sessions.server.upstream.external.takeover import hand_over, spare, take_over
 from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, Wanted
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
@@ -194,7 +195,7 @@ class ExternalPeer:
         """
         key, children, other = slot.key, self._wrapped.children, None
         if slot.living is None and isinstance(key, Sessionless):
-            if not children.has_room(call.principal):
+            if not children.room.has(call.principal):
                 other = self._wrapped.sharing.child(key)
         return slot.living or other or await slot.started(call.principal)
 
@@ -241,7 +242,7 @@ class ExternalPeer:
         wanted: Filter,
         check: Callable[[], Awaitable[None]] | None,
     ) -> dict[str, Any]:
-        changed = slot.listens_for(self._who(call), wanted.uris)
+        changed = slot.subscribers.replace(self._who(call), wanted.uris)
         if check is not None:
             await check()
         # Resources of earlier listens are asked for as well: it may be another child.
@@ -324,7 +325,7 @@ class ExternalPeer:
         """
         slot, children = self.slot(call), self._wrapped.children
         alike = None
-        if slot.living is None and not children.has_room(call.principal):
+        if slot.living is None and not children.room.has(call.principal):
             alike = children.alike(slot.client, call.principal)
         return slot.living or alike or await slot.started(call.principal)
 
@@ -423,7 +424,7 @@ class ExternalPeer:
             client,
             Clients(is_one_client, isinstance(key, Sessionless)),
             was_served and is_one_client,
-            subscribers={uri: {key} for uri in wanted.subscriptions} if is_one_client else {},
+            subscribers=Subscribers((uri, {key}) for uri in wanted.subscriptions if is_one_client),
             level=wanted.log_level if is_one_client else None,
         )
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.slot import Slot
@@ -15,6 +18,11 @@ _LEAST: Final = 5.0
 
 WAITS: Final = 15.0
 """Seconds that a start waits for room. Most hosts wait longer for an answer."""
+
+EVICTABLE: Final = 60.0
+"""Seconds after its last request in which a child is not ended to make room for another."""
+
+OF_ONE: Final = "max_children_per_principal"
 
 LOOKS: Final = 0.5
 """Seconds between two checks for room."""
@@ -73,31 +81,119 @@ class Starts:
         return True
 
 
-def spare(slots: Iterable[Slot], living: Mapping[Child, Principal]) -> set[Slot]:
-    """Return the children outside of sessions that may end first. Nothing lasts there between
-    requests. A principal may have several there, for clients that accept different requests, and
-    keeps the one used last.
+class Room:
+    """Count the children of one layer against its limits, and choose which of them ends first.
 
     Args:
-        living: Child → the principal that it was started for.
+        server: Returns the server, which has the limits.
+        slots: All slots of the layer.
     """
-    last: dict[Principal, Slot] = {}
-    found: set[Slot] = set()
-    for slot in slots:
-        owner = living.get(slot.child) if slot.child is not None else None
-        if owner is not None and slot.clients.is_sessionless:
-            other = last.get(owner, slot)
-            last[owner], older = sorted((other, slot), key=lambda it: -it.used_at)
-            if older is not last[owner] and not older.outbounds and older.starting is None:
-                found.add(older)
-    return found
 
+    def __init__(
+        self, server: Callable[[], ExternalServer], slots: Mapping[Hashable, Slot]
+    ) -> None:
+        self.living: dict[Child, Principal] = {}
+        """Child → the principal that it was started for."""
 
-def can_share(
-    slot: Slot, principal: Principal, slots: Iterable[Slot], living: Mapping[Child, Principal]
-) -> bool:
-    connection_peer = (other for other in slots if other.clients.is_sessionless)
-    return slot.clients.is_sessionless and any(
-        other.child is not None and living.get(other.child) == principal
-        for other in connection_peer
-    )
+        self.ending: set[Child] = set()
+        """Living children that are ending. A start that needs their room waits for it."""
+
+        self._server, self._slots = server, slots
+        self._starts = Counter[Principal]()
+
+    @contextmanager
+    def of_start(self, principal: Principal) -> Generator[None]:
+        """Count a child that is started."""
+        self._starts[principal] += 1
+        try:
+            yield
+        finally:
+            self._starts[principal] -= 1
+            if not self._starts[principal]:
+                del self._starts[principal]
+
+    def count(self, of: Principal | None = None) -> int:
+        if of is None:
+            return len(self.living) + self._starts.total()
+        living = sum(owner.is_user_of(of) for owner in self.living.values())
+        return living + sum(n for owner, n in self._starts.items() if owner.is_user_of(of))
+
+    def limit(self, principal: Principal, more: int = 0) -> str | None:
+        """Return the name of the limit that is reached. None: there is room for one more."""
+        server = self._server()
+        own = server.max_children_per_principal
+        if own is not None and self.count(principal) + more >= own:
+            return OF_ONE
+        return "max_children" if self.count() + more >= server.max_children else None
+
+    def has(self, principal: Principal, *, by_ending: bool = False) -> bool:
+        """Whether there is room for one more without ending a child.
+
+        Args:
+            by_ending: Whether a child that no client misses may end for it.
+        """
+        limit = self.limit(principal)
+        if limit is None or not by_ending:
+            return limit is None
+        older = self._spare()
+        owner = principal if limit == OF_ONE else None
+        return any(slot.is_replaceable or slot in older for slot in self._idle(owner))
+
+    def can_share(self, slot: Slot, principal: Principal) -> bool:
+        return slot.clients.is_sessionless and any(
+            other.child is not None and self.living.get(other.child) == principal
+            for other in self._slots.values()
+            if other.clients.is_sessionless
+        )
+
+    def ended(self, of: Principal | None) -> Child | None:
+        """Return a child that has ended or is ending."""
+        for child, owner in self.living.items():
+            if (child.has_ended or child in self.ending) and owner.is_user_of(of):
+                return child
+        return None
+
+    def first(self, of: Principal | None) -> Slot | None:
+        """Return the slot whose child may end first: one that no client needs, then the one that is
+        idle for longest. None: none may end.
+        """
+        now, older = asyncio.get_running_loop().time(), self._spare()
+        idle = (
+            slot
+            for slot in self._idle(of)
+            if slot.is_replaceable or slot in older or now - slot.used_at >= EVICTABLE
+        )
+        return min(
+            idle,
+            key=lambda it: (not it.is_replaceable, it not in older, it.used_at),
+            default=None,
+        )
+
+    def free_at(self, of: Principal | None) -> float:
+        """Return the time at which one may end."""
+        return min((slot.used_at + EVICTABLE for slot in self._idle(of)), default=math.inf)
+
+    def _idle(self, of: Principal | None) -> list[Slot]:
+        found = list[Slot]()
+        for slot in self._slots.values():
+            if slot.child is not None and not slot.calls:
+                owner = self.living.get(slot.child)
+                if of is None or (owner is not None and owner.is_user_of(of)):
+                    found.append(slot)
+        return found
+
+    def _spare(self) -> set[Slot]:
+        """Return the children outside of sessions that may end first. Nothing lasts there between
+        requests. A principal may have several there, for clients that accept different requests,
+        and keeps the one used last.
+        """
+        last: dict[Principal, Slot] = {}
+        found: set[Slot] = set()
+        for slot in self._slots.values():
+            owner = self.living.get(slot.child) if slot.child is not None else None
+            if owner is not None and slot.clients.is_sessionless:
+                other = last.get(owner, slot)
+                last[owner], older = sorted((other, slot), key=lambda it: -it.used_at)
+                if older is not last[owner] and not older.outbounds and older.starting is None:
+                    found.add(older)
+        return found

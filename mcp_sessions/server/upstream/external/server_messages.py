@@ -151,9 +151,6 @@ class Notifier:
         waiting.queued[name] = _Notification(way, method, params, is_change, size)
         waiting.size += size
 
-    def has_pending(self, who: Hashable) -> bool:
-        return who in self._waiting
-
     async def flush(self, who: Hashable) -> None:
         waiting = self._waiting.get(who)
         if waiting is not None and waiting.task is not None:

@@ -183,7 +183,7 @@ class Sharing:
         if sum(1 for slot in self._all(key.principal) if slot.calls) >= most:
             return False
         # The first one may end a child that was idle for long.
-        return is_first or self._children.has_room(key.principal, by_ending=True)
+        return is_first or self._children.room.has(key.principal, by_ending=True)
 
     def _shared(self, key: Sessionless) -> Slot | None:
         return _least_busy(self._all(key.principal), key)

@@ -30,6 +30,7 @@ from mcp_sessions.server.upstream.external.child_requests import (
 )
 from mcp_sessions.server.upstream.external.failures import description_of
 from mcp_sessions.server.upstream.external.server_messages import Notifier, Way
+from mcp_sessions.server.upstream.external.subscribers import Subscribers
 from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
     Call,
@@ -97,9 +98,7 @@ class Slot:
     is_spare: bool = False
     """Whether it is one of several for the same clients, so that none would miss it."""
 
-    subscribers: dict[str, set[Hashable]] = field(default_factory=dict[str, set[Hashable]])
-    """Clients that subscribed, by URI."""
-
+    subscribers: Subscribers = field(default_factory=Subscribers)
     level: str | None = None
     """Level of the last ``logging/setLevel``."""
 
@@ -195,8 +194,7 @@ class Slot:
                 if check is not None:
                     await check()
                 result = await child.request(call, method, params, sender)
-            if self.services.notifier.has_pending(call):
-                await self.services.notifier.flush(call)
+            await self.services.notifier.flush(call)
         finally:
             self.calls.pop(call, None)
             self.services.notifier.forget(call)
@@ -270,10 +268,7 @@ class Slot:
         way = self.outbounds.pop(who, None)
         if way is not None:
             self.outbounds[name] = way
-        for subscribed in self.subscribers.values():
-            if who in subscribed:
-                subscribed.remove(who)
-                subscribed.add(name)
+        self.subscribers.rename(who, name)
 
     def is_asked_by(self, client: Mapping[str, Any]) -> None:
         if self.clients.is_sessionless and self.keeps_nothing and len(self.asked_by) < 2:
@@ -281,16 +276,7 @@ class Slot:
 
     def add_listen(self, who: Outbound, uris: Collection[str]) -> None:
         self.outbounds[who] = who
-        for uri in uris:
-            self.subscribers.setdefault(uri, set()).add(who)
-
-    def listens_for(self, who: Hashable, uris: Collection[str]) -> set[str]:
-        before = {uri for uri, subscribed in self.subscribers.items() if who in subscribed}
-        for uri in before.difference(uris):
-            self._unsubscribe(who, uri)
-        for uri in uris:
-            self.subscribers.setdefault(uri, set()).add(who)
-        return before.symmetric_difference(uris)
+        self.subscribers.add(who, uris)
 
     async def settle(self, uris: Iterable[str], principal: Principal) -> None:
         """Subscribe its child to those of these resources that a client here wants, and unsubscribe
@@ -318,9 +304,9 @@ class Slot:
         turn = self.turns.setdefault(uri, asyncio.Lock())
         async with turn:
             is_wanted, child = uri in self.subscribers, self.living
-            if child is None or is_wanted == (uri in child.subscribed):
+            if child is None or not child.has_subscriptions:
                 return
-            if not child.has_subscriptions:
+            if is_wanted == (uri in child.subscribed):
                 return
             method = method_names.SUBSCRIBE if is_wanted else method_names.UNSUBSCRIBE
             try:
@@ -336,13 +322,7 @@ class Slot:
 
     def leave(self, who: Hashable) -> None:
         self.outbounds.pop(who, None)
-        for uri in [uri for uri, subscribed in self.subscribers.items() if who in subscribed]:
-            self._unsubscribe(who, uri)
-
-    def _unsubscribe(self, who: Hashable, uri: str) -> None:
-        self.subscribers[uri].discard(who)
-        if not self.subscribers[uri]:
-            del self.subscribers[uri]
+        self.subscribers.remove(who)
 
     # --- messages that its child sends by itself -----------------------------------------------
 
@@ -399,28 +379,18 @@ class Slot:
         receivers = list(self.outbounds.items())
         if method == method_names.RESOURCE_UPDATED and not self.clients.is_one_client:
             uri = (params or {}).get("uri")
-            subscribed = self._subscribed(uri) if isinstance(uri, str) else ()
+            subscribed = self.subscribers.of(uri) if isinstance(uri, str) else ()
             receivers = [(who, outbound) for who, outbound in receivers if who in subscribed]
         return [(who, outbound.notify) for who, outbound in receivers]
-
-    def _subscribed(self, uri: str) -> Collection[Hashable]:
-        """Return the clients that subscribed to a resource. If none did, those that subscribed to
-        one above it.
-        """
-        by_name = self.subscribers.get(uri)
-        if by_name:
-            return by_name
-        above = (who for each, who in self.subscribers.items() if _is_below(uri, each))
-        return set[Hashable]().union(*above)
 
     async def _deliver(
         self, who: Hashable, way: Way, method: str, params: Mapping[str, Any] | None
     ) -> None:
-        is_change = method in method_names.CHANGES
+        notifier, is_change = self.services.notifier, method in method_names.CHANGES
         if self.clients.is_one_client:
-            await self.services.notifier.now(who, way, method, params, is_change=is_change)
+            await notifier.now(who, way, method, params, is_change=is_change)
         else:
-            self.services.notifier.later(who, way, method, params, is_change=is_change)
+            notifier.later(who, way, method, params, is_change=is_change)
 
     async def asked(
         self,
@@ -471,11 +441,6 @@ class Slot:
         if about not in asked:
             raise PeerError(METHOD_NOT_FOUND, "Method not found", method)
         return await about.send_request(PeerRequest(method, params))
-
-
-def _is_below(uri: str, other: str) -> bool:
-    rest = uri.removeprefix(other)
-    return uri.startswith(other) and (other.endswith("/") or rest.startswith(("/", "?", "#")))
 
 
 def _is_wanted(params: Mapping[str, Any] | None, least: str | None) -> bool:

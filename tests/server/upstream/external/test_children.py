@@ -244,7 +244,7 @@ async def test_who_waits_for_room_takes_no_more_than_may_be_of_one_principal() -
     async with asyncio.timeout(5):
         begun = await asyncio.gather(*waiting, return_exceptions=True)
     assert [isinstance(each, UpstreamError) for each in begun] == [False, True]
-    assert of._count(ann) == of._count() == 1  # pyright: ignore[reportPrivateUsage]
+    assert of.room.count(ann) == of.room.count() == 1
 
 
 async def test_what_clients_make_up_starts_no_process_of_its_own(tmp_path: Path) -> None:
