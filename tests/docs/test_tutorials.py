@@ -10,7 +10,7 @@ import pytest
 from tests.docs.tutorial import Reader, path_of_this_python, steps
 from tests.support.nginx import CONFIG
 from tests.support.processes import free_port
-from tests.support.redis_server import redis_server
+from tests.support.redis_server import binary
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -30,8 +30,8 @@ def reader(folder: Path) -> Reader:
     """One with the examples of the checkout at hand, and its environment switched on."""
     shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("*.db"))
     port = str(free_port())
-    environment = {"PATH": path_of_this_python(), "MCP_SESSIONS_PORT": port}
-    return Reader(folder, environment, {"8000": port})
+    path = f"{path_of_this_python()}{os.pathsep}{folder / 'bin'}"
+    return Reader(folder, {"PATH": path, "MCP_SESSIONS_PORT": port}, {"8000": port})
 
 
 @pytest.mark.timeout(240)
@@ -54,18 +54,18 @@ def test_the_tutorial_of_another_language(tmp_path: Path) -> None:
 @pytest.mark.redis
 @pytest.mark.timeout(300)
 def test_the_tutorial_of_three_replicas(tmp_path: Path) -> None:
-    """Its Redis is one of the test's own, and nginx's configuration has the test's ports."""
-    with redis_server() as redis:
-        does = reader(tmp_path)
-        does.ports["6379"] = redis.url.rpartition(":")[2].partition("/")[0]
-        configuration = CONFIG.read_text("utf-8")
-        for port in ("8001", "8002", "8003", "8080"):
-            configuration = configuration.replace(f":{port}", f":{does.port(port)}")
-        # As root nginx works as another user, who may not enter a temporary folder.
-        user = "user root;\n" if os.geteuid() == 0 else ""
-        (tmp_path / "deploy").mkdir()
-        (tmp_path / "deploy" / "nginx.conf").write_text(user + configuration, "utf-8")
-        does.expect_what_it_says(page("replicas"))
+    """nginx's configuration has the test's ports. Without a Redis, a Valkey has its name."""
+    does = reader(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "redis-server").symlink_to(binary())
+    configuration = CONFIG.read_text("utf-8")
+    for port in ("8001", "8002", "8003", "8080"):
+        configuration = configuration.replace(f":{port}", f":{does.port(port)}")
+    # As root nginx works as another user, who may not enter a temporary folder.
+    user = "user root;\n" if os.geteuid() == 0 else ""
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "nginx.conf").write_text(user + configuration, "utf-8")
+    does.expect_what_it_says(page("replicas"))
 
 
 @pytest.mark.full
