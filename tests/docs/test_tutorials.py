@@ -54,7 +54,7 @@ def test_the_tutorial_of_another_language(tmp_path: Path) -> None:
 @pytest.mark.redis
 @pytest.mark.timeout(300)
 def test_the_tutorial_of_three_replicas(tmp_path: Path) -> None:
-    """nginx's configuration has the test's ports. Without a Redis, a Valkey has its name."""
+    """The configuration of nginx has the test's ports. Without a Redis, a Valkey has its name."""
     does = reader(tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "redis-server").symlink_to(binary())
