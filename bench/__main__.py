@@ -42,7 +42,7 @@ def run(bench: Bench, *, quick: bool) -> dict[str, Any]:
             cwd=ROOT,
             env={**os.environ, ROWS: rows.name},
             stderr=said,
-            # What it started goes with it.
+            # Its child processes end with it.
             start_new_session=True,
         )
         try:

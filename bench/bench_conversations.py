@@ -90,7 +90,7 @@ async def in_memory() -> float:
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     await fill(store)
-    # What finds them is the process's.
+    # The index that finds them belongs to the process.
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

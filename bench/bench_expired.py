@@ -52,7 +52,7 @@ async def fill(directory: Path, count: int) -> tuple[int, float]:
     while await store.expire(now=later, held=(), limit=500):
         pass
     spent = time.process_time() - begun
-    # What is given back some at a time is given back while the store has nothing else to do.
+    # Pages are given back some at a time, while the store has nothing else to do.
     until = time.monotonic() + WITHIN
     before = -1
     while (is_now := size(directory)) != before and time.monotonic() < until:

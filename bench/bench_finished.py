@@ -82,7 +82,7 @@ async def grown(app: Any, size: int, count: int, *, traced: bool) -> float:
     before = now()
     for connection in connections:
         await all_calls(connection)
-    # What a request leaves to be done after its answer is done.
+    # The work that a request leaves after its answer is done.
     await asyncio.sleep(0.5)
     return (now() - before) / count / 1024
 

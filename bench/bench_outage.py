@@ -67,7 +67,7 @@ class One:
         try:
             said = text_of(await self.client.call_tool("remember", {"word": word}))
         except Exception as error:
-            # Whatever a client raises is a figure of this run.
+            # Each error of a client is a figure of this run.
             self.failed = repr(error)
             return
         self.answered_at = time.monotonic()

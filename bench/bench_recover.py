@@ -94,7 +94,7 @@ class One:
                 again = text_of(await client.call_tool("session_id", {}))
                 self.failed = self.judge(session, again)
         except Exception as error:
-            # Whatever a client raises is a figure of this run.
+            # Each error of a client is a figure of this run.
             self.failed = repr(error)
             for barrier in ahead:
                 barrier.arrive()
@@ -135,7 +135,7 @@ class Run:
                         for one in self.clients:
                             tasks.start_soon(one.run, proxy.url(scheme=scheme), barriers)
                         await subscribed.wait()
-                        # Who learns of it has a connection that events come on.
+                        # A client that learns of it has a connection for events.
                         await server.call(layer.notify_resource_updated, BEFORE, within=WITHIN)
                         await ready.wait()
                         self.cut_at, self.cut = time.monotonic(), proxy.cut_all()
@@ -184,7 +184,7 @@ def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else CLIENTS
     # The server under test is in this process, and says what becomes of every session.
     logging.disable(logging.INFO)
-    # Of `subscribe`, which the SDK calls a thing of the past.
+    # The SDK warns that `subscribe` is deprecated.
     warnings.filterwarnings("ignore", apps.DEPRECATED.removeprefix("ignore:"))
     # A client, both ends of the proxy and the server, two connections each, are one process.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -68,7 +68,7 @@ async def cost(
     """Return the cost of one of so many that are done.
 
     Args:
-        second: What a second takes in which nothing happens.
+        second: The cost of a second in which nothing happens.
     """
     before, begun = used_by(workers), time.monotonic()
     await work

@@ -141,8 +141,8 @@ def kernel() -> Result:
 
 
 def piped(command: list[str]) -> Result:
-    """What any server in Python costs that has a command answer: of a connection with one call at
-    a time, without anything that could go wrong.
+    """The cost of any server in Python that lets a command answer: a connection with one call at a
+    time, and without errors.
     """
     import orjson
 
@@ -262,7 +262,7 @@ def main() -> None:
                 port=int(sys.argv[2]),
                 log_level="error",
                 interface="asgi3",
-                # Of what is open when it is to end.
+                # About connections that are open when it ends.
                 timeout_graceful_shutdown=1,
                 lifespan="off" if kind in BARE else "on",
                 # As the layer's own, so that nothing but the application differs.

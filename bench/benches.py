@@ -1,4 +1,4 @@
-"""Which benches there are, in the order of the page."""
+"""The benches, in the order of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``bench_workers`` hands to ``mcp-sessions serve``: a layer over the store of its run."""
+"""A layer over the store of a run, which ``bench_workers`` serves with ``mcp-sessions serve``."""
 
 import os
 

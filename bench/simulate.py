@@ -157,7 +157,7 @@ class Fleet:
             )
         self._tick(within)
         finished = self.simulation.run()
-        # What others learned of it is work as well.
+        # The messages to others are work as well.
         return max(finished, *(each.free_at for each in self.at_replicas))
 
     def _come(self, rate: float, seconds: float, way: Callable[[], Way]) -> None:

@@ -17,7 +17,7 @@ def measured(default: float, bench: str, row: str) -> Any:
     """A figure of a bench.
 
     Args:
-        default: What it was when this was written; see `Costs.of`.
+        default: Its value when this was written; see `Costs.of`.
     """
     return field(default=default, metadata={"bench": bench, "row": row})
 
@@ -63,7 +63,7 @@ class Costs:
             for row in bench["rows"]
             if row["measured"] is not None
         }
-        # Of idle streams a row is percent of a core for each 1,000.
+        # A row about idle streams is percent of a core for each 1,000.
         scale = {"idle": 10.0}
         known = {
             each.name: found[position] * scale.get(position[0], 1.0)

@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         """Speak the 2026 era from now on.
 
         Args:
-            session: What ``sessions/create`` answered; None: without one.
+            session: The result of ``sessions/create``; None: without a session.
         """
         self.meta = {
             "io.modelcontextprotocol/protocolVersion": MODERN,

@@ -304,7 +304,7 @@ WHAT_HAPPENED = ("started", "finished", "cancelled")
 async def revoke(session: str | None = None) -> str:
     """The server ends a session by itself; without a name that of the call's conversation."""
     if session is None:
-        # What a handler is shown of it is the id's SHA-256.
+        # A handler sees the SHA-256 of the id.
         shown = current_session().id
         known = [each.id for each in await layer.sessions.list()]
         session = next(each for each in known if sha256(each.encode()).hexdigest() == shown)

@@ -8,8 +8,8 @@ Rules that must hold, and that ``tests/examples/test_notes_store.py`` owns:
    file's name and the note's address, ``note://{name}``, without any escaping.
 2. A reader sees the old text or the new one, never half of one. A change that fails
    leaves the old text and nothing else behind.
-3. Two changes of one note at the same time both happen. That holds for the threads of one
-   process; two processes must not write one directory.
+3. Two changes of one note at the same time both happen. The rule covers the threads of one process.
+   Two processes must not write one directory.
 """
 
 import os

@@ -87,7 +87,7 @@ class PlainClient:
         """Send a request and return its result.
 
         Args:
-            method: What to ask for.
+            method: The method to call.
             params: With what; None sends no params.
             on_message: Gets what the server sends before the answer, such as progress.
 

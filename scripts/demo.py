@@ -244,8 +244,8 @@ def main() -> int:
             narration = narrate(story, console, target=target, directory=directory)
             asyncio.run(asyncio.wait_for(narration, LONGEST))
         except Exception as error:
-            # Whatever broke the story off: the checks say what it did not come to, and the
-            # server's last words say why.
+            # After any error the checks say what did not happen, and the server's last lines say
+            # why.
             chapter(console, "The story broke off")
             line(console, f"{type(error).__name__}: {error}")
             line(console, log_of(directory)[-2000:])

@@ -115,7 +115,7 @@ that header, `jsonrpc`, and all headers and members about versions."""
 
 
 def walkthrough() -> str:
-    # What the runner and the server say meanwhile is not of interest.
+    # Their output meanwhile is not of interest.
     logging.disable(logging.INFO)
     try:
         return asyncio.run(_walk())

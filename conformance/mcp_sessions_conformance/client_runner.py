@@ -72,8 +72,7 @@ async def run_client(
         duties: From ``load_duties``.
         wait: Seconds that the client may take for anything.
         progress: Gets each outcome; the way is ``client``.
-        run: Where the outcome is kept, so that it is there if the run is cancelled; None: a new
-            one.
+        run: The run that gets the outcome, also if the run is cancelled; None: a new one.
     """
     begun = time.monotonic()
     run = ClientRun(command) if run is None else run
@@ -148,7 +147,7 @@ async def _run_scenario(
     ended = asyncio.create_task(process.wait())
     await asyncio.wait({script, ended}, return_when=asyncio.FIRST_COMPLETED)
     if not script.done():
-        # What it sent last may still be on its way to the script.
+        # Its last messages may still be on their way to the script.
         await asyncio.wait({script}, timeout=3.5)
     if not script.done():
         script.cancel()

@@ -1,5 +1,3 @@
-"""Run one test for the command line: texts in, one tested thing out."""
-
 import re
 import shlex
 from collections.abc import Callable, Sequence

@@ -1,5 +1,3 @@
-"""Define faults that a `FaultInjector` applies to messages, and their view of the connections."""
-
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field

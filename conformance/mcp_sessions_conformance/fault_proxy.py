@@ -1,8 +1,8 @@
 """A proxy before a good server that makes it wrong in one way: it proves that vectors can fail.
 
 It stands between the runner and the server, on HTTP (SSE included) and WebSocket as an ASGI
-application, on a pipe as a program (``fault_pipe.py``). What it does to each message is a
-`Fault`; those there are, are in ``faults/``.
+application, on a pipe as a program (``fault_pipe.py``). A `Fault` says what it does to each
+message. The faults are in ``faults/``.
 """
 
 import asyncio

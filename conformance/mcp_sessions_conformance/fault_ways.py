@@ -35,7 +35,7 @@ def buffered(
     """Return a ``push`` that returns at once.
 
     Args:
-        tasks: Where the task is kept that waits instead.
+        tasks: Holds the task that waits instead.
     """
     waiting: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
 

@@ -136,7 +136,7 @@ def load_vectors(directory: Path | None = None) -> list[Vector]:
     """All server vectors, in the order of their files.
 
     Args:
-        directory: Where they are; its files are checked against the schema, which takes
+        directory: The folder with the files, which are checked against the schema. That takes
             seconds. None: those that come along, which a test has checked.
 
     Raises:

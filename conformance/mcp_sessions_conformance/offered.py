@@ -58,7 +58,7 @@ class Offered:
 def offered_in(player: Player) -> Offered:
     found: Any = player.scene.names.get("features")
     listed = cast("list[Any]", found) if isinstance(found, list) else []
-    # What is no list of names says nothing, and is no way to be asked for less.
+    # A value that is no list of names does not count: the server is tested for everything.
     named = frozenset(listed) if listed and all(isinstance(f, str) for f in listed) else None
     if not player.has_received:
         return Offered(named)

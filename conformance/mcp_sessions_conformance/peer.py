@@ -24,8 +24,9 @@ Transport = Literal["http", "websocket", "stdio"]
 HANDSHAKE_VERSION = "2025-11-25"
 MODERN_VERSION = "2026-07-28"
 SMALL_BUFFER = (socket.SOL_SOCKET, socket.SO_RCVBUF, 262_144)
-"""A socket option. Else the system may keep tens of megabytes for a peer that takes nothing, and
-its server cannot tell."""
+"""A socket option. Otherwise the system may buffer tens of megabytes for a peer that takes nothing,
+and its server cannot tell.
+"""
 
 CLIENT_INFO = {"name": "mcp-sessions-conformance", "version": "1"}
 

@@ -1,5 +1,3 @@
-"""Plays one vector: its steps, one after the other, on its connections."""
-
 from collections.abc import Awaitable, Callable, Mapping
 
 from mcp_sessions_conformance import steps_events, steps_open, steps_other, steps_raw, steps_talk

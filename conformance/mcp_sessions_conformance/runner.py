@@ -1,5 +1,3 @@
-"""Selects vectors, plays them on every way to the server, and keeps what came of it."""
-
 import asyncio
 import time
 import traceback
@@ -123,8 +121,7 @@ async def run(
     """Play the vectors; it never raises for what a server does.
 
     Args:
-        done: Where the outcome is kept, so that it is there if the run is cancelled; None: a
-            new one.
+        done: The run that gets the outcome, also if the run is cancelled; None: a new one.
         targets: Ways to one and the same server.
         vectors: From ``load_vectors``.
         selection: Which of them; None: all.

@@ -1,5 +1,3 @@
-"""Share connections, captured values and comparisons between the steps of a vector."""
-
 import json
 import uuid
 from collections.abc import Mapping

@@ -1,5 +1,3 @@
-"""Server-sent events, read as the WHATWG's HTML standard says."""
-
 from dataclasses import dataclass
 
 MAX_LINE = 16 * 1024 * 1024

@@ -39,7 +39,7 @@ class Program:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                # What it starts itself is stopped with it.
+                # Its child processes are stopped with it.
                 start_new_session=os.name == "posix",
             )
         except (OSError, ValueError) as error:

@@ -51,9 +51,9 @@ class WebSocketPeer(Peer):
         """Open the connection. Return the HTTP status: 101, or that of the refusal.
 
         Args:
-            subprotocols: What is offered.
+            subprotocols: The subprotocols to offer.
             compression: Offer it.
-            host: What the header ``Host`` says; None: where it is.
+            host: The header ``Host``; None: the server's own address.
 
         Raises:
             Failure: The server is not there, or it is no WebSocket server.

@@ -1,8 +1,8 @@
 """A reverse proxy that gives each request to the next replica, whoever it is from.
 
-That is the worst that a load balancer can do to a protocol with sessions: no request of a
-client comes where the one before it came. It is made for the example and the tests; behind
-it, in earnest, stands something like ``deploy/nginx.conf``. Run it::
+No load balancer is worse for a protocol with sessions: no request of a client reaches the replica
+of the request before. It is made for the example and the tests; behind it, in earnest, stands
+something like ``deploy/nginx.conf``. Run it::
 
     python round_robin.py 8080 http://127.0.0.1:8001 http://127.0.0.1:8002
 """

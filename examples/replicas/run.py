@@ -102,7 +102,7 @@ async def watch(url: str, kill_one: Callable[[], None]) -> None:
     client = Client(url, mode="legacy", message_handler=watcher.on_message)
     async with client:
         await client.call_tool("write_note", {"name": "today", "text": "begun"})
-        # What the handshake era has, and most clients speak.
+        # The transport of the handshake era, which most clients speak.
         await client.session.subscribe_resource(NOTE)  # pyright: ignore[reportDeprecated]
         # Its stream opens a moment after the handshake; what is sent by then waits for it.
         for number in range(CALLS):

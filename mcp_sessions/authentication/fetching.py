@@ -35,7 +35,6 @@ async def post_form(url: str, form: Mapping[str, str], authorization: str) -> di
 
 @cache
 def _trust() -> Any:
-    """Load the trusted certificates, which takes long."""
     import httpx2
 
     return httpx2.create_ssl_context()

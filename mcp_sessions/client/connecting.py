@@ -1,5 +1,3 @@
-"""Open links, and remember the address of each."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable

@@ -130,7 +130,7 @@ class Draining:
                 is_away = await self._notify_draining(connection, is_away=is_away)
 
     async def _notify_draining(self, connection: ClientConnection, *, is_away: bool) -> bool:
-        """Tell one client; whether the store is away.
+        """Notify one client. Return whether the store is away.
 
         Args:
             is_away: It was, and is not asked: only what is known here is sent.

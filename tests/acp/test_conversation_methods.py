@@ -357,7 +357,7 @@ async def test_a_load_takes_a_running_prompt_over_and_its_answer_goes_to_who_ask
         await second.until(lambda: second.texts() == ["go", "before", "after"])
         assert first.texts() == ["before"]
 
-        # The first one is told, until it takes it back.
+        # The first one gets updates, until it takes the conversation back.
         for method in ("session/prompt", "session/close", "session/set_mode"):
             refused = await first.refusal(method, {**prompt(session_id, "?"), "modeId": "m"})
             assert (refused.code, refused.data["reason"]) == (-31010, "taken_over")

@@ -370,7 +370,7 @@ async def test_a_directory_that_is_not_there_is_refused(
         [listed] = (await client.ask("session/list", {}))["sessions"]
         assert (listed["sessionId"], listed["cwd"]) == (session_id, str(before))
         assert await client.prompt(session_id, "still here") == {"stopReason": "end_turn"}
-        # A client can take it elsewhere when its directory was moved.
+        # A client can load it in another directory when its own was moved.
         before.rename(moved)
         await client.load(session_id, str(moved))
 

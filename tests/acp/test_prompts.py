@@ -332,7 +332,7 @@ async def test_an_update_for_no_session_is_the_agents_error() -> None:
 
 
 class Begun:
-    """A scene that waits until it is told."""
+    """A scene that waits for a signal."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()

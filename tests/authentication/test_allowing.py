@@ -1,4 +1,4 @@
-"""Who may use a server whose users sign in elsewhere: ``--allow``."""
+"""Who may use a server whose users sign in at a provider: ``--allow``."""
 
 from typing import Any
 

@@ -144,7 +144,7 @@ def with_its_own_key(setup: Setup) -> str:
 
 
 def detached(setup: Setup) -> str:
-    """RFC 7797: the payload is elsewhere."""
+    """RFC 7797: the payload is not in the token."""
     _, payload, signature = setup.login.token().split(".")
     head = segment({"alg": "RS256", "kid": "one", "b64": False, "crit": ["b64"]})
     return f"{head}.{payload}.{signature}"

@@ -235,7 +235,7 @@ def test_what_is_never_answered_does_not_keep_it() -> None:
 
 
 def test_a_question_that_nobody_can_answer_any_more_is_refused() -> None:
-    """Its handler is told at once, and the call has its answer."""
+    """Its handler learns of it at once, and the call has its answer."""
     asked: dict[str, Any] = {"elicitation": {}}
     params = {"protocolVersion": "2025-11-25", "capabilities": asked, "clientInfo": CLIENT}
     initialize: dict[str, Any] = {"id": 0, "method": "initialize", "params": params}

@@ -188,7 +188,9 @@ def test_after_it_the_listener_is_closed_and_what_runs_is_served_to_its_end(here
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_again_it_ends_what_runs_at_once(here: Path, first: signal.Signals) -> None:
-    """Who waits for that is told, and nothing is left in the log that looks like a defect."""
+    """The waiting client gets an answer, and nothing is left in the log that looks like a
+    defect.
+    """
     with served(here, "--drain-delay", "0", "--grace", "600") as (process, port):
         running = Kept(port).initialize()
         arguments = {"name": "never"}

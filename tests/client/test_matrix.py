@@ -55,7 +55,9 @@ class Watcher:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_a_cell(mode: str, scheme: Scheme, moves: bool, position: str) -> None:
-    """The connection is cut in one place; the client comes back there, or moves elsewhere."""
+    """The connection is cut at one point; the client comes back there, or moves to another
+    address.
+    """
     other: Scheme = "ws" if scheme == "http" else "http"
     async with connected(mode, scheme) as it, anyio.create_task_group() as tasks:
         watcher = Watcher(it, mode)

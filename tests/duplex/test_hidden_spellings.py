@@ -231,7 +231,7 @@ async def test_no_request_that_leaves_its_name_open_reaches_the_server(
 
 @pytest.mark.parametrize("named", [True, False])
 async def test_nobody_listens_to_a_spelling_of_what_is_hidden(named: bool) -> None:
-    """By a listen, whose URIs are told as they were asked for; one that is no URL is refused."""
+    """By a listen, whose URIs come back as they were sent; one that is no URL is refused."""
     async with world(server=server_of("sdk"), hidden={SECRET}) as w:
         client = ModernClient(w.carrier)
         session = (await client.start())["sessionId"] if named else None

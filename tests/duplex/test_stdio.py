@@ -85,7 +85,7 @@ async def test_the_end_of_input_answers_what_runs_and_exits_0() -> None:
 
 
 async def test_sigterm_drains() -> None:
-    """WSS17: clients are told, what runs is answered, the process ends with 0."""
+    """WSS17: clients are notified, running requests are answered, the process ends with 0."""
     async with process("stdio", capabilities=DECLARED) as peer:
         await peer.initialize()
         session_id = (await peer.start())["sessionId"]

@@ -630,8 +630,8 @@ async def test_what_a_draining_server_refuses_on_an_open_connection_did_not_begi
 
 
 async def test_a_stock_client_is_served_until_it_waits_for_nothing_and_then_closed() -> None:
-    """It learns of no shutdown, so that what it asks meanwhile is served as ever. It is closed
-    with the last answer, and not before or much later: what it asks next it asks elsewhere.
+    """It learns of no shutdown, so that what it asks meanwhile is served as ever. It is closed with
+    the last answer, and not before or much later: its next requests go to another server.
     """
     async with duplex_world() as world:
         busy, idle = await world.websocket(), await world.websocket()

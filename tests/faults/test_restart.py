@@ -270,7 +270,7 @@ async def test_an_answer_that_was_kept_but_never_arrived_comes_after_the_restart
 async def test_a_call_that_died_with_its_server_is_answered_and_does_not_run_again(
     tmp_path: Path, mode: str
 ) -> None:
-    """KEY3, CLI1: nobody can know how it ended, and its caller is told just that."""
+    """KEY3, CLI1: nobody can know how it ended, and its caller gets that answer."""
     failures = list[MCPError]()
     async with serving(tmp_path) as (served, proxy):
         async with Client(resumable(proxy.url(), policy=QUICK), mode=mode) as client:
@@ -304,7 +304,7 @@ class Busy:
     received: Received = field(default_factory=Received)
 
     async def run(self, number: int, url: str, mode: str, stop: anyio.Event) -> None:
-        """One call after the other until told to stop, and one more."""
+        """One call after the other until the test stops it, and one more."""
         transport = resumable(url, on_resume=self.received.on_resume, policy=PATIENT)
         on_message = self.received.on_message
         async with Client(transport, mode=mode, message_handler=on_message) as client:

@@ -125,7 +125,7 @@ def test_what_a_server_says_of_itself_is_read_or_is_not_there(said: Json) -> Non
 
 @given(objects, objects)
 def test_a_listen_stream_takes_any_acknowledgement_and_any_event(said: Json, event: Json) -> None:
-    """Whatever is told goes to the one request that listens, or to nobody."""
+    """Each message goes to the one request that listens, or to nobody."""
     listens = Listens()
     asked = {"notifications": {"toolsListChanged": True, "resourceSubscriptions": ["a"]}}
     message = {"jsonrpc": "2.0", "id": 1, "method": method_names.LISTEN, "params": asked}

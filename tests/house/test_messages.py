@@ -209,7 +209,7 @@ def test_each_error_has_an_entry_and_each_entry_an_error() -> None:
 
 
 def others(*, is_code: bool) -> set[str]:
-    """The codes, or else the statuses, that come from elsewhere."""
+    """The codes, or else the statuses, of other standards."""
     return {each for each in OF_OTHERS if each.startswith("-") is is_code}
 
 

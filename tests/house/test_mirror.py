@@ -2,7 +2,7 @@
 
 ``tests/a/test_b.py``, or ``tests/a/test_b_….py`` where there are several, is about the module
 ``a.b`` of ``mcp_sessions`` (in ``tests/transports``: of ``mcp_sessions_transports``). Suites, which
-go through everything, stand elsewhere; see ``tests/README.md``.
+go through everything, are in folders of their own; see ``tests/README.md``.
 """
 
 from pathlib import Path

@@ -213,7 +213,7 @@ async def test_another_client_of_the_session_resumes_the_call_of_a_dead_one(
             assert stage.count(f"{gate}:started") == 1
 
 
-# Not typescript-2: it lists nothing of a server whose capabilities it was never told.
+# Not typescript-2: it lists nothing of a server whose capabilities it does not know.
 @clients("python-2", "python-1", "typescript-1")
 async def test_a_client_given_a_session_id_needs_no_initialize_and_may_count_from_zero(
     under_test: UnderTest, connected: Connect, proxy: TcpProxy, gate: str

@@ -600,7 +600,9 @@ async def test_a_sessions_end_ends_its_stream(how: str) -> None:
 
 
 async def test_at_the_servers_end_a_stream_ends_with_its_result() -> None:
-    """Not an error: the client may listen again, elsewhere. Told first, if it knows us."""
+    """Not an error: the client may listen again, at another server. It is notified first, if it
+    knows us.
+    """
     async with world() as w:
         client = ModernClient(w.carrier, capabilities={"extensions": {EXTENSION: {}}})
         session = (await client.start())["sessionId"]

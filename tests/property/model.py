@@ -176,7 +176,7 @@ class SessionModel:
     def admits(
         self, principal: str, mode: Mode, now: float, *, held: bool, epoch: int | None
     ) -> str | None:
-        """What a request is told: ``admitted``, ``displaced``, ``other mode`` or nothing."""
+        """The answer to a request: ``admitted``, ``displaced``, ``other mode`` or nothing."""
         if principal != self.principal or now >= (self.ends_at if held else self.expires_at):
             return None
         if mode is not self.mode:

@@ -112,7 +112,7 @@ def test_a_replay_that_is_cut_short_continues_where_it_was_cut(
 
 
 def resumed(client: Client, log: EventLog, everything: Client) -> Client:
-    """The client after a resume: caught up, or told to read everything anew."""
+    """The client after a resume: caught up, or asked to read everything anew."""
     try:
         missed = log.since(client.position, now=0.0)
     except ReplayRefused:

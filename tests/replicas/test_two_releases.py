@@ -151,7 +151,7 @@ async def test_a_session_continues_from_one_release_to_the_other(
 async def test_a_session_that_the_other_release_took_is_released(
     writes: Translate, reads: Translate, other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HTM9: its listen stream ends, by what its replica is told, or in one of its rounds."""
+    """HTM9: its listen stream ends, by a message to its replica, or in one of its rounds."""
     async with two_releases(writes, reads, other, monkeypatch) as c:
         client, newer = (ModernClient(w.carrier) for w in c.worlds)
         session = (await client.create())["sessionId"]
@@ -168,7 +168,7 @@ async def test_a_session_that_the_other_release_took_is_released(
 async def test_a_key_sent_again_to_the_other_release_gets_the_one_answer(
     writes: Translate, reads: Translate, other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """KEY3: by what it is told, or because it asks the store by itself."""
+    """KEY3: by a message, or because it asks the store by itself."""
     async with two_releases(writes, reads, other, monkeypatch) as c:
         client, session = await with_session(c)
         first = client.call("wait", gate="g", meta=keyed("k", session))

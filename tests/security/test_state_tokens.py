@@ -1,6 +1,6 @@
 """``SessionSecurity``: the token of a session's state, made and refused.
 
-STT8 is owned here: whatever is wrong with a token, whoever sent it is told the same.
+STT8 is owned here: the sender of any wrong token gets the same answer.
 """
 
 from __future__ import annotations

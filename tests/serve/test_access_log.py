@@ -77,7 +77,7 @@ MINTED = "YTzQN8u7ccDPS-3IskNBjmuspIVW6aqU44BmBPPUpl8"
 async def test_what_may_be_an_id_or_a_token_in_a_path_is_a_digest(
     caplog: pytest.LogCaptureFixture, path: str, shown: str
 ) -> None:
-    """SEC2. Whether or not the path is served: the answer to a wrong one is chosen elsewhere."""
+    """SEC2. Whether or not the path is served: the answer to a wrong one comes from other code."""
     said = await logged(caplog, b"", path=path.encode())
     assert said["path"] == shown and MINTED not in said["message"]
 

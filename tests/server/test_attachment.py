@@ -290,7 +290,7 @@ async def test_delete_detaches() -> None:
 
 
 async def test_an_expired_connection_detaches() -> None:
-    """The session was used from elsewhere and lives on."""
+    """The session was used from another connection and lives on."""
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         started = await client.start()

@@ -16,7 +16,7 @@ SECRET = "s3cr3t-session-id"
 
 
 class Loop:
-    """A loop that fails as often as it is told, and counts."""
+    """A loop that fails as often as the test wants, and counts."""
 
     def __init__(self, failures: int, error: BaseException) -> None:
         self.begun: list[float] = []
@@ -84,7 +84,7 @@ async def test_a_loop_outlives_what_it_waits_for_being_cancelled() -> None:
 async def test_work_that_raises_is_reported_once_however_its_outcome_is_gathered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The kind and the place are told; the text, which may quote an id, is not."""
+    """The kind and the line are logged; the text, which may quote an id, is not."""
 
     async def work() -> None:
         raise KeyError(SECRET)

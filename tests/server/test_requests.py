@@ -457,7 +457,7 @@ async def test_an_open_question_is_not_asked_of_a_client_that_cannot_answer() ->
 
 
 async def test_a_question_times_out_and_is_taken_back() -> None:
-    """CLI1: what a handler waits for has an end; the client is told."""
+    """CLI1: a handler's wait has an end; the client is notified."""
     async with world() as w:
 
         async def impatient(ctx: Ctx, arguments: Json) -> str:

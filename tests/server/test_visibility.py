@@ -218,7 +218,7 @@ async def test_a_session_alone_learns_that_its_lists_changed_and_once() -> None:
         for reveals in (True, True, False):
             await client.text("sight", reveals=reveals, tools=["pay"], prompts=["secret*"])
         events = await _events(w, started["sessionId"])
-        # Two of one kind are one: what is told is that the list is another one.
+        # Two of one kind are one: the message says that the list changed.
         assert events == [CHANGED[0], CHANGED[2]]
         assert await _events(w, others["sessionId"]) == []
 

@@ -128,7 +128,7 @@ async def test_the_modern_eras_messages() -> None:
         expect_shape("listen.result", await received.answer())
         resumed = await client.send("session/resume", {"sessionId": session}).answer()
         expect_shape("session-resume.result", resumed)
-        # The newer one is displaced by the resume, and its client told.
+        # The newer one is displaced by the resume, and its client notified.
         expect_shape("sessions-detached.notification", (await newer.has(3))[1])
         last = await client.listening(session)
         other = client.call("echo", {"text": "x"}, session=session, headers={"Mcp-Session-Id": "x"})

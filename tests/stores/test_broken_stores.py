@@ -1,7 +1,7 @@
 """Each check of the store contract that protects data catches a store that breaks its rule.
 
-A check that cannot fail proves nothing. These stores are wrong in one way each, as stores
-have been elsewhere.
+A check that cannot fail proves nothing. These stores are wrong in one way each, as real
+stores have been.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -446,7 +446,7 @@ class NotifiesAllItIsGiven(MemoryStore):
 
 
 class FindsAPageOnly(MemoryStore):
-    """A bound on what is read at once becomes one on who is told."""
+    """A bound on what is read at once becomes one on who is notified."""
 
     async def audience(self, change: ServerChange, after: str | None) -> Audience:
         found = await super().audience(change, after)

@@ -23,7 +23,7 @@ KEPT = ("--appendonly", "yes", "--appendfsync", "always")
 
 @asynccontextmanager
 async def served(timeout: float = 10) -> AsyncGenerator[tuple[RedisServer, DuplexWorld]]:
-    """A Redis that keeps what it is told over restarts, and a server on it."""
+    """A Redis that keeps its data over restarts, and a server on it."""
     with redis_server(*KEPT) as server:
         async with duplex_world(store=f"{server.url}?timeout={timeout}") as w:
             yield server, w
@@ -212,8 +212,8 @@ async def test_an_open_stream_is_notified_what_happens_when_it_is_back() -> None
             return None if unavailable(reply) else True
 
         await back(published)
-        # What was told while it was away may be lost, with the number that it was given: the
-        # stream ends at the next change, and who comes back is asked to read everything again.
+        # An event of the outage may be lost, with its number: the stream ends at the next change,
+        # and who comes back is asked to read everything again.
         await w.publish(session_id, "note://2", wait=True)
         await stream.done()
 

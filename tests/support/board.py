@@ -5,7 +5,7 @@ another, and scripts of other languages in processes read by a third. They meet 
 
 Rules:
 
-1. Nothing is lost: a waiter that arrives after the fact is told at once.
+1. Nothing is lost: a waiter that arrives after the fact returns at once.
 2. Every wait is bounded, and the error says what was waited for.
 """
 

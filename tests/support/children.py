@@ -58,7 +58,7 @@ def _stat(pid: int) -> list[str]:
 
 
 async def until(look: Callable[[], object], what: str, seconds: float = 10) -> None:
-    """Wait until ``look()`` holds: for another process nobody is told."""
+    """Wait until ``look()`` holds: another process sends no signal."""
     async with asyncio.timeout(seconds):
         while not look():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A client that speaks raw ACP to a layer in this process, and an agent that does as told."""
+"""A client that speaks raw ACP to a layer in this process, and an agent that follows a script."""
 
 from __future__ import annotations
 

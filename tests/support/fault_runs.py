@@ -50,7 +50,7 @@ class Stage:
     """How often each named piece of work ran."""
 
     displaced: list[PersistentClient] = field(default_factory=list[PersistentClient])
-    """Who must have been told."""
+    """The clients that must have been notified."""
 
     ended: list[str] = field(default_factory=list[str])
     """The sessions that were ended."""
@@ -203,7 +203,7 @@ async def _check(stage: Stage) -> None:
     for client in stage.cast:
         client.check()
     for client in stage.displaced:
-        # What could not be told while the store was away is notified when it is back.
+        # Notifications of the outage are sent when the store is back.
         await until(
             lambda c=client: c.was_taken_over or not c.is_listening,
             f"{client.name} is told that its session was taken over",

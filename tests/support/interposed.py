@@ -1,7 +1,7 @@
 """A store in memory, between whose methods and their callers a test may step.
 
-What stands in ``before`` runs before a method's effect, what stands in ``after`` when it has
-had it: it waits as long as a store elsewhere would take, or raises as one that is away does.
+What stands in ``before`` runs before a method's effect, what stands in ``after`` when it has had
+it: it waits as long as a store on another machine would take, or raises as one that is away does.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Interposed:
 
         Args:
             when: ``before`` its effect, or ``after`` it.
-            times: How often; None: until told otherwise.
+            times: How often; None: until the test ends it.
             first: How many calls come through until then.
         """
         passed = 0

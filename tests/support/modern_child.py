@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-# Where this repository is: a command is told no path.
+# The path of this repository: a command gets none.
 sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
 
 from tests.support import child_server as base
@@ -28,7 +28,7 @@ VERSION = "2026-07-28"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 
 listens: dict[Any, Json] = {}
-"""By the id of its request: what it is to be told."""
+"""The id of its request → its answer."""
 
 
 def notify(method: str, params: Json) -> None:

@@ -4,16 +4,16 @@
         await play(conversation, redis_stores, Fault(17, "cut"), failing=wire.failing)
 
 1. A connection that is being made, a command that is not answered and a subscription that is not
-   confirmed are work elsewhere (see `VirtualTimeLoop`): no timeout of the store's runs out while
-   its server does what it is asked to.
+   confirmed are work of another process (see `VirtualTimeLoop`): no timeout of the store's runs out
+   while its server does what it is asked to.
 2. A message that was published is received before time goes on: when all commands are answered,
    each connection that subscribes is asked for an answer, too, and messages come before it.
 
 The library knows nothing of it.
 
 What fails is a command, where the stores of `tests.support.faulty_store` fail as a whole: between
-two commands of one method as well. Besides the ways that are told there is one more: ``cut``: it is
-executed, and with its answer all connections break, whatever else was on its way.
+two commands of one method as well. There is one more way: ``cut``: it is executed, and with its
+answer all connections break, whatever else was on its way.
 """
 
 import asyncio

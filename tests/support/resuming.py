@@ -46,7 +46,7 @@ MODES = ("legacy", "auto")
 
 @dataclass
 class Received:
-    """What a client's application was told."""
+    """The messages that a client's application got."""
 
     outcomes: list[ResumeOutcome] = field(default_factory=list[ResumeOutcome])
     notifications: list[Any] = field(default_factory=list[Any])
@@ -70,7 +70,7 @@ class Received:
 
     @property
     def updates(self) -> list[str]:
-        """The resources whose updates were told, in order."""
+        """The resources whose updates arrived, in order."""
         return [
             str(n.params.uri)
             for n in self.notifications

@@ -1,4 +1,4 @@
-"""A store that suspends in every method, before and after its work, as one elsewhere does.
+"""A store that suspends in every method, before and after its work, as one on another machine does.
 
 `MemoryStore` never suspends, so over it every race is won by luck. Over this one, other
 tasks run between any two steps, in an order that the seed decides: what is wrong with the

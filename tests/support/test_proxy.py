@@ -1,4 +1,4 @@
-"""The proxy the fault tests rely on does exactly what it is told, and nothing else."""
+"""The proxy of the fault tests does exactly what a test asks for, and nothing else."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -6,9 +6,9 @@
 
 All tools are async functions, so that this also runs where time is virtual.
 
-With ``MCP_SESSIONS_TEST_STORE=shared`` in the environment a world that names no store gets
-one of `tests.support.replicas`, which suspends at every call and hands out copies: whatever
-holds over a store in memory must hold over one elsewhere.
+With ``MCP_SESSIONS_TEST_STORE=shared`` in the environment a world that names no store gets one of
+`tests.support.replicas`, which suspends at every call and hands out copies: whatever holds over a
+store in memory must hold over any other one.
 """
 
 import asyncio

@@ -164,7 +164,7 @@ async def test_a_get_whose_session_ends_meanwhile_is_not_found_or_ends(
         interposed.before[method] = ends
         reply = client.get()
         if how == "elsewhere" and method == "read":
-            # Nobody told this process: the stream is open until somebody asks the store.
+            # This process does not know: the stream is open until a look at the store.
             assert (await reply.started()).status == 200
         else:
             assert (await reply.done()).status == (200 if method == "read" else 404)

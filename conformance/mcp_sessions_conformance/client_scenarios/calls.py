@@ -1,5 +1,3 @@
-"""Calls, their keys, questions, and how a client leaves."""
-
 import asyncio
 
 from mcp_sessions_conformance.client_scenarios.shared_steps import (

@@ -1,5 +1,3 @@
-"""The modern era: what a client does before it listens, and what its requests carry."""
-
 from dataclasses import dataclass
 
 from mcp_sessions_conformance.client_scenarios.shared_steps import (

@@ -1,5 +1,3 @@
-"""Resuming: from which position, and that each event is received once."""
-
 from mcp_sessions_conformance.client_scenarios.shared_steps import (
     expect,
     finish,

@@ -1,5 +1,3 @@
-"""Share instructions for clients, and checks, between the scenarios."""
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -47,8 +45,7 @@ async def finish(server: ScriptedServer) -> Json:
 async def finish_once_received(server: ScriptedServer, count: int) -> Json:
     """Ask the client to wait for so many updates, then end it, and return its last message.
 
-    What it got before its connections were lost may have been lost with them: then it asks
-    again, before it has received everything.
+    Updates may be lost with its connections. Then it asks again, before it has received everything.
     """
     for _ in range(3):
         said = await server.instruct(receive(count))

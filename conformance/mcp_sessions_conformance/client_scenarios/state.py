@@ -1,5 +1,3 @@
-"""``state`` and the metadata of sessions: echoed exactly, and taken from their own session only."""
-
 from mcp_sessions_conformance.client_scenarios.shared_steps import (
     DONE,
     NOTHING,

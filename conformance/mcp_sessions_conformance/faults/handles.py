@@ -1,5 +1,3 @@
-"""Servers whose tools take handles and get it wrong, and the vector that each is caught by."""
-
 from mcp_sessions_conformance.fault import Case, Fault, Late
 from mcp_sessions_conformance.faults.shared_faults import in_results, one_principal, params_of
 from mcp_sessions_conformance.values import Json, as_object

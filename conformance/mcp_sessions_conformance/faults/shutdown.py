@@ -1,5 +1,3 @@
-"""Ways to shut down wrongly, to be wrong about time, and to be wrong without a store."""
-
 from datetime import UTC, datetime, timedelta
 
 from mcp_sessions_conformance.fault import Case, Fault, Http, Late

@@ -136,8 +136,8 @@ class Attachments:
     async def _attaching(
         self, session_id: SessionId, connection: ClientConnection | None
     ) -> AsyncGenerator[None]:
-        """Hold a session's lock while it is attached; part it later if that did not come to its
-        end, or its connection went meanwhile.
+        """Hold a session's lock while it is attached. Detach it later if the attach failed, or its
+        connection closed meanwhile.
         """
         async with self.session_lock(session_id):
             is_whole = False
@@ -361,9 +361,7 @@ class Attachments:
                 await self._displaced_here(lost, connection)
 
     async def _watch(self, session_id: SessionId, connection: ClientConnection) -> None:
-        """Hear what other processes store for a session that is attached to a connection of
-        this one. One that is in the store receives by its own stream.
-        """
+        """Receive events that other processes store for a session that is attached here."""
         if connection.is_one_wire:
             await self._bus.watch(session_id, EVENTS, connection)
 

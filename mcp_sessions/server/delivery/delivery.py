@@ -1,5 +1,3 @@
-"""The objects that deliver what a server says: one server has one of each."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -276,8 +276,8 @@ class StoredConnection(ClientConnection):
             self.transport.offer(self.session_id, entry)
 
     def _read_again(self) -> None:
-        """An entry may be in the log without having been handed over: the store did not say.
-        Nothing need follow it that would show the gap.
+        """Read the log again: an entry may be there that was not sent, since the store did not
+        answer. No later entry may show the gap.
         """
         self.transport.check_position(self.session_id, None)
 

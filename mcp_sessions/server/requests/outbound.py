@@ -1,4 +1,4 @@
-"""The standalone way to a client: what a handler sends outside of its request."""
+"""Send a handler's messages outside of its request: the standalone way to a client."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Keep the outcome of a running request, and write it for each waiter."""
-
 from __future__ import annotations
 
 import logging

@@ -150,7 +150,6 @@ class Commands:
         return unavailable(refused, self._link.server)
 
     async def _mend(self, keys: Iterable[str], *, is_read: bool = False) -> None:
-        """Count unreadable values under these keys as lost."""
         raise NotImplementedError
 
 

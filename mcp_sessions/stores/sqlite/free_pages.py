@@ -1,5 +1,3 @@
-"""Give the free pages of a SQLite file back to the file system, some at a time."""
-
 from __future__ import annotations
 
 import sqlite3

@@ -49,8 +49,8 @@ for (const path of paths) {
 
 
 def transpile(node: str, paths: list[Path]) -> None:
-    """Beside each file of TypeScript its JavaScript. What a violation breaks may have no good
-    types any more: they are not looked at.
+    """Write the JavaScript next to each file of TypeScript. What a violation breaks may have no
+    good types any more: they are not looked at.
     """
     compiler = PROJECT / "node_modules" / "typescript"
     command = [node, "-e", TRANSPILE, "--", str(compiler), *map(str, paths)]

@@ -1,4 +1,4 @@
-"""What a child elsewhere says to a client here, while that takes nothing: the bounds of it."""
+"""The messages of a child in another process, to a client here that takes nothing: their bounds."""
 
 import asyncio
 import gc
@@ -37,7 +37,7 @@ KEPT_BYTES = relay._KEPT_BYTES  # pyright: ignore[reportPrivateUsage]
 
 
 class Bus:
-    """Notes what is told; nothing comes back by itself."""
+    """Notes the messages; nothing comes back by itself."""
 
     process = "here"
 
@@ -87,7 +87,7 @@ class Client:
 
 
 class Link:
-    """One request of a client here, for a child elsewhere."""
+    """One request of a client here, for a child in another process."""
 
     def __init__(self) -> None:
         self.bus, self.client = Bus(), Client()
@@ -238,7 +238,7 @@ async def test_answers_and_errors_of_a_child_are_kept_while_there_is_room() -> N
 async def test_who_asks_and_is_cancelled_when_the_request_has_ended_leaves_nothing_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A child dies with a question to a client elsewhere."""
+    """A child dies with a question to a client of another process."""
     bus: Any = Bus()
     asking = RequestRelay(bus)
     asker = Asker(asking, THERE, "ask")

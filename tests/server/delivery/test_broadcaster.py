@@ -79,8 +79,8 @@ async def test_changes_are_reported_in_order() -> None:
 
 
 async def test_many_changes_at_once_let_others_run() -> None:
-    """A handler that publishes thousands in a row (its bus does not wait) must not keep the
-    event loop until all of them are told.
+    """A handler that publishes thousands in a row (its bus does not wait) must not keep the event
+    loop until all of them are notified.
     """
     async with world() as w:
         client = await w.connected()
@@ -96,7 +96,7 @@ async def test_many_changes_at_once_let_others_run() -> None:
 
 
 async def test_a_change_that_cannot_be_reported_hinders_no_other() -> None:
-    """What is wrong with one is logged; the next is told, and requests are answered."""
+    """A failure of one is logged; the next is notified, and requests are answered."""
     async with world() as w:
         client = await w.connected()
         stream = client.get()

@@ -424,7 +424,7 @@ async def test_nothing_of_an_ended_session_is_delivered() -> None:
         await w.layer.notify_tools_changed()
         stream = client.get()
 
-        # The list change is told bare: no session is attached here any more.
+        # The list change is sent without a session: none is attached here any more.
         assert [m["method"] for m in await stream.has(1)] == ["notifications/tools/list_changed"]
         assert "params" not in stream.messages[0]
         error = await client.error("session/resume", {"sessionId": session})

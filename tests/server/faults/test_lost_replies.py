@@ -72,7 +72,7 @@ async def test_every_sender_is_answered_though_a_response_stream_cannot_be_put_a
 
 
 def sent_channel_fails(w: World) -> list[str]:
-    """The first carrier's channel fails when it has told the answer."""
+    """The first carrier's channel fails when it has sent the answer."""
     running = next(iter(w.inside.runner.active))
     return fails(running.waiters[0].inbound.channel, "answer", after=True)
 

@@ -333,7 +333,7 @@ async def test_a_gate_asks_for_a_session_that_the_client_started() -> None:
 
 
 async def test_the_state_of_a_connections_session_is_bounded() -> None:
-    """No token carries it, so its bound is the store's, and the handler is told at once."""
+    """No token carries it, so its bound is the store's, and the handler gets the error at once."""
     async with world(max_state_bytes=100) as w:
 
         @tool(w, "fill")

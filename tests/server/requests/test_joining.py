@@ -1,4 +1,4 @@
-"""A request that was sent again elsewhere receives all that it says, and then its answer."""
+"""A request that was repeated at another replica receives all its messages, and then its answer."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Which reports of progress a repetition is told, and in which order (KEY21)."""
+"""The reports of progress that a repetition gets, and their order (KEY21)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Sending:
-    """One sending of a request, and what it was told."""
+    """One sending of a request, and its reports."""
 
     def __init__(self) -> None:
         self.notified: list[Any] = []

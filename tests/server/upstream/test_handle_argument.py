@@ -199,8 +199,8 @@ async def test_only_the_tools_that_are_named_take_one(era: Era) -> None:
 
 @pytest.mark.parametrize("by", ["lowlevel", "sdk"])
 async def test_a_call_of_several_rounds_is_one_session(by: str) -> None:
-    """Its model is told the handle by the last. The server's
-    own state comes back to it as it was; whoever takes over a state has no more than who it is.
+    """Its model gets the handle with the last. The server's own state comes back to it as it was;
+    whoever takes over a state has no more than who it is.
     """
 
     async def counted() -> str:

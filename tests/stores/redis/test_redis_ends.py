@@ -1,4 +1,4 @@
-"""How sessions ended, over Redis: told by one replica, whatever happened to the Redis."""
+"""How sessions ended, over Redis: reported by one replica, whatever happened to the Redis."""
 
 import asyncio
 

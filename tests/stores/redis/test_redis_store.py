@@ -672,7 +672,7 @@ async def test_subscriptions_that_an_older_version_made_count_too(counted: str |
 
 
 async def admitted(store: RedisStore, session_id: SessionId) -> frozenset[str]:
-    """The subscriptions that a request is told."""
+    """The subscriptions that a request receives."""
     admitted = await store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW)
     assert admitted is not None
     return admitted.record.client.subscriptions

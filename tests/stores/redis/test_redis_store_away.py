@@ -477,7 +477,7 @@ async def test_a_stream_takes_the_events_of_a_log_that_began_anew() -> None:
 
 
 async def test_what_was_lost_while_nothing_was_received_is_reported_as_a_gap() -> None:
-    """ATT10: told after everything is received again, so that reading then misses nothing."""
+    """ATT10: notified after everything is received again, so that reading then misses nothing."""
     with redis_server() as server:
         async with opened(server) as store, opened(server) as other:
             session_id, received = await new(store), Received()

@@ -187,7 +187,9 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def writer(own: str, session_id: SessionId, count: int) -> subprocess.Popen[str]:
-    """Another process that appends, and says the number of each event it was told is stored."""
+    """Another process that appends, and prints the number of each event that the store
+    confirmed.
+    """
     return subprocess.Popen(
         [sys.executable, "-c", WRITER, shared_redis().url, own, session_id, str(count)],
         cwd=ROOT,
@@ -241,7 +243,7 @@ async def test_what_a_killed_process_was_assured_is_stored_is_there_without_a_ho
     stored = await everything(store, made.session_id)
     assert acknowledged >= 200
     assert stored == list(range(1, len(stored) + 1))
-    # One more at the most: it was stored, and nobody was told.
+    # One more at the most: it was stored, and not confirmed.
     assert acknowledged <= len(stored) <= acknowledged + 1
     appended = await store.append(made.session_id, Draft(b"{}"), now=NOW)
     assert appended is not None and appended.event.number == len(stored) + 1

@@ -412,7 +412,7 @@ class Log:
         if self.is_away:
             raise StoreUnavailable("away")
         found = self.log.since_id(position, now=0)
-        # As a store elsewhere: what it answers is of then, not of now.
+        # Like a store on another machine: its answer is of then, not of now.
         await self.flows.wait()
         return found
 
@@ -632,7 +632,7 @@ async def test_a_frame_can_leave_an_event_out() -> None:
 
 async def test_a_stream_ends_when_its_log_was_made_anew() -> None:
     """CUP13: the numbers of the new log are small again; taken for old ones, all of its events
-    would be dropped in silence. Whoever comes back is told.
+    would be dropped in silence. A client that reconnects learns of it.
     """
     log, stream, peer = Log(), stream_of(limit=10**6), Peer()
     feed = LogFeed(stream, log.read, log.start, frame=plain_frame)

@@ -1,1 +1,0 @@
-"""Streamable HTTP, both eras: the server's side and the client's."""

@@ -1,1 +1,0 @@
-"""WebSocket, both eras: the server's side and the client's."""

@@ -1,5 +1,3 @@
-"""Serve some methods and tools in a session only."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable

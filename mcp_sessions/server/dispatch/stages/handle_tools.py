@@ -1,4 +1,4 @@
-"""Some tools take a handle, of which the wrapped server knows nothing."""
+"""Serve tools that take a handle, of which the wrapped server knows nothing."""
 
 from __future__ import annotations
 

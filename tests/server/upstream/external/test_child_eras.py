@@ -164,7 +164,7 @@ async def test_progress_and_a_log_come_with_their_request(kind: str) -> None:
 
 
 async def test_where_a_url_allows_no_second_listen_the_first_one_ends_before_it() -> None:
-    """It kept the older stream, and told nobody of what was subscribed since."""
+    """It kept the older stream, and nobody got changes of later subscriptions."""
     modern = ModernServer(listens=1)
     async with modern_world("url", modern) as w:
         client = await w.connected()

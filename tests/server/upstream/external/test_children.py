@@ -59,7 +59,9 @@ async def test_a_slow_server_of_the_modern_era_is_asked_again_once_it_refused_a_
 async def test_who_is_refused_by_the_server_itself_reads_why_and_locks_nobody_out(
     tmp_path: Path,
 ) -> None:
-    """Who says the same of itself is told the same for a while: a process each time is too much."""
+    """Clients with equal descriptions get the same error for a while: a process each time is too
+    much.
+    """
     noted = tmp_path / "calls"
     async with child_world("refuses", "old", options={"env": {"CALLS": str(noted)}}) as w:
 

@@ -183,7 +183,7 @@ async def test_what_may_have_left_something_is_no_sessions(tmp_path: Path, lefto
 
 
 async def test_what_no_session_would_be_notified_is_no_sessions(tmp_path: Path) -> None:
-    """It can be asked the same, and says so in other words: a process of its own would be told."""
+    """It accepts the same requests, in other words: a process of its own would learn them."""
     calls, options = noted(tmp_path)
     async with child_world(options=options) as w:
         await looks(ModernClient(w.carrier, capabilities={"elicitation": {}}))

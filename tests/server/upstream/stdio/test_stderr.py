@@ -1,4 +1,4 @@
-"""What a process writes on standard error: what of it is told, and what never is."""
+"""A process's standard error: what the log and clients get of it, and what they never get."""
 
 import asyncio
 import logging

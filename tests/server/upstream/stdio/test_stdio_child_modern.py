@@ -1,4 +1,4 @@
-"""A command that speaks the era of 2026-07-28 only: what it is told, and what it may do wrong.
+"""A command that speaks the era of 2026-07-28 only: its messages, and its possible faults.
 
 What every modern server gives is in ``tests/server/upstream/external/test_child_eras.py``.
 """

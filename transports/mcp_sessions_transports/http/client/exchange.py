@@ -1,5 +1,3 @@
-"""POSTs a request and hands over what responds to it, up to its answer."""
-
 from __future__ import annotations
 
 import logging

@@ -1,4 +1,4 @@
-"""Hands over what a link's streams bring: messages, and what is known of those that are dropped."""
+"""Hand over the messages of a link's streams, and what is known of dropped ones."""
 
 from __future__ import annotations
 
