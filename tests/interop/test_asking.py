@@ -131,6 +131,7 @@ async def test_each_client_gets_the_same_results(address: str, name: str) -> Non
     assert user.asked[:2] == ["how many?", "sign in"] and sorted(user.asked[2:]) == ["one?", "two?"]
 
 
+@pytest.mark.by_command("stock-2026")
 @pytest.mark.parametrize("name", ["stock-2025", "stock-2026", "resumable-websocket-2026"])
 @pytest.mark.parametrize("action", ["decline", "cancel"])
 async def test_a_user_may_decline_or_cancel(address: str, name: str, action: Any) -> None:
@@ -141,6 +142,7 @@ async def test_a_user_may_decline_or_cancel(address: str, name: str, action: Any
     assert results == [action, action]
 
 
+@pytest.mark.by_command("stock-2025")
 @pytest.mark.parametrize("name", ["stock-2025", "stock-2026", "resumable-websocket-2026"])
 async def test_a_client_that_declared_nothing_is_not_asked(address: str, name: str) -> None:
     """The tool gets an error, which names no user's answer, and the call ends."""

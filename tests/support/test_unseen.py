@@ -20,40 +20,7 @@ KEPT = []
 """
 
 
-def outcomes(tmp_path: Path, source: str) -> dict[str, str]:
-    """What pytest says of each test of a file, with this repository's plugin."""
-    (tmp_path / "conftest.py").write_text(
-        "from tests.conftest import pytest_configure as pytest_configure\n"
-    )
-    (tmp_path / "test_it.py").write_text(HEAD + source)
-    done = subprocess.run(
-        [
-            sys.executable,
-            *("-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--import-mode=importlib"),
-            *("-o", "markers=fails_in_background(*work): .", "-W", "error", str(tmp_path)),
-        ],
-        cwd=tmp_path,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT}/transports:{ROOT}/conformance"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
-    said: dict[str, str] = {}
-    for line in done.stdout.splitlines():
-        outcome, _, rest = line.partition(" ")
-        if outcome in ("PASSED", "FAILED", "ERROR") and "::" in rest:
-            name = rest.partition("::")[2].partition(" ")[0]
-            said[name] = outcome if said.get(name) in (None, "PASSED") else said[name]
-    assert said, done.stdout + done.stderr
-    return said
-
-
-def test_a_test_that_leaves_a_task_that_died_fails_and_the_next_one_does_not(
-    tmp_path: Path,
-) -> None:
-    """Whoever holds the task, and whether it is collected."""
-    source = """
+DIED = """
 def test_held():
     async def main():
         KEPT.append(asyncio.create_task(dies()))
@@ -83,17 +50,8 @@ async def test_in_a_loop_of_anyio(anyio_backend):
     KEPT.append(asyncio.create_task(dies()))
     await asyncio.sleep(0)
 """
-    assert outcomes(tmp_path, source) == {
-        "test_held": "FAILED",
-        "test_next": "PASSED",
-        "test_collected": "FAILED",
-        "test_taken": "PASSED",
-        "test_in_a_loop_of_anyio[asyncio]": "FAILED",
-    }
 
-
-def test_a_test_in_which_background_work_fails_must_have_said_so(tmp_path: Path) -> None:
-    source = """
+BACKGROUND = """
 def fail(name):
     async def main():
         await Background().run(name, dies())
@@ -114,16 +72,8 @@ def test_another():
 def test_it_did_not():
     pass
 """
-    assert outcomes(tmp_path, source) == {
-        "test_unexpected": "FAILED",
-        "test_expected": "PASSED",
-        "test_another": "FAILED",
-        "test_it_did_not": "FAILED",
-    }
 
-
-def test_a_test_that_leaves_a_task_of_ours_running_fails(tmp_path: Path) -> None:
-    source = """
+LEFT = """
 async def forever():
     await asyncio.Event().wait()
 
@@ -169,7 +119,73 @@ async def test_with_a_fixture(anyio_backend, holds):
 async def test_with_a_fixture_that_leaks(anyio_backend, leaks):
     pass
 """
-    assert outcomes(tmp_path, source) == {
+
+SOURCES = {"died": DIED, "background": BACKGROUND, "left": LEFT}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What pytest says of each test of each file, with this repository's plugin. One run, since
+    each imports what the plugin needs.
+    """
+    folder = tmp_path_factory.mktemp("unseen")
+    (folder / "conftest.py").write_text(
+        "from tests.conftest import pytest_configure as pytest_configure\n"
+    )
+    for file, source in SOURCES.items():
+        (folder / f"test_{file}.py").write_text(HEAD + source)
+    done = subprocess.run(
+        [
+            sys.executable,
+            *("-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--import-mode=importlib"),
+            *("-o", "markers=fails_in_background(*work): .", "-W", "error", str(folder)),
+        ],
+        cwd=folder,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT}/transports:{ROOT}/conformance"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    said: dict[str, dict[str, str]] = {file: {} for file in SOURCES}
+    for line in done.stdout.splitlines():
+        outcome, _, rest = line.partition(" ")
+        if outcome in ("PASSED", "FAILED", "ERROR") and "::" in rest:
+            path, _, name = rest.partition(" ")[0].partition("::")
+            here = said[Path(path).stem.removeprefix("test_")]
+            here[name] = outcome if here.get(name) in (None, "PASSED") else here[name]
+    assert all(said.values()), done.stdout + done.stderr
+    return said
+
+
+def test_a_test_that_leaves_a_task_that_died_fails_and_the_next_one_does_not(
+    outcomes: dict[str, dict[str, str]],
+) -> None:
+    """Whoever holds the task, and whether it is collected."""
+    assert outcomes["died"] == {
+        "test_held": "FAILED",
+        "test_next": "PASSED",
+        "test_collected": "FAILED",
+        "test_taken": "PASSED",
+        "test_in_a_loop_of_anyio[asyncio]": "FAILED",
+    }
+
+
+def test_a_test_in_which_background_work_fails_must_have_said_so(
+    outcomes: dict[str, dict[str, str]],
+) -> None:
+    assert outcomes["background"] == {
+        "test_unexpected": "FAILED",
+        "test_expected": "PASSED",
+        "test_another": "FAILED",
+        "test_it_did_not": "FAILED",
+    }
+
+
+def test_a_test_that_leaves_a_task_of_ours_running_fails(
+    outcomes: dict[str, dict[str, str]],
+) -> None:
+    assert outcomes["left"] == {
         "test_left": "FAILED",
         "test_closed": "PASSED",
         "test_cancelled": "PASSED",

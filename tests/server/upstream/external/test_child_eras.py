@@ -25,6 +25,9 @@ from tests.support.world import World, world
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
 
 KINDS = ("url", "command")
+MOSTLY_A_URL = ("url", pytest.param("command", marks=pytest.mark.full))
+"""A command imports the SDK each time. By default it is the server of the first two tests."""
+
 UPDATED = "notifications/resources/updated"
 COMMAND = str(Path(modern_server.__file__))
 
@@ -65,7 +68,7 @@ async def test_what_it_asks_is_asked_of_a_client_and_goes_with_the_request_again
         assert json.loads(text_of(await sent.result())) == ["kept", {"q": {"answer": "two"}}]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MOSTLY_A_URL)
 async def test_what_a_client_refuses_or_the_server_asks_for_ever_is_an_error(kind: str) -> None:
     async with modern_world(kind) as w:
         client = await w.connected(capabilities={"elicitation": {}})
@@ -121,7 +124,7 @@ async def test_what_is_answered_at_a_url_has_a_name_in_the_era_before() -> None:
     assert asked == [params]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MOSTLY_A_URL)
 async def test_a_client_of_its_own_era_gets_the_question_as_its_result(kind: str) -> None:
     async with modern_world(kind) as w:
         client = ModernClient(w.carrier)
@@ -130,7 +133,7 @@ async def test_a_client_of_its_own_era_gets_the_question_as_its_result(kind: str
         assert (result["resultType"], result["requestState"]) == ("input_required", "kept")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MOSTLY_A_URL)
 async def test_changes_are_received_for_what_is_subscribed_and_what_is_not_asked_for_is_not(
     kind: str,
 ) -> None:
@@ -149,7 +152,7 @@ async def test_changes_are_received_for_what_is_subscribed_and_what_is_not_asked
         await until(lambda: modern.open <= 2, "one stream for each of its sessions there")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MOSTLY_A_URL)
 async def test_progress_and_a_log_come_with_their_request(kind: str) -> None:
     async with modern_world(kind) as w:
         client = await w.connected()

@@ -6,8 +6,11 @@ import logging
 import os
 import resource
 import signal
+import subprocess
 import sys
 import textwrap
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -457,41 +460,59 @@ async def expect_ended(pids: list[int]) -> None:
     await until(lambda: not any(is_alive(pid) for pid in pids), "all of them ended")
 
 
-async def run_layer(then: str) -> tuple[asyncio.subprocess.Process, list[int]]:
-    """Another process with a layer: it, its child, and what the child started."""
+def start_layer(folder: Path, then: str) -> "subprocess.Popen[str]":
+    program = folder / "layer.py"
     root = str(Path(CHILD).parents[2])
-    source = textwrap.dedent(LAYER).format(root=root, then=then)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", source),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+    program.write_text(textwrap.dedent(LAYER).format(root=root, then=then), "utf-8")
+    # A file, and started by no event loop: it is forked (`tests.support.forking`).
+    return subprocess.Popen(
+        [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdin is not None and process.stdout is not None
+
+
+@asynccontextmanager
+async def another_layer(
+    folder: Path, then: str
+) -> AsyncGenerator[tuple["subprocess.Popen[str]", list[int]]]:
+    """Another process with a layer: it, its child, and what the child started."""
+    with start_layer(folder, then) as process:
+        try:
+            pids = await printed_by(process)
+            assert len(pids) == 2 and all(is_alive(pid) for pid in pids)
+            pids += children_of(process.pid)
+            assert process.stdin is not None
+            # Not before: it may be over a moment later.
+            process.stdin.write("\n")
+            process.stdin.flush()
+            yield process, pids
+        finally:
+            process.kill()
+
+
+async def printed_by(process: "subprocess.Popen[str]") -> list[int]:
+    assert process.stdout is not None
     async with asyncio.timeout(30):
-        line = await process.stdout.readline()
-    pids = [int(pid) for pid in line.split()]
-    assert len(pids) == 2 and all(is_alive(pid) for pid in pids)
-    pids += children_of(process.pid)
-    # Not before: it may be over a moment later.
-    process.stdin.write(b"\n")
-    return process, pids
+        line = await asyncio.to_thread(process.stdout.readline)
+    return [int(pid) for pid in line.split()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_nothing_survives_a_layer_that_is_killed(number: signal.Signals) -> None:
-    process, pids = await run_layer("await asyncio.sleep(600)")
-    process.send_signal(number)
-    await process.wait()
-    await expect_ended(pids)
+async def test_nothing_survives_a_layer_that_is_killed(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    async with another_layer(tmp_path, "await asyncio.sleep(600)") as (process, pids):
+        process.send_signal(number)
+        await asyncio.to_thread(process.wait, 30)
+        await expect_ended(pids)
 
 
-async def test_nothing_survives_a_layer_that_fails() -> None:
-    process, pids = await run_layer("os._exit(3)")
-    await process.wait()
-    await expect_ended(pids)
+async def test_nothing_survives_a_layer_that_fails(tmp_path: Path) -> None:
+    async with another_layer(tmp_path, "os._exit(3)") as (process, pids):
+        assert await asyncio.to_thread(process.wait, 30) == 3
+        await expect_ended(pids)
 
 
-async def test_the_guard_is_started_again_and_knows_of_all() -> None:
+async def test_the_guard_is_started_again_and_knows_of_all(tmp_path: Path) -> None:
     steps = (
         "guard = w.inside.upstream.children.starter._processes._guard",
         "guard.kill()",
@@ -500,10 +521,8 @@ async def test_the_guard_is_started_again_and_knows_of_all() -> None:
         "print(await other.text('pid'), await other.text('leave'), flush=True)",
         "await asyncio.sleep(600)",
     )
-    process, pids = await run_layer("; ".join(steps))
-    assert process.stdout is not None
-    async with asyncio.timeout(30):
-        more = [int(pid) for pid in (await process.stdout.readline()).split()]
-    process.kill()
-    await process.wait()
-    await expect_ended([*pids, *more])
+    async with another_layer(tmp_path, "; ".join(steps)) as (process, pids):
+        pids += await printed_by(process)
+        process.kill()
+        await asyncio.to_thread(process.wait, 30)
+        await expect_ended(pids)
