@@ -1,8 +1,10 @@
 """Our own server passes every vector, on every transport."""
 
+import asyncio
 import shlex
 import socket
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -11,7 +13,7 @@ from mcp_sessions_conformance.peer import Limits
 from mcp_sessions_conformance.report import as_text
 from mcp_sessions_conformance.runner import Run, Selection, play_one, run, why_not
 from mcp_sessions_conformance.targets import Target, parse_target
-from tests.conformance.conftest import CREDENTIALS, STDIO_COMMAND, way
+from tests.conformance.conftest import CREDENTIALS, STDIO_COMMAND, served, way
 
 pytestmark = pytest.mark.anyio
 
@@ -21,6 +23,10 @@ PATIENT = Limits(wait=15.0)
 
 SAMPLE = 17
 """Every so many vectors are played in the fast run."""
+
+
+def as_websocket(url: str) -> str:
+    return url.replace("http", "ws", 1)
 
 
 def passed(done: Run) -> bool:
@@ -58,13 +64,30 @@ async def test_the_vectors_of_a_pipe_pass(vectors: list[Vector]) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-async def test_every_vector_passes_over_http_and_websocket(
-    server_url: str, vectors: list[Vector]
-) -> None:
-    targets = [parse_target(server_url), parse_target(server_url.replace("http", "ws", 1))]
-    done = await run(targets, vectors, credentials=CREDENTIALS, limits=PATIENT)
-    assert passed(done), as_text(done)
-    played = {outcome.vector.id for outcome in done.outcomes}
+async def test_every_vector_passes_over_http_and_websocket(vectors: list[Vector]) -> None:
+    """At the same time, each on its own server, since a vector waits for what must not come."""
+    crossing = Selection(only=frozenset(v.id for v in vectors if v.crosses))
+    with ExitStack() as servers:
+        over_http, over_websocket, both = (servers.enter_context(served()) for _ in range(3))
+        runs = await asyncio.gather(
+            *(
+                run(
+                    [parse_target(url) for url in urls],
+                    vectors,
+                    selection=selection,
+                    credentials=CREDENTIALS,
+                    limits=PATIENT,
+                )
+                for urls, selection in (
+                    ([over_http], None),
+                    ([as_websocket(over_websocket)], None),
+                    ([both, as_websocket(both)], crossing),
+                )
+            )
+        )
+    for done in runs:
+        assert passed(done), as_text(done)
+    played = {outcome.vector.id for done in runs for outcome in done.outcomes}
     assert {v.id for v in vectors if v.when.transports != ("stdio",)} == played
 
 
