@@ -26,6 +26,7 @@ from tests.support.processes import free_port, wait_until_it_listens
 from tests.support.proxy import TcpProxy
 from tests.support.raw import Json
 from tests.support.resuming import serving
+from tests.support.scripted import Exchange, ScriptedServer
 from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.anyio
@@ -184,6 +185,35 @@ async def test_no_event_passes_behind_a_hole(scheme: str) -> None:
         await it.change(NOTES[1])
         assert [e["params"]["uri"] for e in await it.host.has_events(2)] == [NOTES[0], NOTES[1]]
         assert await it.host.current() == session_id
+
+
+async def test_an_event_behind_a_detachment_waits_for_those_before_it() -> None:
+    """TKO3, ATT3: a request attached the session again, behind an event that the host lacks."""
+
+    def event(number: int) -> Json:
+        params = {"uri": f"note://{number}", "sessionEventId": str(number), "_meta": named("s-2")}
+        return {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": params}
+
+    def get(exchange: Exchange) -> None:
+        if server.asked("session/resume"):
+            for number in (2, 3):
+                exchange.event(event(number), f"get-{number}")
+
+    server = ScriptedServer({"GET": get})
+    with anyio.fail_after(55):
+        async with server, host(server.url(), modern=False) as peer:
+            session_id = (await peer.start())["sessionId"]
+            assert session_id == "s-2", "the bridge has one of its own"
+            await server.has(lambda: server.stream, "the notification stream")
+            server.push_message(event(1))
+            await peer.has_events(1)
+            server.push(DETACHED, sessionId=session_id, reason="evicted")
+            server.push_message(event(3))
+            await peer.has_events(3)
+            assert peer.received(session_id) == [*NOTES]
+            resumes = [each.params for each in server.asked("session/resume")]
+            positions = {each["sessionId"]: each["lastSessionEventId"] for each in resumes}
+            assert positions[session_id] == "1"
 
 
 async def test_a_host_that_cannot_be_notified_of_a_hole_has_its_connection_ended() -> None:

@@ -166,10 +166,13 @@ class ScriptedServer:
         await self.board.until(lambda: bool(look()), what=lambda: f"{what}: {asked()}")
 
     def push(self, method: str, event_id: object = None, **params: Any) -> None:
-        assert self.stream is not None, "the client opened no stream"
         if event_id is not None:
             params["sessionEventId"] = event_id
-        self.stream.event({"jsonrpc": "2.0", "method": method, "params": params})
+        self.push_message({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def push_message(self, message: Json) -> None:
+        assert self.stream is not None, "the client opened no stream"
+        self.stream.event(message)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
