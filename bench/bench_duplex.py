@@ -103,12 +103,10 @@ class Client(ABC):
         return answer
 
     @abstractmethod
-    def put(self, text: str) -> None:
-        """Send one message."""
+    def put(self, text: str) -> None: ...
 
     @abstractmethod
-    def get(self) -> str | bytes:
-        """The next message."""
+    def get(self) -> str | bytes: ...
 
     @abstractmethod
     def stop(self) -> None:

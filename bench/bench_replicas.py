@@ -65,7 +65,7 @@ def used_by(workers: Workers) -> Used:
 async def cost(
     workers: Workers, work: Awaitable[None], count: int, second: Used | None = None
 ) -> Used:
-    """Return the cost of one of so many that are done.
+    """Return the cost of each of so many actions.
 
     Args:
         second: The cost of a second in which nothing happens.

@@ -91,11 +91,6 @@ def noisy_layer(
 
 
 def guarded_layer(keys: str) -> SessionLayer:
-    """Make a server that needs tokens.
-
-    Args:
-        keys: The issuer's, as JSON.
-    """
     from mcp_sessions.authentication.issuer import Issuer
     from mcp_sessions.authentication.tokens import Tokens
     from mcp_sessions.server.upstream.sdk.authentication import SdkVerifier, resource_server

@@ -58,7 +58,7 @@ class RawSocket:
         self.socket.sendall(b"\x81" + size + bytes(4) + text)
 
     def get(self) -> dict[str, Any]:
-        """The next message; a ping is left without its pong."""
+        """The next message. A ping gets no pong."""
         while True:
             kind, text = self._frame()
             if kind == 0x81:

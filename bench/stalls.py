@@ -14,11 +14,9 @@ EVERY = 0.01
 
 
 class Stalls:
-    """The longest stalls since the last question, which a late timer shows.
-
-    A timer that comes late shows it. On a machine that others use it comes late as well when
-    they have the core, so that what counts is what the loop's own thread used of the CPU
-    meanwhile; the time by the clock is there, too.
+    """The longest stalls since the last question. A late timer shows them. On a machine that others
+    use it is late as well when they have the core. So the CPU time of the loop's own thread counts;
+    the time by the clock is there, too.
     """
 
     def __init__(self) -> None:

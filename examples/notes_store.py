@@ -184,8 +184,6 @@ class NotesStore:
 
 
 class WordIndex:
-    """The notes in which each word occurs, and how often in all."""
-
     def __init__(self) -> None:
         self._names: dict[str, set[str]] = {}
         self._count: Counter[str] = Counter()

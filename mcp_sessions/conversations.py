@@ -73,7 +73,7 @@ class Conversations:
 
     @property
     def rules(self) -> Sequence[Rule]:
-        """Return the places to look for keys, in this order."""
+        """Return the rules that find keys, in this order."""
         return (
             *(Rule("meta", name) for name in self.meta),
             *(Rule("header", name.lower()) for name in self.headers),

@@ -1,4 +1,4 @@
-"""Everything that can go wrong, by whose fault it is.
+"""The tree of errors, by the side that caused them.
 
 ::
 

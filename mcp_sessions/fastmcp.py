@@ -226,7 +226,7 @@ class _SessionState(AsyncKeyValue):
 def _session_key(key: str) -> tuple[SessionHandle, str] | None:
     """The session that a key of FastMCP's is of, and its name there; None: of none of the layer's.
 
-    FastMCP puts in front of a key what it takes for the session's id: of a request in the 2026 era
+    FastMCP prefixes a key with what it takes for the session's id: for a request in the 2026 era
     one of its own, which is another for each.
     """
     session = current_session(default=None)

@@ -49,7 +49,7 @@ _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]{1,1024}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in an event log: which log, and after which of its events.
+    """A position in an event log: the log, and the number of an event.
 
     The two are one value. A number from another log would look valid as soon as the new
     log grew past it, and everything up to it would be lost in silence (CUP13).
@@ -57,7 +57,7 @@ class Position:
 
     log_epoch: LogEpoch
     number: int
-    """The last event before this place; 0 is the place before the first event."""
+    """The last event before this position; 0 is the position before the first event."""
 
     def event_id(self) -> SessionEventId:
         return SessionEventId(f"{self.log_epoch}-{self.number:0{NUMBER_WIDTH}d}")

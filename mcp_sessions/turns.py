@@ -18,7 +18,7 @@ AT_ONCE = 32
 
 
 class Turns:
-    """Turns of the event loop, shared by those who do the same.
+    """Turns of the event loop, shared by the callers that do the same.
 
     Args:
         at_once: How many go on in one of them.

@@ -25,8 +25,6 @@ INDEX = "word-index"
 
 @dataclass
 class Move:
-    """The second act, as the SDK's client and another client saw it."""
-
     steps: list[int] = field(default_factory=list[int])
     """The call's progress, in the order in which it came."""
     length: int = 0

@@ -36,8 +36,6 @@ _HOP = frozenset(
 
 
 class FaultProxy:
-    """The ASGI application: HTTP and WebSocket before an ``http://`` URL."""
-
     def __init__(self, upstream: str, fault: Fault, injector: FaultInjector | None = None) -> None:
         self.upstream = upstream
         self._other_servers = OtherServers(upstream)

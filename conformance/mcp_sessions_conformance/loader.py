@@ -33,8 +33,6 @@ class BadVectors(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The servers that a vector is for, and the ways to them."""
-
     transports: tuple[Transport, ...] = TRANSPORTS
     eras: tuple[Era, ...] = ERAS
     fresh: bool = False

@@ -271,7 +271,7 @@ async def _play_at(
     silent: dict[str, str],
     offered: dict[str, Offered],
 ) -> None:
-    """Play what is for one place.
+    """Play the vectors for one way to the server.
 
     Args:
         offered: Name of a way → what the server has there. Added to.

@@ -26,8 +26,6 @@ METHODS = ["GET", "POST", "DELETE", "PUT", "PATCH", "OPTIONS", "HEAD"]
 
 
 class RoundRobin:
-    """Sends each request to the next replica."""
-
     def __init__(self, replicas: Sequence[str]) -> None:
         self.served = dict.fromkeys(replicas, 0)
         """How many requests each of them got."""

@@ -89,7 +89,7 @@ class Service(Protocol):
 
 
 class Link:
-    """One client.
+    """The connection of one client.
 
     Args:
         send_buffer: Bytes that wait for the client before who sends has to wait.

@@ -152,7 +152,8 @@ class OpenConversation:
             self._shown = Position(self._shown.log_epoch, event.number)
 
     async def catch_up(self) -> None:
-        """Show what is in the record and was not shown: whose outcome was not known, say.
+        """Show the updates of the record that were not shown: for example, if their outcome was not
+        known.
 
         Raises:
             StoreUnavailable: The store did not answer.

@@ -54,7 +54,7 @@ class ApiKeys:
         self._failed_at: float | None = None
 
     async def verify(self, token: str) -> Credential | None:
-        """Return whose key it is.
+        """Return the owner of the key.
 
         Raises:
             CannotVerify: The file of keys could not be read for too long.

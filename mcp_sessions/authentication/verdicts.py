@@ -5,7 +5,7 @@ Rules, owned by ``tests/authentication/test_introspection.py`` and
 
 1. All requests with one token share one question.
 2. Questions are bounded in time, and in how many are open. A token that was accepted before has
-   places of its own: others that send bad tokens do not delay it.
+   slots of its own: others that send bad tokens do not delay it.
 3. If there is no answer, a token that was accepted before counts on, for :data:`KEPT` seconds in
    all. It waits for :data:`PATIENCE` seconds only. Any other token cannot be verified.
 4. Verdicts are kept by a hash of the token, with a bound.

@@ -48,7 +48,7 @@ class SavedSession:
     """How its client calls itself: what an earlier run gave up may be served in this one."""
 
     routes: bool = False
-    """Its server asks that requests say whose they are, for proxies (RTE1)."""
+    """Its server asks that requests name their session, for proxies (RTE1)."""
 
     open_calls: tuple[OpenCall, ...] = ()
     """Its calls that wait for answers of the user."""

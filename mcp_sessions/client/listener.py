@@ -58,11 +58,6 @@ class Listener:
         self.see_to_it()
 
     def see_to_it(self, *, delayed: bool = False) -> None:
-        """Open or replace the stream, so that it brings all that is asked for.
-
-        Args:
-            delayed: It failed just now.
-        """
         if not self._is_at_it:
             self._is_at_it = True
             self._runtime.tasks.start_soon(self._listen, delayed)

@@ -52,7 +52,7 @@ class Way(Enum):
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """One client's.
+    """The recovery of one client's connection.
 
     Args:
         on_ready: Called with the link that the client goes on on, last.

@@ -141,7 +141,7 @@ class ScoutedAddress:
                 with anyio.move_on_after(left if is_first else None):
                     await mine.wait()
                 if self.is_away and mine.is_set():
-                    # Called to the front, or the time changed. The place in the line is kept.
+                    # Called to the front, or the time changed. The position in the line is kept.
                     renewed = anyio.Event()
                     self._line[self._line.index(mine)] = renewed
                     mine = renewed

@@ -39,8 +39,6 @@ SESSION_HEADER = "mcp-session-id"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The envelope of every request of the modern era, learnt from the application's own."""
-
     meta: Mapping[str, Any]
     protocol_version: str
 

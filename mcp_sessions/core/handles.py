@@ -91,7 +91,8 @@ def carrying(result: dict[str, Any], handle: str) -> dict[str, Any]:
 def with_handle(
     result: dict[str, Any], name: str, handle: str, tools: Iterable[str], *, is_structured: bool
 ) -> dict[str, Any]:
-    """A tool's result that says which handle it started; one that is no answer yet says nothing.
+    """Add the handle to a tool's result that started it. A result that is no answer yet stays as it
+    is.
 
     A host may show its model the structured content alone, if there is any: where the tool made
     none its texts are in there as well, as ``result``.

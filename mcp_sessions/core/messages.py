@@ -419,8 +419,8 @@ class EventTemplate:
         meta = dict(meta_of(params) or {})
         meta.pop(SESSION_META, None)
         meta[SESSION_META] = {"sessionId": _SESSION_HERE}
-        # Ours come last, so that splitting at the last place finds them whatever the
-        # sender's own strings hold.
+        # Ours come last, so that splitting at the last match finds them whatever the sender's own
+        # strings hold.
         encoded = notification_message(
             method, {**members, "_meta": meta, "sessionEventId": _EVENT_ID_HERE}
         )

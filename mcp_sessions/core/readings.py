@@ -157,13 +157,6 @@ def is_one_of(name: str, names_folded: Collection[str]) -> bool:
 
 
 class _Reading(NamedTuple):
-    """One reading of a URI.
-
-    Args:
-        base: Up to its query.
-        pairs: Of its query.
-    """
-
     whole: str
     base: str
     pairs: Parts

@@ -64,7 +64,7 @@ def relay(
     Args:
         carried: As in :func:`carry`.
         last: The last event of that session that went there, or was there when it began.
-        event: Its place in the session's log.
+        event: Its position in the session's log.
         fencing_epoch: Of the attachment that the event is for.
         skips: The numbers in between were replaced by newer events.
     """

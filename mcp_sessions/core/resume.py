@@ -189,8 +189,9 @@ class Follower:
 
 
 LATE_ATTEMPT = 300.0
-"""Seconds for which an attempt that was given up may be served late, at a server that does not
-say whose attempt it was."""
+"""Seconds for which an attempt that was given up may be served late, at a server that does not name
+the client of the attempt.
+"""
 
 _ATTEMPTS_KEPT = 16
 
@@ -199,7 +200,7 @@ _ATTEMPTS_KEPT = 16
 class Attempts:
     """This client's requests that take its session, of which some were given up.
 
-    A server may serve one of those late, and displace the connection that took its place.
+    A server may serve one of those late, and displace the connection that replaced it.
 
     Args:
         instance: How this client calls itself (TKO12): no other one does.
@@ -261,8 +262,6 @@ class Lives:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """The server's session features, from its ``initialize`` or ``server/discover`` result."""
-
     has_sessions: bool = False
     is_ours: bool = False
     """It advertises this project's extension."""

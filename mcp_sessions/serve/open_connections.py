@@ -57,7 +57,7 @@ MOST_DELAYED = 4_000
 """Connections that wait for a refusal. Each takes some 20 kB."""
 
 RETRY_AFTER = 5
-"""Seconds after which a client that found no place tries again."""
+"""Seconds after which a client that was refused tries again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

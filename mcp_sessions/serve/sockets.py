@@ -17,9 +17,9 @@ def listen_on(host: str, port: int) -> socket.socket:
         OSError: The address cannot be listened on.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Not `socket.create_server`: it puts texts of its own in the place of the errors. Said to be
-    # TCP: asyncio switches Nagle's delay off for such sockets only, and an answer written in two
-    # steps would wait for it.
+    # Not `socket.create_server`: it replaces the texts of errors by its own. Said to be TCP:
+    # asyncio switches Nagle's delay off for such sockets only, and an answer written in two steps
+    # would wait for it.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":

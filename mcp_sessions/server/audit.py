@@ -189,13 +189,6 @@ class AuditEntry:
     def serve_in(
         self, session: str, source: str, conversation: ConversationKey | None = None
     ) -> None:
-        """Note the session that the request belongs to.
-
-        Args:
-            session: Its digest.
-            source: How it came to that; see ``SessionHandle.source``.
-            conversation: Of a conversation's session: by which key.
-        """
         self._members["mcp_sessions.session"] = session
         self._members["mcp_sessions.session.source"] = source
         if conversation is not None:

@@ -57,7 +57,7 @@ class RequestChannel(Protocol):
     def watch(
         self, on_closed: Callable[[], None] = ..., on_reopened: Callable[[], None] = ...
     ) -> None:
-        """Tell these, and nobody else any more.
+        """Set the callbacks. They replace earlier ones.
 
         Args:
             on_closed: Called when the channel closes before it was answered.
@@ -129,7 +129,7 @@ class Transport(Protocol):
     def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> None:
-        """A session is attached here. Events that wait here for an older attachment are withdrawn.
+        """Attach a session. Events that wait here for an older attachment are withdrawn.
 
         Args:
             session_id: The session.
@@ -156,8 +156,7 @@ class Transport(Protocol):
     def send(self, draft: Draft) -> None: ...
 
     def withdraw(self, session_id: SessionId, *, has_ended: bool = False) -> None:
-        """Take back what was not handed to the network yet of a session, and hand over nothing
-        more of it.
+        """Drop unsent messages of a session, and send no more of it.
 
         Args:
             session_id: The session.

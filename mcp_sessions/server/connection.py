@@ -79,8 +79,8 @@ class WatchedChannel:
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class ClientConnection:
-    """A connection that can be pushed to, as the server knows it. The connection of a
-    transport-mode session outlives this process: see
+    """A connection that can receive messages at any time, as the server knows it. The connection of
+    a transport-mode session outlives this process: see
     :class:`~mcp_sessions.server.delivery.stored_connection.StoredConnection`.
 
     Args:
@@ -144,17 +144,6 @@ class ClientConnection:
     async def begin(
         self, session_id: SessionId, attached: Attached, after: Position, read: ReadEvents
     ) -> bool:
-        """A session is attached here: hand over ``attached.replay``, then what follows.
-
-        Args:
-            session_id: The session.
-            attached: The store's answer.
-            after: See :meth:`Transport.begin`.
-            read: See :meth:`Transport.begin`.
-
-        Returns:
-            False if it was attached anew meanwhile, or the connection is gone.
-        """
         self.attached[session_id] = attached.fencing_epoch
         self.transport.begin(session_id, attached, after, read)
         return True
@@ -234,7 +223,7 @@ class ClientConnection:
         *,
         has_ended: bool = False,
     ) -> None:
-        """Forget what waits here of a session that is not attached here any more.
+        """Drop unsent events of a session that is no longer attached here.
 
         Args:
             session_id: The session.

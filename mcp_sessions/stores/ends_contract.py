@@ -29,8 +29,6 @@ def end_by_operator(record: SessionRecord, now: float) -> SessionEnd:
 
 
 class Ends(Protocol):
-    """Remembers the ends of sessions, and the start of the store."""
-
     async def remember_ends(
         self, ends: Sequence[SessionEnd], *, now: float, outside: bool = False
     ) -> Sequence[SessionEnd]:

@@ -12,7 +12,7 @@ _UNKNOWN = SessionId("health")
 @runtime_checkable
 class Probed(Protocol):
     async def probe(self) -> None:
-        """Write something small, always at the same place, that no session needs.
+        """Write something small, always under the same key, that no session needs.
 
         Raises:
             StoreRefused: It is there, and refuses.

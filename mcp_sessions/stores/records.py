@@ -287,7 +287,5 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A session's ``data`` and the version that a replacement must name."""
-
     value: dict[str, Any]
     version: int

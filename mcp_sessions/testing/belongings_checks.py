@@ -1,4 +1,4 @@
-"""Check the other parts of a session: subscriptions, state, data, and its place in lists."""
+"""Check the other parts of a session: subscriptions, state, data, and its entries in lists."""
 
 from __future__ import annotations
 

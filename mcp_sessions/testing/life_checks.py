@@ -105,7 +105,7 @@ async def a_session_that_the_server_names_is_made_by_who_comes_first(make: MakeS
         assert await store.replace_data(named, {"n": 1}, expected_version=0)
         other = await new_session(store)
         for _ in range(3):
-            # No place is taken twice, and none is needed for what is there.
+            # No slot is taken twice, and none is needed for a session that exists.
             again = await store.create(Mode.BOUND, ALICE, peer=None, now=NOW + 1, session_id=named)
             assert (again.life.created_at, again.mode) == (NOW, Mode.BOUND)
         kept = await store.load_data(named)

@@ -41,7 +41,7 @@ class DuplexChannel(WatchedChannel):
     close_stream: Callable[[], Awaitable[None]] | None = None
 
     def __init__(self, transport: DuplexTransport, kind: str, *, lasts: bool = False) -> None:
-        """The way back for one message.
+        """Make the way back for one message.
 
         Args:
             kind: The connection's.

@@ -1,4 +1,4 @@
-"""Faults that show in one place only: one kind of message, one moment, one header."""
+"""Faults that show in one case only: one kind of message, one moment, one header."""
 
 from typing import Any
 

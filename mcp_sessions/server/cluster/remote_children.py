@@ -54,8 +54,6 @@ that has ended, even if its last sign of life was not the newest.
 
 
 class RemoteChildren:
-    """Implements :class:`OtherReplicas` over the store, for the children in all replicas."""
-
     def __init__(self, relay: RequestRelay, store: SessionStore, exchange: Exchange) -> None:
         self._relay = relay
         self._bus = relay.bus

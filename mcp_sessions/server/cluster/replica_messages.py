@@ -26,8 +26,8 @@ from mcp_sessions.stores.records import Peer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionAttached:
-    """To all, from who attached a session, to a connection or to none: whoever has a question
-    open for its client asks it again.
+    """To all, from the process that attached a session, to a connection or to none. Processes with
+    open questions for its client ask them again.
     """
 
     kind: ClassVar[str] = "attached"
@@ -96,8 +96,8 @@ class GetStreamOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRead:
-    """To the process that runs a request, from where its client came back for the response
-    stream: its answer has somebody who receives it, or (not ``is_read``) has nobody there any more.
+    """To the process that runs a request, from the process where its client reads the response
+    stream again: the answer has a receiver, or (not ``is_read``) has none any more.
     """
 
     kind: ClassVar[str] = "stream_read"
@@ -124,8 +124,8 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelKeyed:
-    """To all, or to where it runs, from where the session's owner cancelled a request by its
-    key: it is cancelled where it runs.
+    """To all, or to the process that runs a request, from the process where the session's owner
+    cancelled it by its key.
     """
 
     kind: ClassVar[str] = "cancel_keyed"
@@ -205,7 +205,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildRequest:
-    """For the process that has a session's child: the child is asked that, if that process has it
+    """To the process that has a session's child: send the child this request, if it has the child
     still.
     """
 
@@ -233,7 +233,7 @@ class ChildRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildNotification:
-    """For the process that has a session's child: the session's client notified the server."""
+    """To the process that has a session's child: the session's client notified the server."""
 
     kind: ClassVar[str] = "child_notification"
     session_id: SessionId
@@ -243,7 +243,7 @@ class ChildNotification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """For the process of a request's client: the client is asked something."""
+    """To the process of a request's client: ask the client."""
 
     kind: ClassVar[str] = "client"
     method: str
@@ -252,8 +252,8 @@ class ClientRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRun:
-    """For the process that runs a keyed request: it was sent again to the sender. The result says
-    that its answer is in the store, or that it does not run.
+    """To the process that runs a keyed request, which was repeated at the sender. The result says
+    that the answer is in the store, or that the request does not run.
     """
 
     kind: ClassVar[str] = "join"

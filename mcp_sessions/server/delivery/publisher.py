@@ -160,8 +160,8 @@ class Publisher:
             await self.push(session_id, question.message, question)
 
     async def push(self, session_id: SessionId, message: bytes, question: PendingQuestion) -> None:
-        """Send a request of ours, or that it is withdrawn, to a session's client, wherever that
-        is attached; nowhere, and it waits until it is asked again.
+        """Send a request of ours, or its withdrawal, to a session's client. If the session is not
+        attached, it waits.
 
         Args:
             session_id: The session.

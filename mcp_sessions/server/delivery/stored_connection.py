@@ -383,7 +383,7 @@ class StoredConnection(ClientConnection):
                 await self._bus.unwatch(self.session_id, GET_STREAM, self)
 
     def opened_at_replica(self, opened: tuple[float, str]) -> bool:
-        """Another process serves a GET stream of this connection: the older one ends.
+        """End the older GET stream: another process serves one of this connection.
 
         Args:
             opened: When, by its clock, and its name.

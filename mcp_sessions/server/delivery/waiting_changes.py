@@ -56,15 +56,15 @@ class Announced:
     """Waits for the same, too."""
 
     waiting: tuple[int, asyncio.Future[Outcome]] | None = None
-    """The last of it that is not known to be stored, with its place among all."""
+    """The last of it that is not known to be stored, with its number among all."""
 
     is_open: bool = True
 
     def add(self, number: int, outcome: asyncio.Future[Outcome]) -> None:
-        """A change was announced, or is sent together with one that was.
+        """Note a change that was announced, or that is sent together with such a change.
 
         Args:
-            number: Its place among all. They are sent in order: the last one is waited for.
+            number: Its number among all. They are sent in order: the last one is waited for.
         """
         if self.is_open and (self.waiting is None or self.waiting[0] < number):
             self.waiting = number, outcome

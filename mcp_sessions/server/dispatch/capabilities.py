@@ -10,7 +10,7 @@ def advertise(result: dict[str, Any], policy: SessionPolicy, *, remembers: bool)
     """Add our capabilities to a result. Raw: the SDK's models drop them.
 
     Args:
-        result: The wrapped server's; changed in place.
+        result: The wrapped server's; it is changed itself.
         policy: Its limits are among them.
         remembers: Whether there is a store.
     """

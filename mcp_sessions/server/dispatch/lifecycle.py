@@ -178,7 +178,7 @@ class Lifecycle:
         await self._bus.try_send(SessionEnded(session_id=session_id, connection_id=connection_id))
 
     async def forget_here(self, session_id: SessionId, connection_id: ConnectionId | None) -> None:
-        """Another process ended a session: end what runs for it here.
+        """End what runs here for a session that another process ended.
 
         Args:
             session_id: Of either mode.

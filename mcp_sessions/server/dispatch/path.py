@@ -89,8 +89,8 @@ class Path:
 
     def _listed(self, keys: tuple[KeyLock, KnownKey] | None) -> Iterable[Stage]:
         stages = self._stages
-        # While the audit is on, which may change at any time, the router puts it before all.
-        # Limits come first: what is refused here costs nothing.
+        # While the audit is on, which may change at any time, the router runs it first. Limits
+        # come first: what is refused here costs nothing.
         yield self._acceptance
         if keys is not None:
             # Before the key is recorded: the same request may come twice at once.

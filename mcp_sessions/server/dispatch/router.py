@@ -46,14 +46,6 @@ Register = Callable[[Peer], Awaitable[ClientConnection]]
 
 
 class Router:
-    """Takes decoded messages from the bindings; answers go to the request's channel.
-
-    Args:
-        stages: The features on the path of a request.
-        advertise: Adds our capabilities to the result of an ``initialize``, in place.
-        visibility: What is hidden outside of a session.
-    """
-
     def __init__(
         self,
         environment: Environment,

@@ -18,7 +18,7 @@ from mcp_sessions.stores.records import Data
 
 @dataclass(slots=True, eq=False, repr=False)
 class SessionData:
-    """The place for what a session must remember: kept in the store, never sent."""
+    """Holds what a session must remember: kept in the store, never sent."""
 
     _session_id: SessionId
     _store: SessionStore

@@ -97,8 +97,6 @@ class Outbound(Protocol):
 
 
 class Closable(Protocol):
-    """A stream that a handler may close before its end."""
-
     @property
     def close_stream(self) -> Callable[[], Awaitable[None]] | None:
         """A function that closes it, so that the client reconnects for the rest. None: the client
@@ -114,9 +112,7 @@ class Call(Outbound, Protocol):
     """None: a notification."""
 
     @property
-    def context(self) -> Any:
-        """Return the object that handlers see as ``ctx.request_context.request``."""
-        ...
+    def context(self) -> Any: ...
 
     @property
     def transport(self) -> str:
@@ -197,8 +193,6 @@ class UpstreamPeer(Protocol):
 
 
 class NewPeer(UpstreamPeer, Protocol):
-    """A client whose handshake runs now."""
-
     def belongs_to(self, session_id: SessionId) -> None:
         """Note the transport-mode session of the client, which was accepted."""
         ...

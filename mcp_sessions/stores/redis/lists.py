@@ -51,10 +51,10 @@ class Lists(EndsInRedis):
     async def _leave(
         self, member: bytes, script: Script, *args: Value, now: float
     ) -> tuple[SessionRecord | None, bool]:
-        """Run what may end a session, and take it out of every list then.
+        """Run a script that may end a session, and remove the session from every list then.
 
         Returns:
-            The record, if the session has ended; and whether its place is left to be looked at.
+            The record, if the session has ended; and whether its entry remains.
         """
         tag = tag_in(member)
         outcome, *rest = await self._run(script, [self._key_of(tag)], *args)
@@ -126,7 +126,7 @@ class Lists(EndsInRedis):
         return await self._run(scripts.RELEASE, [self._all, owned], member)
 
     async def _release_gone(self, member: bytes, now: float) -> None:
-        """Take out a place whose session has no record. A record is kept after its place is due,
+        """Remove an entry without a record of its session. A record is kept after its entry is due,
         for half of the margin at least: before that it can only have been lost.
         """
         deadline = await self._release(member)
@@ -134,8 +134,8 @@ class Lists(EndsInRedis):
             await self._note_lost(tag_in(member), now)
 
     async def _heal(self, entries: str) -> bool:
-        """Give up the places of sessions that are not there; whether there were any. Not again
-        before others can have become old: it asks for every session.
+        """Remove the entries of sessions that are gone. Return whether there were any. It asks for
+        every session, so it waits until other entries can be old.
         """
         there = await self._clock.now()
         if there - self._healed.get(entries, -math.inf) < IN_FLIGHT:
@@ -172,7 +172,7 @@ class Lists(EndsInRedis):
         return f"{int(await self._clock.now()):x}.{secrets.token_hex(6)} {session_id}"
 
     async def _tidy_subscriber(self, uri: str, session_id: SessionId) -> None:
-        """A session in the list of a resource's subscribers is none: it unsubscribed, or a
+        """Remove a session that is no subscriber from a resource's list: it unsubscribed, or a
         process died between the two steps of subscribing.
         """
         key, tag = self._subscribers_key(uri), tag_of(session_id)

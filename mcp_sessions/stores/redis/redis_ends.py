@@ -49,7 +49,7 @@ class EndsInRedis(Commands):
         kept: list[bytes] | None = await self._command("LPOP", self._ends_outside, _AT_ONCE)
         found = _read(kept or ())
         if any(end.reason is EndReason.LOST for end in found):
-            # Another process may have ended one of them, and not have given up its place yet.
+            # Another process may have ended one of them, and not have removed its entry yet.
             ended = {
                 end.session for end in await self.ends(now=now) if end.reason is not EndReason.LOST
             }

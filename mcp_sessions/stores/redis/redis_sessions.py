@@ -58,7 +58,7 @@ class Lives(Sleepers):
         if mode is Mode.BOUND:
             member += BOUND.decode()
         of_one = most_of_one(mode, policy) or 2**53
-        # A place first, then the session: a process that dies in between leaves a place that
+        # An entry first, then the session: a process that dies in between leaves an entry that
         # nobody has, which is given up when its deadline has passed.
         for attempt in range(2):
             reached = await self._run(

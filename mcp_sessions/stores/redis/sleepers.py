@@ -21,7 +21,7 @@ from mcp_sessions.stores.redis.record_codec import of_kind, owner_of, tag_of
 from mcp_sessions.stores.redis.redis_connection import Link, Value
 
 BOUND = b".b"
-"""Ends the place of a conversation's session: its principal may have many of others."""
+"""Ends the entry of a conversation's session: its principal may have many of others."""
 
 _USED = re.compile(rb"used_memory:(\d+)")
 
@@ -36,7 +36,7 @@ class Sleepers(Lists):
         """The number of sessions that :meth:`evict` looked at in vain. It continues after them."""
 
         self._slept_by = -math.inf
-        """The latest place that :meth:`sleep` looked at."""
+        """The latest entry that :meth:`sleep` looked at."""
 
     async def evict(
         self,
@@ -102,7 +102,7 @@ class Sleepers(Lists):
             and float(rank) <= (latest if member.endswith(BOUND) else asleep)
             and tag_in(member) not in held_tags
         )
-        # A place is no later than the deadline, which requests have moved since.
+        # An entry is no later than the deadline, which requests have moved since.
         known = [member for _, member in order[:_MOST_LOOKED_AT]]
         times = await each_of(self._times_of(member) for member in known)
         due = [

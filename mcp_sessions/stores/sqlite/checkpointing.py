@@ -37,14 +37,6 @@ _ROOM = 1.25
 
 @dataclass(eq=False, repr=False)
 class WriteAheadLog:
-    """How long it is, and whether it is copied.
-
-    Args:
-        path: The file, as its user names it.
-        log_file: The log.
-        connect: Another connection to the file.
-    """
-
     _path: Path
     _log_file: Path
     _connect: Callable[[], sqlite3.Connection]

@@ -188,8 +188,8 @@ def open_file(path: Path, durability: Durability) -> sqlite3.Connection:
 
 
 def open_for_operator(path: Path, *, any_version: bool = False) -> sqlite3.Connection:
-    """A connection for who does not hold the lock: the file has to be there, and of this
-    version, or of an older one if ``any_version``.
+    """Open the file without its lock. It has to be there, and of this version, or of an older one
+    if ``any_version``.
 
     Raises:
         ConfigurationError: It is not.

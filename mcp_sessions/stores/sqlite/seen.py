@@ -20,12 +20,6 @@ _SEEN = re.compile(r"([0-9A-Za-z_-]{8,64}) ([0-9]{20})\n", re.ASCII)
 
 
 class Seen:
-    """How far the file came, as it is known next to it.
-
-    Args:
-        file: The file, as the operating system knows it.
-    """
-
     def __init__(self, file: Path) -> None:
         self.path = file.with_name(file.name + "-seen")
         self._noted_at = -1
@@ -68,7 +62,7 @@ class Seen:
         self.note(connection)
 
     def note(self, connection: sqlite3.Connection) -> None:
-        """Say next to the file how far it came, which is committed.
+        """Write next to the file how far its commits are.
 
         Raises:
             OSError: That cannot be written.

@@ -28,13 +28,6 @@ FRESH = 0.05
 
 
 class Watch:
-    """The places of one file, and of what stands next to it.
-
-    Args:
-        path: The file, as its user names it.
-        files: The file, its log and its lock, as the operating system knows them.
-    """
-
     def __init__(self, path: Path, files: Sequence[Path]) -> None:
         self._path = path
         self._files = files
@@ -46,7 +39,7 @@ class Watch:
         self._lost: Path | None = None
 
     def begin(self, length: int) -> None:
-        """The files that are there now are those that are served.
+        """Watch the files that are there now.
 
         Args:
             length: See :meth:`note`.
@@ -57,7 +50,7 @@ class Watch:
         self.note(length)
 
     def note(self, length: int) -> None:
-        """The file is as it should be now.
+        """Note that the file is as it should be now.
 
         Args:
             length: Bytes that the committed pages take. The file may be longer or shorter, until

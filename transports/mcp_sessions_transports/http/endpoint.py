@@ -64,7 +64,7 @@ class Arriving:
 
 @dataclass(eq=False, repr=False)
 class MountedApp:
-    """The ASGI application: straight to the endpoint where nothing stands before it.
+    """The ASGI application: straight to the endpoint if nothing is before it.
 
     Args:
         inner: Everything else, and HTTP to the endpoint where something stands before.
@@ -120,13 +120,6 @@ class MountedApp:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AtPath:
-    """An application that finds its endpoint by its path: each spelling is that one.
-
-    Args:
-        app: The application.
-        path: The path of its endpoint.
-    """
-
     _app: ASGIApp
     _path: str
 

@@ -193,7 +193,7 @@ async def send_text(
     session_id: str | None = None,
     headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Answer with a line of text, without a type, as the SDK does; or without a body.
+    """Answer with a line of text without a type, as the SDK does, or without a body.
 
     Args:
         session_id: Sent as ``Mcp-Session-Id``.

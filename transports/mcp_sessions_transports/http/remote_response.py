@@ -38,7 +38,7 @@ _ASK_EVERY = 1.0
 
 @dataclass(eq=False, repr=False)
 class RemoteResponse:
-    """One such stream, as one GET reads it here.
+    """A response stream of another process, as one GET reads it here.
 
     Args:
         log: The stream, whose name says where its request runs.

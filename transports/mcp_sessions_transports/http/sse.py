@@ -156,7 +156,7 @@ class GetStream:
         return self._feed.last
 
     def open_with(self, first: Sequence[bytes], *, primes: bool) -> None:
-        """Send this before anything of the log.
+        """Send messages before anything of the log.
 
         Args:
             first: Messages. They are in no log, which may be too small for them; only the

@@ -39,7 +39,7 @@ _OF_THE_SERVER = (
     "client",
     "server",
 )
-"""Keys that a server puts into a scope.
+"""Keys that a server adds to a scope.
 
 Every other key comes from the way of the handshake, and is set again on the way of the GET.
 """

@@ -41,7 +41,7 @@ def spare(children: Children, key: Hashable) -> None:
 
 
 def take_over(children: Children, outside: Slot, new: Slot, description: bytes) -> None:
-    """Give a new session the child that its client used outside of sessions, or end that child.
+    """Give a new session its client's earlier child, or end that child.
 
     Args:
         outside: The slot that it used.

@@ -104,7 +104,7 @@ class ProvidedVerifier:
         self._is_away = False
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return whose token it is. None: it is not good.
+        """Return the owner of the token. None: it is not good.
 
         Raises:
             CannotVerify: The provider cannot be reached.

@@ -63,12 +63,6 @@ _LARGEST: Final = 4_096
 
 
 class SdkPeers:
-    """Makes the clients of one server.
-
-    Args:
-        lowlevel: The server.
-    """
-
     def __init__(self, lowlevel: Server[Any]) -> None:
         self._lowlevel = lowlevel
         self._untraced = untraced(lowlevel)

@@ -128,7 +128,7 @@ class StandardError:
 
 def reason_of(lines: Sequence[str]) -> str:
     """Return the last of these lines, without the lines with which some programs end: Node its
-    version, npm the place of its log.
+    version, npm the path of its log.
     """
     said = [line for line in lines if any(character.isalnum() for character in line)]
     if said and _NODE.match(said[-1]):

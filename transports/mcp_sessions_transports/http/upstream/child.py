@@ -67,10 +67,6 @@ _ENDING: Final = 2.0
 
 
 class HttpWire:
-    """The requests to one session at a URL: a
-    :class:`~mcp_sessions.server.upstream.external.child_wire.ChildWire`.
-    """
-
     is_in_order = False
     """The server's own messages come on a separate stream."""
 
