@@ -24,7 +24,7 @@ from mcp_sessions.authentication.fetching import FetchFailed
 from mcp_sessions.cli.access import access_of, introspection_of, issuer_of
 from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line
 from mcp_sessions.cli.telemetry import described
-from mcp_sessions.core.expiry import idle_time
+from mcp_sessions.core.life import idle_time
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.core.states import Mode

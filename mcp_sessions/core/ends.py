@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from mcp_sessions.core.expiry import idle_time
+from mcp_sessions.core.life import idle_time
 from mcp_sessions.core.states import BEGINS, Change, Mode, after
 from mcp_sessions.policy import SessionPolicy
 

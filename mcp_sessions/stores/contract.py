@@ -185,7 +185,7 @@ class SessionStore(Ends, Protocol):
         opened: bool,
     ) -> Sequence[SessionRecord]:
         """End up to ``limit`` sessions, none of ``held``; the records as they were. First go those
-        that sleep (:func:`~mcp_sessions.core.expiry.asleep_by`), then transport-mode sessions that
+        that sleep (:func:`~mcp_sessions.core.life.asleep_by`), then transport-mode sessions that
         are nobody's (:data:`~mcp_sessions.principal.ANONYMOUS`) and hold nothing: no subscription,
         no current session, no session that is attached there. Among these, sessions that were used
         for no longer than ``unused_for`` after they were made go first. In each group, the longest

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from mcp_sessions.core.expiry import Life
+from mcp_sessions.core.life import Life
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate
 from mcp_sessions.core.request_keys import Begun, KeyUse

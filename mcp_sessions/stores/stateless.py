@@ -7,7 +7,7 @@ There are no events, no subscriptions, no request keys and no ``session.data``.
 
 from __future__ import annotations
 
-from mcp_sessions.core.expiry import Life
+from mcp_sessions.core.life import Life
 from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, SessionId

@@ -1,4 +1,4 @@
-"""``mcp_sessions.core.admission``: who may use a session."""
+"""``mcp_sessions.core.life``: who may use a session."""
 
 from dataclasses import dataclass, field, replace
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sessions.core.admission import Admission, admission
-from mcp_sessions.core.expiry import Life
+from mcp_sessions.core.life import Admission, Life, admission
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch
 from mcp_sessions.principal import Principal

@@ -1,11 +1,11 @@
-"""``mcp_sessions.core.expiry``: when a session is over by time."""
+"""``mcp_sessions.core.life``: when a session is over by time."""
 
 import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sessions.core.expiry import end_of_life, has_expired, idle_deadline
+from mcp_sessions.core.life import end_of_life, has_expired, idle_deadline
 from mcp_sessions.core.states import Mode
 
 

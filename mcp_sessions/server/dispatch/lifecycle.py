@@ -18,7 +18,7 @@ from typing import Protocol
 from mcp_sessions.background import report
 from mcp_sessions.core.client_description import outlined
 from mcp_sessions.core.ends import EndReason, StoreMade
-from mcp_sessions.core.expiry import asleep_by, idle_time
+from mcp_sessions.core.life import asleep_by, idle_time
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
 from mcp_sessions.principal import ANONYMOUS, Principal

@@ -6,7 +6,7 @@ Rules that must hold, and that ``tests/server/dispatch/test_presence.py`` owns:
    :attr:`~mcp_sessions.server.binding.Transport.is_taken`. A connection that is merely open
    proves nothing.
 2. The process that has the connection moves the deadline in the store. So each replica sees it,
-   and the rule of expiry stays where it is (:mod:`mcp_sessions.core.expiry`).
+   and the rule of expiry stays where it is (:mod:`mcp_sessions.core.life`).
 3. A session whose client has gone is idle from then on, and not from an earlier moment.
 """
 

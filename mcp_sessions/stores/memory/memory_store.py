@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, assert_never
 
-from mcp_sessions.core.admission import Admission, admission
 from mcp_sessions.core.attachment import state_of
 from mcp_sessions.core.client_description import size_of
-from mcp_sessions.core.expiry import (
+from mcp_sessions.core.life import (
     SLEEPERS,
+    Admission,
     Life,
+    admission,
     asleep_by,
     end_of_life,
     has_expired,

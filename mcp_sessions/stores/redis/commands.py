@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError, ResponseError
 
 from mcp_sessions import metrics
-from mcp_sessions.core.expiry import longest_life
+from mcp_sessions.core.life import longest_life
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from mcp_sessions.core.expiry import Life
+from mcp_sessions.core.life import Life
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.core.messages import decode
 from mcp_sessions.core.states import Mode

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from mcp_sessions.core.expiry import end_of_life, idle_deadline, idle_time, longest_life
+from mcp_sessions.core.life import end_of_life, idle_deadline, idle_time, longest_life
 from mcp_sessions.core.request_keys import Begun, KeyUse, key_cost
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, StoreUnavailable

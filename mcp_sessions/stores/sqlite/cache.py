@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mcp_sessions.core.expiry import idle_deadline, idle_time
+from mcp_sessions.core.life import idle_deadline, idle_time
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from mcp_sessions.core.attachment import state_of
-from mcp_sessions.core.expiry import SLEEPERS as SLEEPING_MODES
-from mcp_sessions.core.expiry import Life, has_expired, idle_deadline, idle_time
+from mcp_sessions.core.life import SLEEPERS as SLEEPING_MODES
+from mcp_sessions.core.life import Life, has_expired, idle_deadline, idle_time
 from mcp_sessions.core.log import UNBOUNDED, Window
 from mcp_sessions.core.messages import decode, encode
 from mcp_sessions.core.states import Change, Mode, is_last

@@ -49,8 +49,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 
-from mcp_sessions.core.admission import Admission, admission
-from mcp_sessions.core.expiry import Life, asleep_by, end_of_life, idle_time, longest_life
+from mcp_sessions.core.life import (
+    Admission,
+    Life,
+    admission,
+    asleep_by,
+    end_of_life,
+    idle_time,
+    longest_life,
+)
 from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable

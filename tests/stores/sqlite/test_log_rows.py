@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sessions.core.expiry import Life
+from mcp_sessions.core.life import Life
 from mcp_sessions.core.log import UNBOUNDED, Draft, EventLog, Window
 from mcp_sessions.core.request_keys import Begun, KeyState, KeyUse, RequestKeys
 from mcp_sessions.core.states import Mode

@@ -6,7 +6,7 @@
 -- key, which is the last session's: key, its cost, digest, runner, scopes, most bytes of keys,
 -- lifetime of keys, run, run whose place it takes (empty: none)
 --
--- The order of the questions is that of core/admission.py: the owner first (SES10).
+-- The order of the questions is that of core/life.py: the owner first (SES10).
 local owner, now = ARGV[1], tonumber(ARGV[2])
 local OF_EACH = 6
 

@@ -81,7 +81,7 @@ local function share_lifetime(key)
     end
 end
 
--- The idle time begins anew; the new deadline, as text. The rule is that of core/expiry.py, and both
+-- The idle time begins anew; the new deadline, as text. The rule is that of core/life.py, and both
 -- numbers come from there: `idle` with each use, and is kept for who does not know the mode; `ends`
 -- when the session was made.
 local function move_deadline(now, idle, ends)

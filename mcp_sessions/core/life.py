@@ -1,15 +1,22 @@
-"""Compute the times at which a session expires. A conversation's are infinite.
+"""Whether a session lives: when it expires, and whether a request may use it until then.
 
-Seconds everywhere, on the clock that the caller passes in.
+Seconds everywhere, on the clock that the caller passes in. A conversation's times are infinite.
+
+The order of the questions about a request is a rule of its own (SES10): a stranger learns nothing
+of a session, and nothing of it changes before its owner is known.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
 
 from mcp_sessions.core.states import Mode
+from mcp_sessions.ids import FencingEpoch
 from mcp_sessions.policy import SessionPolicy
+from mcp_sessions.principal import Principal
 
 
 @dataclass(slots=True)
@@ -72,3 +79,57 @@ def has_expired(*, now: float, expires_at: float, ends_at: float, held: bool) ->
         held: One of its requests runs, so it cannot be idle (SES14).
     """
     return now >= (ends_at if held else expires_at)
+
+
+class Admission(Enum):
+    REFUSED = "refused"
+    """The session has ended, or is another principal's or protocol's. One answer for all."""
+
+    OTHER_MODE = "other_mode"
+    """The caller's own, of the mode that was not asked for (SES11, SES12)."""
+
+    DISPLACED = "displaced"
+    """Another connection took it since the caller last looked."""
+
+    ADMITTED = "admitted"
+
+
+class SessionFacts(Protocol):
+    principal: Principal
+    mode: Mode
+    life: Life
+    fencing_epoch: FencingEpoch
+
+
+def admission(
+    session: SessionFacts,
+    principal: Principal,
+    *,
+    mode: Mode,
+    now: float,
+    held: bool,
+    fencing_epoch: FencingEpoch | None,
+) -> Admission:
+    """Whether a request of ``principal`` may use the session. Only ``ADMITTED`` changes anything:
+    it moves the idle deadline, and may record a request key.
+
+    Args:
+        mode: The mode that the caller takes the session for.
+        now: Seconds since 1970.
+        held: See :func:`has_expired`.
+        fencing_epoch: The session's as the caller knows it; None: whichever it is.
+    """
+    # One and the same, mostly: of nobody who authenticates.
+    if session.principal is not principal and session.principal != principal:
+        return Admission.REFUSED
+    if has_expired(
+        now=now, expires_at=session.life.expires_at, ends_at=session.life.ends_at, held=held
+    ):
+        return Admission.REFUSED
+    if session.mode is not mode:
+        # Only these two are named on the wire; of the others a client knows nothing.
+        is_known = {mode, session.mode} == {Mode.PROTOCOL, Mode.TRANSPORT}
+        return Admission.OTHER_MODE if is_known else Admission.REFUSED
+    if fencing_epoch is not None and fencing_epoch != session.fencing_epoch:
+        return Admission.DISPLACED
+    return Admission.ADMITTED
