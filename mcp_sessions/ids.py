@@ -44,7 +44,8 @@ _EPOCH_WIDTH = 19
 _EVENT_ID = re.compile(rf"([0-9]{{{_EPOCH_WIDTH}}})-([0-9]{{{NUMBER_WIDTH}}})", re.ASCII)
 _PROCESS = re.compile(r".+@(process-[A-Za-z0-9_-]{1,64})", re.ASCII)
 _VERSION = re.compile(r"process-v([0-9]{1,9})-", re.ASCII)
-_VISIBLE_ASCII = re.compile(r"[\x21-\x7e]{1,1024}", re.ASCII)
+SESSION_ID = re.compile(r"[\x21-\x7e]{1,1024}", re.ASCII)
+"""What a session's id looks like. :func:`parse_session_id` reads one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def position_of(event_id: str) -> Position:
 
 
 def parse_session_id(value: object) -> SessionId | None:
-    if isinstance(value, str) and _VISIBLE_ASCII.fullmatch(value):
+    if isinstance(value, str) and SESSION_ID.fullmatch(value):
         return SessionId(value)
     return None
 

@@ -15,7 +15,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from mcp_sessions.core.nearness import is_local_name
-from mcp_sessions_transports.http.io import Headers
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +32,10 @@ class SecuritySettings(Protocol):
     allowed_origins: list[str]
 
 
+Verdict = tuple[int, str] | None
+"""The status and the text that refuse a request. None: it is allowed."""
+
+
 class OriginGuard:
     """Decides by Host and Origin whether a request is allowed.
 
@@ -41,43 +44,47 @@ class OriginGuard:
     """
 
     def __init__(self, settings: SecuritySettings | None) -> None:
-        self._settings = settings
         allowed = settings.allowed_hosts if settings is not None else ()
         self.is_by_name = not all(is_local_name(host) for host in allowed)
         """Whether clients may call this server by a name that is not this machine's own."""
 
-        self._verdicts: dict[tuple[bytes | None, bytes | None], tuple[int, str] | None] = {}
+        self.verdicts = _Verdicts(settings)
+        """(Host, Origin) → what is answered to a request with these."""
 
-    def check(self, headers: Headers) -> tuple[int, str] | None:
-        settings = self._settings
-        if settings is None or not settings.enable_dns_rebinding_protection:
+
+class _Verdicts(dict[tuple[bytes | None, bytes | None], Verdict]):
+    """Decides about each pair when it comes, and remembers the first ones."""
+
+    def __init__(self, settings: SecuritySettings | None) -> None:
+        super().__init__()
+        is_on = settings is not None and settings.enable_dns_rebinding_protection
+        self._settings = settings if is_on else None
+
+    def __missing__(self, seen: tuple[bytes | None, bytes | None]) -> Verdict:
+        if self._settings is None:
             return None
-        seen = (headers.get(b"host"), headers.get(b"origin"))
-        if seen in self._verdicts:
-            return self._verdicts[seen]
-        verdict = self._judge(settings, *seen)
-        if len(self._verdicts) < _REMEMBERED:
-            self._verdicts[seen] = verdict
+        verdict = _verdict(self._settings, *seen)
+        if len(self) < _REMEMBERED:
+            self[seen] = verdict
         return verdict
 
-    def _judge(
-        self, settings: SecuritySettings, host: bytes | None, origin: bytes | None
-    ) -> tuple[int, str] | None:
-        if not host or not _matches(host.decode("latin-1"), settings.allowed_hosts):
-            logger.warning(
-                "refused a request (421): its Host is not an allowed host. Allow the name with "
-                "serve --allowed-host NAME, or allowed_hosts of "
-                "security=TransportSecuritySettings(...)"
-            )
-            return 421, "Invalid Host header"
-        if origin and not _matches(origin.decode("latin-1"), settings.allowed_origins):
-            logger.warning(
-                "refused a request (403): its Origin is not an allowed origin. Allow the page "
-                "with serve --allowed-origin URL, or allowed_origins of "
-                "security=TransportSecuritySettings(...)"
-            )
-            return 403, "Invalid Origin header"
-        return None
+
+def _verdict(settings: SecuritySettings, host: bytes | None, origin: bytes | None) -> Verdict:
+    if not host or not _matches(host.decode("latin-1"), settings.allowed_hosts):
+        logger.warning(
+            "refused a request (421): its Host is not an allowed host. Allow the name with "
+            "serve --allowed-host NAME, or allowed_hosts of "
+            "security=TransportSecuritySettings(...)"
+        )
+        return 421, "Invalid Host header"
+    if origin and not _matches(origin.decode("latin-1"), settings.allowed_origins):
+        logger.warning(
+            "refused a request (403): its Origin is not an allowed origin. Allow the page "
+            "with serve --allowed-origin URL, or allowed_origins of "
+            "security=TransportSecuritySettings(...)"
+        )
+        return 403, "Invalid Origin header"
+    return None
 
 
 def _matches(value: str, allowed: Sequence[str]) -> bool:

@@ -21,10 +21,10 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import (
     GET_STREAM,
+    SESSION_ID,
     Position,
     SessionId,
     parse_position,
-    parse_session_id,
     position_of,
 )
 from mcp_sessions.principal import Principal
@@ -62,9 +62,8 @@ class TransportSessions:
             SessionNotFound: Unknown, ended, expired or somebody else's: 404.
             InvalidRequest: One's own protocol-mode session: 400, mode_conflict.
         """
-        session_id = parse_session_id(session_header)
-        admitted = None
-        if session_id is not None:
+        session_id, admitted = SessionId(session_header), None
+        if SESSION_ID.fullmatch(session_header):
             admitted = await self._store.admit(
                 session_id,
                 principal,

@@ -192,7 +192,9 @@ class StreamableHttp:
         if arrived is None and (is_modern or scope["method"] != "POST"):
             await self._refuse(send)
             return
-        refused = None if is_modern else self._guard.check(headers)
+        refused = None
+        if not is_modern:
+            refused = self._guard.verdicts[headers.get(b"host"), headers.get(b"origin")]
         if refused is not None:
             status, text = refused
             await send_text(send, status, text)

@@ -57,7 +57,7 @@ class WebSocketBinding:
             scope = {**scope, BY_NAME: True}
         headers: Headers = dict(scope["headers"])
         offered: list[str] = list(scope.get("subprotocols") or ())
-        refused = self._guard.check(headers)
+        refused = self._guard.verdicts[headers.get(b"host"), headers.get(b"origin")]
         if refused is not None:
             await deny(scope, receive, send, _text(*refused))
             return
