@@ -1,12 +1,20 @@
-"""``mcp_sessions.core.life``: who may use a session."""
+"""``mcp_sessions.core.life``: when a session expires, and who may use it."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sessions.core.life import Admission, Life, admission
+from mcp_sessions.core.life import (
+    Admission,
+    Life,
+    admission,
+    end_of_life,
+    has_expired,
+    idle_deadline,
+)
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch
 from mcp_sessions.principal import Principal
@@ -88,3 +96,18 @@ def test_a_session_of_the_other_mode_says_so_but_for_another_protocols(
 def test_who_knows_another_attachment_is_displaced(epoch: int) -> None:
     """TKO6: a later one, or one that a store lost."""
     assert ask(epoch=epoch) is Admission.DISPLACED
+
+
+def test_a_conversation_has_no_end() -> None:
+    ends_at = end_of_life(Mode.CONVERSATION, now=5.0, max_lifetime=100.0)
+
+    assert ends_at == idle_deadline(now=5.0, idle_timeout=1.0, ends_at=ends_at) == math.inf
+    assert not has_expired(now=1e12, expires_at=ends_at, ends_at=ends_at, held=False)
+
+
+@given(st.floats(0, 1e6), st.floats(1, 1e4), st.floats(1, 1e4))
+def test_no_use_of_a_session_moves_its_latest_end(now: float, idle: float, more: float) -> None:
+    """SES15."""
+    ends_at = end_of_life(Mode.TRANSPORT, now=now, max_lifetime=more)
+
+    assert now < idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at) <= ends_at
