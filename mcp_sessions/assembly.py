@@ -59,6 +59,7 @@ from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions.server.upstream.sdk.authentication import Authentication
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions_transports.http.cluster import ClusterStreams
+from mcp_sessions_transports.http.io import Arrivals
 
 DRAIN_DELAY = 3.0
 """Seconds in which a proxy's idle connections to this process come to an end, so that none is
@@ -285,6 +286,7 @@ class Assembly:
         )
         self.endpoints: list[Endpoint] = []
         self.availability = availability = Availability()
+        self.arrivals = Arrivals()
         self.health = Health(self.store, self.clock, availability)
         self.draining = draining = Draining(
             environment,
@@ -292,6 +294,7 @@ class Assembly:
             runner,
             endpoints=self.endpoints,
             availability=availability,
+            arrivals=self.arrivals,
             upstream=self.upstream,
             child_host=children,
         )

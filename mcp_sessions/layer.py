@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from mcp_sessions import method_names
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.conversations import Conversations
+from mcp_sessions.core.availability import not_running
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.security import SessionSecurity
@@ -359,7 +360,8 @@ class SessionLayer:
         await self._change(method_names.RESOURCES_CHANGED, None)
 
     async def _change(self, method: str, params: Mapping[str, Any] | None) -> None:
-        self._assembly.availability.check_running()
+        if not self._assembly.availability.is_running:
+            raise not_running()
         # On the server's own bus, if it has one, so that its modern-era listeners receive it;
         # it comes back from there.
         with noting() as announced:

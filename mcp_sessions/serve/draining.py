@@ -22,6 +22,7 @@ from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions_transports.duplex_transport import DuplexTransport
 from mcp_sessions_transports.http.channel import http_transport
+from mcp_sessions_transports.http.io import Arrivals
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Draining:
         *,
         endpoints: Sequence[Endpoint],
         availability: Availability,
+        arrivals: Arrivals,
         upstream: Upstream,
         child_host: ChildHost | None,
     ) -> None:
@@ -54,7 +56,7 @@ class Draining:
         self._delivery, self._connections = delivery, delivery.connections
         self._runner = runner
         self._endpoints = endpoints
-        self.availability = availability
+        self.availability, self._arrivals = availability, arrivals
         self._upstream = upstream
         self._child_host = child_host
         self._all_arrived = asyncio.Event()
@@ -69,7 +71,7 @@ class Draining:
         """
         if self._bus.is_shared or not self._store.remembers:
             return False
-        if self.availability.arrivals.inside:
+        if self._arrivals.inside:
             return True
         inbounds = (waiter.inbound for running in self._runner.active for waiter in running.waiters)
         return any(isinstance(inbound.connection, StoredConnection) for inbound in inbounds)
@@ -78,7 +80,7 @@ class Draining:
         self.announce()
         is_first = self.availability.retry_after is None
         self.availability.retry_after = self._policy.reconnect_spread
-        self.availability.arrivals.close(self._all_arrived.set)
+        self._arrivals.close(self._all_arrived.set)
         if is_first:
             await self._notify_everyone()
         host = self._child_host

@@ -109,6 +109,7 @@ class Endpoint:
             self._guard,
             principal_of,
             served.availability,
+            served.arrivals,
             self._credentials,
         )
 
@@ -141,7 +142,7 @@ class Endpoint:
         for name, value in shell.state.items():
             setattr(inner.state, name, value)
         door = AtPath(inner, self._path)
-        arrivals = self._served.availability.arrivals
+        arrivals = self._served.arrivals
         arriving = Arriving(self._guarded if shell.is_bare else door, arrivals)
         is_bare = shell.is_bare and self._authentication is None
         http = readable_by_pages(self.http if is_bare else arriving, self._security)
@@ -158,7 +159,7 @@ class Endpoint:
             for entry in reversed(shell.middleware):
                 route.app = entry.cls(route.app, *entry.args, **entry.kwargs)
             if isinstance(route, Route) and route.path == self._path:
-                arriving = Arriving(route.app, self._served.availability.arrivals)
+                arriving = Arriving(route.app, self._served.arrivals)
                 route.app = readable_by_pages(arriving, self._security)
                 if route.methods is not None and route.app is not arriving:
                     route.methods.add("OPTIONS")

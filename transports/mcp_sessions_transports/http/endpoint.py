@@ -17,14 +17,21 @@ from starlette.datastructures import State
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mcp_sessions.core.availability import Arrivals, Availability
+from mcp_sessions.core.availability import Availability, not_running
 from mcp_sessions.core.messages import encode, error_body
 from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http.handshake import HandshakeHttp
-from mcp_sessions_transports.http.io import Draining, Headers, HttpCall, send_json, send_text
+from mcp_sessions_transports.http.io import (
+    Arrivals,
+    Draining,
+    Headers,
+    HttpCall,
+    send_json,
+    send_text,
+)
 from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import OriginGuard
 from mcp_sessions_transports.websocket.authorizer import ASKED
@@ -145,6 +152,7 @@ class StreamableHttp:
     _guard: OriginGuard
     _principal_of: Callable[[Scope], Principal]
     _availability: Availability
+    _arrivals: Arrivals
     _credentials: CredentialWatch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,8 +160,9 @@ class StreamableHttp:
         if asked is not None:
             await asked(scope, send)
             return
-        self._availability.check_running()
-        arrivals = self._availability.arrivals
+        if not self._availability.is_running:
+            raise not_running()
+        arrivals = self._arrivals
         arrival = scope.get(_ARRIVED) or arrivals.enter()
         if arrival is None:
             await self._serve(scope, receive, send, None)

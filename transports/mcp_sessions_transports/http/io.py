@@ -42,6 +42,47 @@ class Disconnected(Exception):
     """The client went away before its body was here."""
 
 
+class Arrivals:
+    """Requests on their way in: an HTTP POST from the first that is known of it until it runs or
+    was answered. A request that arrived before a layer begins to stop is served, if it is soon
+    authenticated, read and looked up.
+    """
+
+    def __init__(self) -> None:
+        self.inside: set[object] = set()
+        """Those on their way."""
+
+        self._on_none: Callable[[], None] | None = None
+
+    def enter(self) -> object | None:
+        """Return a token for an arriving request. None: it arrives too late."""
+        if self._on_none is not None:
+            return None
+        arrival = object()
+        self.inside.add(arrival)
+        return arrival
+
+    def arrived(self, arrival: object) -> None:
+        """Note that a request runs, or was answered. To repeat it changes nothing."""
+        self.inside.discard(arrival)
+        if self._on_none is not None:
+            self._notify()
+
+    def close(self, on_none: Callable[[], None]) -> None:
+        """Accept no more arrivals.
+
+        Args:
+            on_none: Called when nothing is on its way any more, now or later; in place of an
+                earlier one.
+        """
+        self._on_none = on_none
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._on_none is not None and not self.inside:
+            self._on_none()
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class HttpCall:
     scope: Scope

@@ -15,6 +15,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from mcp_sessions.background import stopped
+from mcp_sessions.core.availability import not_running
 from mcp_sessions.core.nearness import BY_NAME
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import digest
@@ -52,7 +53,8 @@ class WebSocketBinding:
     _open: dict[Hashable, int] = field(init=False, default_factory=dict[Hashable, int])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._served.availability.check_running()
+        if not self._served.availability.is_running:
+            raise not_running()
         if self._guard.is_by_name:
             scope = {**scope, BY_NAME: True}
         headers: Headers = dict(scope["headers"])
