@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import Context
-from functools import partial
 from typing import Any
 
 from mcp_sessions import metrics
@@ -78,11 +77,8 @@ class Background:
             draw: A random number from 0 to 1, for how long a loop rests.
         """
         self._draw = draw
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def tasks(self) -> Collection[asyncio.Task[None]]:
-        return self._tasks
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Those that run."""
 
     def run(
         self, what: str, work: Coroutine[Any, Any, None], *, context: Context | None = None
@@ -110,29 +106,18 @@ class Background:
     async def close(self) -> None:
         """Cancel every task and wait for it. More can be run afterwards."""
         # They raise nothing that was not reported (rule 1).
-        await stopped(*(task for task in self._tasks if task is not asyncio.current_task()))
+        await stopped(*(task for task in self.tasks if task is not asyncio.current_task()))
 
-    def hold(self, what: str, task: asyncio.Task[None]) -> None:
-        """Take a task that its maker started. Its failure is reported.
-
-        Args:
-            what: See :meth:`run`.
-        """
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._ended, what))
-
-    def _ended(self, what: str, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        failed = None if task.cancelled() else task.exception()
-        if failed is not None:
-            report(what, failed)
+    def hold(self, task: asyncio.Task[None]) -> None:
+        """Take a task that its maker started. The maker has its failure reported."""
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def _start(
         self, what: str, work: Coroutine[Any, Any, Any], context: Context | None
     ) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=what, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.hold(task)
         return task
 
     async def _again_and_again(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from mcp_sessions.background import Background
+from mcp_sessions.background import Background, watched
 from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import SessionId
@@ -106,7 +106,8 @@ class RequestRunner:
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something for a request in the background; a drain waits for it."""
         task = asyncio.create_task(work)
-        self._background.hold(IN_BACKGROUND, task)
+        self._background.hold(task)
+        watched(IN_BACKGROUND, task)
         return task
 
     def log_state(self) -> dict[str, int]:

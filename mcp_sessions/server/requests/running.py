@@ -10,6 +10,7 @@ from typing import Any
 from opentelemetry.trace import Span
 
 from mcp_sessions import method_names
+from mcp_sessions.background import report
 from mcp_sessions.core.handles import HANDLE
 from mcp_sessions.core.messages import RequestId, error_body, wire_error
 from mcp_sessions.core.named import NAMED
@@ -120,7 +121,10 @@ class RunningRequest:
             task = shared.loop.create_task(work)
         if not task.done():
             self.task = task
-        shared.background.hold("a request", task)
+        # As Background.hold does: this is on the way of each request.
+        tasks = shared.background.tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
         if not channel.is_open:
             # It closed while the request was admitted, when nobody listened for that yet.
             self._closed(waiter)
@@ -154,6 +158,12 @@ class RunningRequest:
             self.task.cancel()
 
     async def _run(self, peer: UpstreamPeer, close_peer: bool) -> None:
+        try:
+            await self._handle(peer, close_peer)
+        except Exception as failed:
+            report("a request", failed)
+
+    async def _handle(self, peer: UpstreamPeer, close_peer: bool) -> None:
         self._has_begun = True
         CURRENT.set(self.handle)
         announced = Announced()
