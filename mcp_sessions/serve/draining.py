@@ -56,7 +56,8 @@ class Draining:
         self._delivery, self._connections = delivery, delivery.connections
         self._runner = runner
         self._endpoints = endpoints
-        self.availability, self._arrivals = availability, arrivals
+        self.availability = availability
+        self._arrivals = arrivals
         self._upstream = upstream
         self._child_host = child_host
         self._all_arrived = asyncio.Event()
