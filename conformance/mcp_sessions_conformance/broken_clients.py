@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
-from mcp_sessions_conformance.fault import Case, Fault, Http, Late
+from mcp_sessions_conformance.fault import Case, Fault, Http, Rewrite, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import arguments, meta_of, named, params_of, tool
 from mcp_sessions_conformance.values import KEY, SESSION, Json, as_object
 
-Rewrite = Callable[[Case], "list[Json | Late] | None"]
+Rewrite = Rewrite
 _numbers = itertools.count(1)
 
 
@@ -26,7 +26,7 @@ def _answered_metadata(case: Case) -> Json | None:
     return cast("Json", found) if isinstance(found, dict) else None
 
 
-def _trims_state(case: Case) -> list[Json | Late] | None:
+def _trims_state(case: Case) -> Rewritten:
     found = _metadata(case.message)
     if found is None or not isinstance(found.get("state"), str):
         return None
@@ -34,14 +34,14 @@ def _trims_state(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
-def _learns_no_state(case: Case) -> list[Json | Late] | None:
+def _learns_no_state(case: Case) -> Rewritten:
     found = _answered_metadata(case)
     if found is not None and "state" not in found:
         case.memory["forgotten"] = True
     return None
 
 
-def _forgets_state(case: Case) -> list[Json | Late] | None:
+def _forgets_state(case: Case) -> Rewritten:
     found = _metadata(case.message)
     if found is None or "forgotten" not in case.memory:
         return None
@@ -49,7 +49,7 @@ def _forgets_state(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
-def _creates_inside(case: Case) -> list[Json | Late] | None:
+def _creates_inside(case: Case) -> Rewritten:
     if case.message.get("method") != "sessions/create":
         return None
     params = case.message.setdefault("params", {})
@@ -57,21 +57,21 @@ def _creates_inside(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
-def _learns_any(case: Case) -> list[Json | Late] | None:
+def _learns_any(case: Case) -> Rewritten:
     found = _answered_metadata(case)
     if found is not None:
         case.memory["last"] = dict(found)
     return None
 
 
-def _takes_any(case: Case) -> list[Json | Late] | None:
+def _takes_any(case: Case) -> Rewritten:
     if _metadata(case.message) is None or "last" not in case.memory:
         return None
     meta_of(case.message)[SESSION] = case.memory["last"]
     return [case.message]
 
 
-def _one_session(case: Case) -> list[Json | Late] | None:
+def _one_session(case: Case) -> Rewritten:
     found = _metadata(case.message)
     if found is None:
         return None
@@ -80,7 +80,7 @@ def _one_session(case: Case) -> list[Json | Late] | None:
 
 
 def _position(choose: Callable[[Case, Any], Any]) -> Rewrite:
-    def rewrite(case: Case) -> list[Json | Late] | None:
+    def rewrite(case: Case) -> Rewritten:
         if case.message.get("method") != "session/resume":
             return None
         params = params_of(case.message)
@@ -95,7 +95,7 @@ def _position(choose: Callable[[Case, Any], Any]) -> Rewrite:
 
 
 def _received(change: Callable[[list[Any]], list[Any]]) -> Rewrite:
-    def rewrite(case: Case) -> list[Json | Late] | None:
+    def rewrite(case: Case) -> Rewritten:
         if tool(case.message) != "next":
             return None
         given = arguments(case.message)
@@ -105,7 +105,7 @@ def _received(change: Callable[[list[Any]], list[Any]]) -> Rewrite:
     return rewrite
 
 
-def _repeats(case: Case) -> list[Json | Late] | None:
+def _repeats(case: Case) -> Rewritten:
     if tool(case.message) != "work":
         return None
     case.inject.append({**case.message, "id": f"again-{next(_numbers)}"})
@@ -113,7 +113,7 @@ def _repeats(case: Case) -> list[Json | Late] | None:
 
 
 def _keys(choose: Callable[[str], str]) -> Rewrite:
-    def rewrite(case: Case) -> list[Json | Late] | None:
+    def rewrite(case: Case) -> Rewritten:
         key = meta_of(case.message).get(KEY)
         if not isinstance(key, str) or tool(case.message) != "work":
             return None
@@ -123,20 +123,20 @@ def _keys(choose: Callable[[str], str]) -> Rewrite:
     return rewrite
 
 
-def _hammers(case: Case) -> list[Json | Late] | None:
+def _hammers(case: Case) -> Rewritten:
     if case.message.get("method") == "initialize":
         case.inject += [{**case.message, "id": f"again-{next(_numbers)}"} for _ in range(40)]
     return None
 
 
-def _asks_again(case: Case) -> list[Json | Late] | None:
+def _asks_again(case: Case) -> Rewritten:
     if tool(case.message) != "next" or not arguments(case.message).get("asked"):
         return None
     arguments(case.message)["asked"] += 1
     return [case.message]
 
 
-def _fights_back(case: Case) -> list[Json | Late] | None:
+def _fights_back(case: Case) -> Rewritten:
     if case.message.get("method") != "notifications/sessions/detached":
         return None
     params = {"sessionId": params_of(case.message)["sessionId"]}
@@ -145,14 +145,14 @@ def _fights_back(case: Case) -> list[Json | Late] | None:
     return []
 
 
-def _leaves_silently(case: Case) -> list[Json | Late] | None:
+def _leaves_silently(case: Case) -> Rewritten:
     if case.message.get("method") not in ("session/end", "sessions/delete"):
         return None
     case.answers.append({"jsonrpc": "2.0", "id": case.message["id"], "result": {}})
     return []
 
 
-def _spreads(case: Case) -> list[Json | Late] | None:
+def _spreads(case: Case) -> Rewritten:
     """Every request names the first session, whatever server it goes to."""
     session = named(case.message)
     if session is not None:
@@ -166,7 +166,7 @@ def _spreads(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
-def _listens_at_once(case: Case) -> list[Json | Late] | None:
+def _listens_at_once(case: Case) -> Rewritten:
     if case.message.get("method") != "session/resume":
         return None
     resumed = {"resumed": True, "catchup": True, "replayed": 0, "resultType": "complete"}
@@ -176,7 +176,7 @@ def _listens_at_once(case: Case) -> list[Json | Late] | None:
     return []
 
 
-def _listens_without_state(case: Case) -> list[Json | Late] | None:
+def _listens_without_state(case: Case) -> Rewritten:
     found = _metadata(case.message)
     if found is None or case.message.get("method") != "subscriptions/listen":
         return None
@@ -203,27 +203,27 @@ def _hides_its_method(http: Http) -> None:
         del http.asked["mcp-method"]
 
 
-def _asks_once_more(case: Case) -> list[Json | Late] | None:
+def _asks_once_more(case: Case) -> Rewritten:
     if as_object(case.message.get("error")).get("code") == -31012 and case.asked is not None:
         case.memory["again"] = case.asked
     return None
 
 
-def _tries_again(case: Case) -> list[Json | Late] | None:
+def _tries_again(case: Case) -> Rewritten:
     again = case.memory.pop("again", None)
     if again is not None:
         case.inject.append({**again, "id": f"again-{next(_numbers)}"})
     return None
 
 
-def _learns_head(case: Case) -> list[Json | Late] | None:
+def _learns_head(case: Case) -> Rewritten:
     result = as_object(case.message.get("result"))
     if result.get("reason") == "no_stream":
         case.memory["head"] = result["sessionEventId"]
     return None
 
 
-def _learns_greatest(case: Case) -> list[Json | Late] | None:
+def _learns_greatest(case: Case) -> Rewritten:
     event_id = params_of(case.message).get("sessionEventId")
     if isinstance(event_id, str):
         case.memory["greatest"] = max(case.memory.get("greatest", ""), event_id)

@@ -20,12 +20,7 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class BadInput(Exception):
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
-
-    def __str__(self) -> str:
-        return self.sentence
+    """An option or a file cannot be used. The text is one sentence."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ class Case:
     """Extra messages for the server; over HTTP only, and their answers are dropped."""
 
 
-Rewrite = Callable[[Case], "list[Json | Late] | None"]
+Rewritten = list[Json | Late] | None
+Rewrite = Callable[[Case], Rewritten]
 """Returns the messages that replace a message; None: it passes unchanged."""
 
 

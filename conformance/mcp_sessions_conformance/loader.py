@@ -23,12 +23,7 @@ METHODS = {
 
 
 class BadVectors(Exception):
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
-
-    def __str__(self) -> str:
-        return self.sentence
+    """A vector cannot be used. The text is one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,12 +32,7 @@ CLIENT_INFO = {"name": "mcp-sessions-conformance", "version": "1"}
 
 
 class Failure(Exception):
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
-
-    def __str__(self) -> str:
-        return self.sentence
+    """The peer did something else than the vector expects. The text is one sentence."""
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,7 @@ IN_VAIN = 10
 
 
 class BadTarget(Exception):
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
-
-    def __str__(self) -> str:
-        return self.sentence
+    """It is neither a URL nor a command that can be tested. The text is one sentence."""
 
 
 @dataclass(frozen=True)

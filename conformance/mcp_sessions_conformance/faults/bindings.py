@@ -1,7 +1,7 @@
 import json
 from collections.abc import Callable
 
-from mcp_sessions_conformance.fault import Case, Fault, Http, Late
+from mcp_sessions_conformance.fault import Case, Fault, Http, Late, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     CREATE,
     RESUME,
@@ -94,7 +94,7 @@ def _learns_connection(http: Http) -> None:
         http.memory.setdefault("known", set()).add(http.headers["mcp-session-id"])
 
 
-def _events_need_listen(case: Case) -> list[Json | Late] | None:
+def _events_need_listen(case: Case) -> Rewritten:
     if is_event(case.message) and "io.modelcontextprotocol/subscriptionId" not in meta_of(
         case.message
     ):
@@ -106,13 +106,13 @@ def _no_subscription_id(event: Json, case: Case) -> None:
     event["_meta"].pop("io.modelcontextprotocol/subscriptionId", None)
 
 
-def _late_acknowledgement(case: Case) -> list[Json | Late] | None:
+def _late_acknowledgement(case: Case) -> Rewritten:
     if str(case.message.get("method")).endswith("subscriptions/acknowledged"):
         return [Late(case.message)]
     return None
 
 
-def _only_live(case: Case) -> list[Json | Late] | None:
+def _only_live(case: Case) -> Rewritten:
     if (case.asked or {}).get("method") in (RESUME, START, CREATE):
         case.memory["waits"] = True
     if str(case.message.get("method")).endswith("subscriptions/acknowledged"):
@@ -120,7 +120,7 @@ def _only_live(case: Case) -> list[Json | Late] | None:
     return [] if is_event(case.message) and case.memory.get("quiet") else None
 
 
-def _always_resumes(case: Case) -> list[Json | Late] | None:
+def _always_resumes(case: Case) -> Rewritten:
     if is_event(case.message):
         case.memory["last"] = case.message
     elif str(case.message.get("method")).endswith("acknowledged") and case.memory.get("last"):
@@ -128,12 +128,12 @@ def _always_resumes(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _old_listen_continues(case: Case) -> list[Json | Late] | None:
+def _old_listen_continues(case: Case) -> Rewritten:
     is_end = (case.asked or {}).get("method") == "subscriptions/listen"
     return [] if is_end and ("result" in case.message or "error" in case.message) else None
 
 
-def _mismatch_is_served(case: Case) -> list[Json | Late] | None:
+def _mismatch_is_served(case: Case) -> Rewritten:
     if code_of(case.message) == -32020:
         return [answer(case.message, said("served"))]
     return None
@@ -155,7 +155,7 @@ def _drops_malformed(text: str) -> str | None:
     return text if isinstance(message, dict) and "method" in message else None
 
 
-def _strips_envelope(case: Case) -> list[Json | Late] | None:
+def _strips_envelope(case: Case) -> Rewritten:
     if "io.modelcontextprotocol/protocolVersion" not in meta_of(case.message):
         return None
     if case.talk.initialized:
@@ -164,14 +164,14 @@ def _strips_envelope(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _serves_bare(case: Case) -> list[Json | Late] | None:
+def _serves_bare(case: Case) -> Rewritten:
     if case.message.get("method") == "tools/list" and not meta_of(case.message):
         case.answers.append(answer(case.message, {"tools": []}))
         return []
     return None
 
 
-def _no_events(case: Case) -> list[Json | Late] | None:
+def _no_events(case: Case) -> Rewritten:
     return [] if is_event(case.message) else None
 
 
@@ -187,7 +187,7 @@ def _notes_credential(http: Http) -> None:
         http.memory["is_other"] = http.asked["authorization"] != first
 
 
-def _token_is_owner(case: Case) -> list[Json | Late] | None:
+def _token_is_owner(case: Case) -> Rewritten:
     session = named(case.message)
     if session is None or not case.memory.get("is_other"):
         return None

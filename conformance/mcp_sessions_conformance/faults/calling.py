@@ -1,4 +1,4 @@
-from mcp_sessions_conformance.fault import Case, Fault, Late
+from mcp_sessions_conformance.fault import Case, Fault, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     DELETE,
     END,
@@ -17,9 +17,6 @@ from mcp_sessions_conformance.faults.shared_faults import (
     tool,
 )
 from mcp_sessions_conformance.values import KEY, SESSION, Json, as_object
-
-Rewritten = list[Json | Late] | None
-
 
 # --- requests and keys -----------------------------------------------------------------------
 

@@ -2,7 +2,7 @@ import json
 from collections.abc import Callable
 from typing import Any, cast
 
-from mcp_sessions_conformance.fault import Case, Fault, Late
+from mcp_sessions_conformance.fault import Case, Fault, Rewrite, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     CREATE,
     DESCRIBE,
@@ -27,8 +27,8 @@ OTHER = -32000
 
 def _recoded(
     code: int, reason: str | None = None, only: Callable[[Case], bool] = lambda _: True
-) -> Callable[[Case], list[Json | Late] | None]:
-    def rewrite(case: Case) -> list[Json | Late] | None:
+) -> Rewrite:
+    def rewrite(case: Case) -> Rewritten:
         if code_of(case.message) != code or not only(case):
             return None
         if reason is not None and reason_of(case.message) != reason:
@@ -39,10 +39,8 @@ def _recoded(
     return rewrite
 
 
-def _without(
-    code: int, member: str, reason: str | None = None
-) -> Callable[[Case], list[Json | Late] | None]:
-    def rewrite(case: Case) -> list[Json | Late] | None:
+def _without(code: int, member: str, reason: str | None = None) -> Rewrite:
+    def rewrite(case: Case) -> Rewritten:
         data = as_object(as_object(case.message.get("error")).get("data"))
         if code_of(case.message) != code or member not in data:
             return None
@@ -54,7 +52,7 @@ def _without(
     return rewrite
 
 
-def _renamed_reason(reason: str) -> Callable[[Case], list[Json | Late] | None]:
+def _renamed_reason(reason: str) -> Rewrite:
     """Refuse a resume for another reason than the server's."""
 
     def edit(result: Json, case: Case) -> None:
@@ -68,18 +66,18 @@ def _is_resume(case: Case) -> bool:
     return (case.asked or {}).get("method") == RESUME
 
 
-def _always_started(case: Case) -> list[Json | Late] | None:
+def _always_started(case: Case) -> Rewritten:
     if code_of(case.message) != -32043:
         return None
     as_object(case.message["error"].get("data"))["started"] = True
     return [case.message]
 
 
-def _listen_had_begun(case: Case) -> list[Json | Late] | None:
+def _listen_had_begun(case: Case) -> Rewritten:
     return _always_started(case) if (case.asked or {}).get("method") == LISTEN else None
 
 
-def _ids_become_strings(case: Case) -> list[Json | Late] | None:
+def _ids_become_strings(case: Case) -> Rewritten:
     if code_of(case.message) != -31012:
         return None
     case.message["id"] = str(case.message["id"])
@@ -133,7 +131,7 @@ def _unnamed_members(result: Json, case: Case) -> None:
     result["capabilities"]["sessions"] = True
 
 
-def _odd_ids(case: Case) -> list[Json | Late] | None:
+def _odd_ids(case: Case) -> Rewritten:
     named: Any = as_object(meta_of(case.asked or {}).get(SESSION)).get("sessionId")
     if code_of(case.message) != -32043 or not isinstance(named, str):
         return None
@@ -142,7 +140,7 @@ def _odd_ids(case: Case) -> list[Json | Late] | None:
     return [refuse(case.message, -32602, "no session id")]
 
 
-def _strict_metadata(case: Case) -> list[Json | Late] | None:
+def _strict_metadata(case: Case) -> Rewritten:
     found = as_object(meta_of(case.message).get(SESSION))
     if not found.keys() - {"sessionId", "state", "expiresAt"}:
         return None
@@ -150,7 +148,7 @@ def _strict_metadata(case: Case) -> list[Json | Late] | None:
     return []
 
 
-def _state_is_required(case: Case) -> list[Json | Late] | None:
+def _state_is_required(case: Case) -> Rewritten:
     found: Any = meta_of(case.message).get(SESSION)
     if tool(case.message) != "recall" or not isinstance(found, dict):
         return None
@@ -161,7 +159,7 @@ def _state_is_required(case: Case) -> list[Json | Late] | None:
     return []
 
 
-def _answers_differ(case: Case) -> list[Json | Late] | None:
+def _answers_differ(case: Case) -> Rewritten:
     asked: Any = case.asked
     key = meta_of(asked or {}).get(KEY)
     if not isinstance(key, str) or "id" not in case.message:
@@ -170,7 +168,7 @@ def _answers_differ(case: Case) -> list[Json | Late] | None:
     return [{**case.message, "id": first}]
 
 
-def _says_what_it_is(case: Case) -> list[Json | Late] | None:
+def _says_what_it_is(case: Case) -> Rewritten:
     if code_of(case.message) != -32043:
         return None
     case.message["error"]["message"] = "No such session"

@@ -6,7 +6,7 @@ whose operator wants conversations bound.
 
 from typing import Any
 
-from mcp_sessions_conformance.fault import Case, Fault, Http, Late
+from mcp_sessions_conformance.fault import Case, Fault, Http, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     arguments,
     in_results,
@@ -19,8 +19,6 @@ from mcp_sessions_conformance.faults.shared_faults import (
 from mcp_sessions_conformance.values import SESSION, Json
 
 KEY_MEMBER, OTHER_MEMBER = "openai/session", "threadId"
-
-Rewritten = list[Json | Late] | None
 
 
 def _knows_no_keys(case: Case) -> Rewritten:

@@ -1,6 +1,6 @@
 from typing import Any, cast
 
-from mcp_sessions_conformance.fault import Case, Fault, Late
+from mcp_sessions_conformance.fault import Case, Fault, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     DETACHED,
     END,
@@ -8,6 +8,7 @@ from mcp_sessions_conformance.faults.shared_faults import (
     RESUME,
     answer,
     code_of,
+    due_of,
     event_like,
     in_events,
     in_results,
@@ -21,7 +22,6 @@ from mcp_sessions_conformance.faults.shared_faults import (
 from mcp_sessions_conformance.values import SESSION, Json, as_object
 
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
-Rewritten = list[Json | Late] | None
 
 
 # --- events ----------------------------------------------------------------------------------
@@ -107,22 +107,14 @@ def _ends_with_its_connection(case: Case) -> Rewritten:
 # --- catch-up ----------------------------------------------------------------------------------
 
 
-def _due(case: Case) -> int:
-    """The number of replayed events that have not come yet."""
-    result: Any = case.message.get("result")
-    if (case.asked or {}).get("method") == RESUME and isinstance(result, dict):
-        case.memory["due"] = case.memory["all"] = cast("Json", result).get("replayed", 0)
-    return int(case.memory.get("due", 0)) if is_event(case.message) else 0
-
-
 def _skips_one(case: Case) -> Rewritten:
-    due = _due(case)
+    due = due_of(case)
     case.memory["due"] = max(0, case.memory.get("due", 0) - bool(due))
     return [] if due and due == case.memory["all"] else None
 
 
 def _one_for_all(case: Case) -> Rewritten:
-    due = _due(case)
+    due = due_of(case)
     if due:
         case.memory["due"] = due - 1
         return [] if due > 1 else None

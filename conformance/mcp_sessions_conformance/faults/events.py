@@ -1,6 +1,6 @@
 from typing import Any, cast
 
-from mcp_sessions_conformance.fault import Case, Fault, Late
+from mcp_sessions_conformance.fault import Case, Fault, Late, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     CREATE,
     RESUME,
@@ -8,6 +8,7 @@ from mcp_sessions_conformance.faults.shared_faults import (
     UPDATED,
     answer,
     arguments,
+    due_of,
     event_like,
     in_events,
     in_results,
@@ -19,7 +20,7 @@ from mcp_sessions_conformance.faults.shared_faults import (
 from mcp_sessions_conformance.values import SESSION, Json
 
 
-def _in_every_session(case: Case) -> list[Json | Late] | None:
+def _in_every_session(case: Case) -> Rewritten:
     if not is_event(case.message):
         return None
     session, copies = named(case.message), list[Json | Late]()
@@ -30,11 +31,11 @@ def _in_every_session(case: Case) -> list[Json | Late] | None:
     return [case.message, *copies]
 
 
-def _no_list_changes(case: Case) -> list[Json | Late] | None:
+def _no_list_changes(case: Case) -> Rewritten:
     return [] if str(case.message.get("method")).endswith("list_changed") else None
 
 
-def _numbers_progress(case: Case) -> list[Json | Late] | None:
+def _numbers_progress(case: Case) -> Rewritten:
     if case.message.get("method") != "notifications/progress":
         return None
     case.message["params"]["sessionEventId"] = "1"
@@ -49,7 +50,7 @@ def _sends_state(event: Json, case: Case) -> None:
     event["_meta"][SESSION]["state"] = "c2VjcmV0"
 
 
-def _bare_copy(case: Case) -> list[Json | Late] | None:
+def _bare_copy(case: Case) -> Rewritten:
     if not is_event(case.message):
         return None
     uri = params_of(case.message).get("uri")
@@ -61,14 +62,14 @@ def _forgets_own_changes(result: Json, case: Case) -> None:
         result["replayed"] = 0
 
 
-def _decorates(case: Case) -> list[Json | Late] | None:
+def _decorates(case: Case) -> Rewritten:
     if case.message.get("method") != UPDATED or is_event(case.message):
         return None
     case.message["params"]["sessionEventId"] = "1"
     return [case.message]
 
 
-def _keeps_subscribed(case: Case) -> list[Json | Late] | None:
+def _keeps_subscribed(case: Case) -> Rewritten:
     if case.message.get("method") == "resources/unsubscribe":
         case.answers.append(answer(case.message, {}))
         return []
@@ -81,17 +82,17 @@ def _keeps_subscribed(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _deaf_until_resumed(case: Case) -> list[Json | Late] | None:
+def _deaf_until_resumed(case: Case) -> Rewritten:
     if (case.asked or {}).get("method") == "session/resume":
         case.memory["resumed"] = True
     return [] if is_event(case.message) and not case.memory.get("resumed") else None
 
 
-def _stutters(case: Case) -> list[Json | Late] | None:
+def _stutters(case: Case) -> Rewritten:
     return [case.message, case.message] if is_event(case.message) else None
 
 
-def _replays_twice(case: Case) -> list[Json | Late] | None:
+def _replays_twice(case: Case) -> Rewritten:
     if not is_event(case.message):
         return None
     seen = case.memory.setdefault("seen", set())
@@ -102,7 +103,7 @@ def _replays_twice(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _coalesces_live(case: Case) -> list[Json | Late] | None:
+def _coalesces_live(case: Case) -> Rewritten:
     uri = params_of(case.message).get("uri")
     if not is_event(case.message) or uri is None:
         return None
@@ -112,7 +113,7 @@ def _coalesces_live(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _swaps(case: Case) -> list[Json | Late] | None:
+def _swaps(case: Case) -> Rewritten:
     if not is_event(case.message):
         return None
     held: Any = case.memory.pop("held", None)
@@ -122,7 +123,7 @@ def _swaps(case: Case) -> list[Json | Late] | None:
     return [case.message, held] if held is not None else None
 
 
-def _from_the_beginning(case: Case) -> list[Json | Late] | None:
+def _from_the_beginning(case: Case) -> Rewritten:
     if case.message.get("method") != "session/resume":
         return None
     begun = case.memory.get(params_of(case.message).get("sessionId"))
@@ -141,14 +142,14 @@ def _always_catches_up(result: Json, case: Case) -> None:
     result.pop("reason", None)
 
 
-def _no_positions(case: Case) -> list[Json | Late] | None:
+def _no_positions(case: Case) -> Rewritten:
     if case.message.get("method") != "session/resume":
         return None
     params_of(case.message).pop("lastSessionEventId", None)
     return [case.message]
 
 
-def _positions_are_errors(case: Case) -> list[Json | Late] | None:
+def _positions_are_errors(case: Case) -> Rewritten:
     result: Any = case.message.get("result")
     if isinstance(result, dict) and cast("Json", result).get("catchup") is False:
         return [refuse(case.message, -32602, "bad position")]
@@ -167,7 +168,7 @@ def _old_head(result: Json, case: Case) -> None:
         result["sessionEventId"] = params_of(case.asked or {})["lastSessionEventId"]
 
 
-def _replaced_are_gone(case: Case) -> list[Json | Late] | None:
+def _replaced_are_gone(case: Case) -> Rewritten:
     position = params_of(case.message).get("lastSessionEventId")
     if case.message.get("method") == "session/resume" and position in case.memory.get("gone", ()):
         case.message["params"]["lastSessionEventId"] = "gone"
@@ -184,19 +185,19 @@ def _learns_replaced(event: Json, case: Case) -> None:
     newest[uri] = event_id
 
 
-def _drops_large(case: Case) -> list[Json | Late] | None:
+def _drops_large(case: Case) -> Rewritten:
     if (case.asked or {}).get("method") == "session/resume" and case.memory.get("large"):
         return [answer(case.message, {**case.message["result"], "replayed": 0})]
     return None
 
 
-def _learns_large(case: Case) -> list[Json | Late] | None:
+def _learns_large(case: Case) -> Rewritten:
     if arguments(case.message).get("length", 0) > 50_000:
         case.memory["large"] = True
     return None
 
 
-def _coalesces_messages(case: Case) -> list[Json | Late] | None:
+def _coalesces_messages(case: Case) -> Rewritten:
     if case.message.get("method") != "notifications/message" or not is_event(case.message):
         return None
     data = params_of(case.message).get("data")
@@ -206,15 +207,12 @@ def _coalesces_messages(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _live_before_replay(case: Case) -> list[Json | Late] | None:
-    result: Any = case.message.get("result")
-    if (case.asked or {}).get("method") == "session/resume" and isinstance(result, dict):
-        case.memory["due"] = cast("Json", result).get("replayed", 0)
+def _live_before_replay(case: Case) -> Rewritten:
+    due = due_of(case)
+    if not due:
         return None
-    if is_event(case.message) and case.memory.get("due", 0) > 0:
-        case.memory["due"] -= 1
-        return [Late(case.message)]
-    return None
+    case.memory["due"] = due - 1
+    return [Late(case.message)]
 
 
 FAULTS = (

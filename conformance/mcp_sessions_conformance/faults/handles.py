@@ -1,10 +1,8 @@
-from mcp_sessions_conformance.fault import Case, Fault, Late
+from mcp_sessions_conformance.fault import Case, Fault, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import in_results, one_principal, params_of
 from mcp_sessions_conformance.values import Json, as_object
 
 HANDLE = "session"
-
-Rewritten = list[Json | Late] | None
 
 
 def _knows_no_handles(case: Case) -> Rewritten:

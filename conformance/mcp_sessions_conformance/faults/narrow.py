@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mcp_sessions_conformance.fault import Case, Fault, Http, Late
+from mcp_sessions_conformance.fault import Case, Fault, Http, Late, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     DETACHED,
     LISTEN,
@@ -22,8 +22,6 @@ from mcp_sessions_conformance.faults.shared_faults import (
     tool,
 )
 from mcp_sessions_conformance.values import KEY, SESSION, Json
-
-Rewritten = list[Json | Late] | None
 
 
 def _answers_the_ended_late(case: Case) -> Rewritten:

@@ -1,6 +1,6 @@
 from typing import Any, cast
 
-from mcp_sessions_conformance.fault import Case, Fault, Late
+from mcp_sessions_conformance.fault import Case, Fault, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     DESCRIBE,
     DETACHED,
@@ -23,17 +23,17 @@ from mcp_sessions_conformance.faults.shared_faults import (
 from mcp_sessions_conformance.values import EXTENSION, KEY, SESSION, Json, as_object
 
 
-def _silent_takeover(case: Case) -> list[Json | Late] | None:
+def _silent_takeover(case: Case) -> Rewritten:
     return [] if case.message.get("method") == DETACHED else None
 
 
-def _locks_out(case: Case) -> list[Json | Late] | None:
+def _locks_out(case: Case) -> Rewritten:
     if code_of(case.message) == -31010 or case.message.get("method") == DETACHED:
         case.memory[id(case.talk)] = True
     return None
 
 
-def _locked_out(case: Case) -> list[Json | Late] | None:
+def _locked_out(case: Case) -> Rewritten:
     method = case.message.get("method")
     if method == RESUME:
         session = params_of(case.message).get("sessionId")
@@ -46,7 +46,7 @@ def _locked_out(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _loses_answers(case: Case) -> list[Json | Late] | None:
+def _loses_answers(case: Case) -> Rewritten:
     if (case.asked or {}).get("method") == RESUME:
         case.memory["taken"] = True
     if tool(case.asked) == "hold" and case.memory.get("taken"):
@@ -54,14 +54,14 @@ def _loses_answers(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _crosses_ids(case: Case) -> list[Json | Late] | None:
+def _crosses_ids(case: Case) -> Rewritten:
     others = [t for t in case.talks.values() if t is not case.talk]
     if tool(case.asked) != "echo" or not any(case.message.get("id") in t.requests for t in others):
         return None
     return [answer(case.message, said("of somebody else"))]
 
 
-def _remembers_ids(case: Case) -> list[Json | Late] | None:
+def _remembers_ids(case: Case) -> Rewritten:
     if "method" not in case.message or "id" not in case.message:
         return None
     used = case.memory.setdefault((case.talk.name, "ids"), set())
@@ -74,17 +74,17 @@ def _remembers_ids(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _no_cancel(case: Case) -> list[Json | Late] | None:
+def _no_cancel(case: Case) -> Rewritten:
     return [] if case.message.get("method") == "notifications/cancelled" else None
 
 
-def _never_cancelled(case: Case) -> list[Json | Late] | None:
+def _never_cancelled(case: Case) -> Rewritten:
     if tool(case.asked) != "held":
         return None
     return [answer(case.message, said(text_of(case.message).replace("1 cancelled", "0 cancelled")))]
 
 
-def _cancels_by_key_alone(case: Case) -> list[Json | Late] | None:
+def _cancels_by_key_alone(case: Case) -> Rewritten:
     keys = case.memory.setdefault("keys", {})
     key = meta_of(case.message).get(KEY)
     if key is None:
@@ -96,14 +96,14 @@ def _cancels_by_key_alone(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _one_key(case: Case) -> list[Json | Late] | None:
+def _one_key(case: Case) -> Rewritten:
     if meta_of(case.message).get(KEY) is None or tool(case.message) != "tally":
         return None
     meta_of(case.message)[KEY] = "the key"
     return [case.message]
 
 
-def _one_answer_per_key(case: Case) -> list[Json | Late] | None:
+def _one_answer_per_key(case: Case) -> Rewritten:
     key = meta_of(case.message).get(KEY)
     if isinstance(key, str) and key in case.memory:
         case.answers.append(answer(case.message, case.memory[key]))
@@ -111,7 +111,7 @@ def _one_answer_per_key(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _learns_answers(case: Case) -> list[Json | Late] | None:
+def _learns_answers(case: Case) -> Rewritten:
     key = meta_of(case.asked or {}).get(KEY)
     if isinstance(key, str) and "result" in case.message:
         case.memory.setdefault(key, case.message["result"])
@@ -127,20 +127,20 @@ def _kept_without_metadata(result: Json, case: Case) -> None:
     case.memory[key] = True
 
 
-def _progress_to_the_first(case: Case) -> list[Json | Late] | None:
+def _progress_to_the_first(case: Case) -> Rewritten:
     token = str(params_of(case.message).get("progressToken"))
     is_second = case.message.get("method") == "notifications/progress" and token.startswith("t2")
     return [] if is_second else None
 
 
-def _forgets_progress(case: Case) -> list[Json | Late] | None:
+def _forgets_progress(case: Case) -> Rewritten:
     params = params_of(case.message)
     is_progress = case.message.get("method") == "notifications/progress"
     is_repeated = str(params.get("progressToken")).startswith("t3") and params.get("progress") == 1
     return [] if is_progress and is_repeated else None
 
 
-def _strict_content(case: Case) -> list[Json | Late] | None:
+def _strict_content(case: Case) -> Rewritten:
     key = meta_of(case.message).get(KEY)
     if key is None:
         return None
@@ -156,7 +156,7 @@ def _is_question(message: Json) -> bool:
     return message.get("method") == "elicitation/create"
 
 
-def _counted_questions(case: Case) -> list[Json | Late] | None:
+def _counted_questions(case: Case) -> Rewritten:
     if not _is_question(case.message):
         return None
     numbered = case.memory.setdefault("ids", {})
@@ -165,14 +165,14 @@ def _counted_questions(case: Case) -> list[Json | Late] | None:
     return [{**case.message, "id": number}]
 
 
-def _counted_answers(case: Case) -> list[Json | Late] | None:
+def _counted_answers(case: Case) -> Rewritten:
     numbered = case.memory.get("ids", {})
     if "method" in case.message or case.message.get("id") not in numbered:
         return None
     return [{**case.message, "id": numbered[case.message["id"]]}]
 
 
-def _asks_once(case: Case) -> list[Json | Late] | None:
+def _asks_once(case: Case) -> Rewritten:
     if not _is_question(case.message):
         return None
     asked = case.memory.setdefault("asked", set())
@@ -182,7 +182,7 @@ def _asks_once(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _last_answer(case: Case) -> list[Json | Late] | None:
+def _last_answer(case: Case) -> Rewritten:
     if "method" in case.message or "result" not in case.message:
         return None
     first = case.memory.pop(case.message["id"], None)
@@ -192,7 +192,7 @@ def _last_answer(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _asks_anyone(case: Case) -> list[Json | Late] | None:
+def _asks_anyone(case: Case) -> Rewritten:
     if tool(case.asked) != "ask" or ("error" not in case.message and not _is_failed(case.message)):
         return None
     question = {"method": "elicitation/create", "params": {"message": "which?"}}
@@ -224,14 +224,14 @@ def _declared(case: Case) -> Any:
     return cast("Json", found or {}).get("extensions")
 
 
-def _refuses_declared(case: Case) -> list[Json | Late] | None:
+def _refuses_declared(case: Case) -> Rewritten:
     if _declared(case) and "id" in case.message:
         case.answers.append(refuse(case.message, -32602, "unknown capability"))
         return []
     return None
 
 
-def _wants_declared(case: Case) -> list[Json | Late] | None:
+def _wants_declared(case: Case) -> Rewritten:
     if _declared(case):
         case.memory[case.talk.name] = True
     if case.message.get("method") == START and not case.memory.get(case.talk.name):

@@ -1,6 +1,6 @@
 from typing import Any, cast
 
-from mcp_sessions_conformance.fault import Case, Fault, Late
+from mcp_sessions_conformance.fault import Case, Fault, Late, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     DELETE,
     DETACHED,
@@ -9,6 +9,7 @@ from mcp_sessions_conformance.faults.shared_faults import (
     START,
     answer,
     drop_member,
+    due_of,
     event_like,
     in_results,
     instead_of_error,
@@ -38,7 +39,7 @@ def _adopt(result: Json, case: Case) -> None:
     result["sessionId"] = wished or result["sessionId"]
 
 
-def _picky_start(case: Case) -> list[Json | Late] | None:
+def _picky_start(case: Case) -> Rewritten:
     if case.message.get("method") != "session/start":
         return None
     if set(params_of(case.message)) <= {"_meta"} and "params" in case.message:
@@ -56,7 +57,7 @@ def _knows_everything(case: Case) -> Json | None:
     return answer(case.message, said("served"))
 
 
-def _names_who_resumes(case: Case) -> list[Json | Late] | None:
+def _names_who_resumes(case: Case) -> Rewritten:
     if (case.asked or {}).get("method") != "session/resume" or "result" not in case.message:
         return None
     notice = {"sessionId": case.talk.sessions[-1], "reason": "taken_over"}
@@ -68,27 +69,27 @@ def _names_who_resumes(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _hides_instance(case: Case) -> list[Json | Late] | None:
+def _hides_instance(case: Case) -> Rewritten:
     if case.message.get("method") != DETACHED:
         return None
     params_of(case.message).pop("instance", None)
     return [case.message]
 
 
-def _late_resume(case: Case) -> list[Json | Late] | None:
+def _late_resume(case: Case) -> Rewritten:
     if (case.asked or {}).get("method") == "session/resume":
         return [Late(case.message)]
     return None
 
 
-def _forgets_subscriptions(case: Case) -> list[Json | Late] | None:
+def _forgets_subscriptions(case: Case) -> Rewritten:
     method = (case.asked or {}).get("method")
     if method == "session/resume":
         case.memory["resumed"] = True
     return [] if is_event(case.message) and case.memory.get("resumed") else None
 
 
-def _everyone_receives(case: Case) -> list[Json | Late] | None:
+def _everyone_receives(case: Case) -> Rewritten:
     if not is_event(case.message):
         return None
     session = named(case.message)
@@ -98,15 +99,12 @@ def _everyone_receives(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _loses_replay(case: Case) -> list[Json | Late] | None:
-    result: Any = case.message.get("result")
-    if (case.asked or {}).get("method") == "session/resume" and isinstance(result, dict):
-        case.memory["due"] = cast("Json", result).get("replayed", 0)
+def _loses_replay(case: Case) -> Rewritten:
+    due = due_of(case)
+    if not due:
         return None
-    if is_event(case.message) and case.memory.get("due", 0) > 0:
-        case.memory["due"] -= 1
-        return []
-    return None
+    case.memory["due"] = due - 1
+    return []
 
 
 def _adds_session(result: Json, case: Case) -> None:
@@ -114,7 +112,7 @@ def _adds_session(result: Json, case: Case) -> None:
     result.setdefault("_meta", {})[SESSION] = {"sessionId": session}
 
 
-def _talks_after_end(case: Case) -> list[Json | Late] | None:
+def _talks_after_end(case: Case) -> Rewritten:
     asked = case.asked or {}
     if asked.get("method") not in ("session/end", "sessions/delete"):
         return None
@@ -125,7 +123,7 @@ def _talks_after_end(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _apart(case: Case) -> list[Json | Late] | None:
+def _apart(case: Case) -> Rewritten:
     method = case.message.get("method")
     session = params_of(case.message).get("sessionId") or named(case.message)
     created = case.memory.setdefault("created", set())
@@ -135,14 +133,14 @@ def _apart(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _learns_created(case: Case) -> list[Json | Late] | None:
+def _learns_created(case: Case) -> Rewritten:
     if (case.asked or {}).get("method") == "sessions/create" and "result" in case.message:
         session = made(case.message["result"]).get("sessionId")
         case.memory.setdefault("created", set()).add(session)
     return None
 
 
-def _needs_initialize(case: Case) -> list[Json | Late] | None:
+def _needs_initialize(case: Case) -> Rewritten:
     if "method" not in case.message or "id" not in case.message or case.talk.initialized:
         return None
     if "io.modelcontextprotocol/protocolVersion" in meta_of(case.message) or (
@@ -162,14 +160,14 @@ def _has_no_session_member(case: Case) -> bool:
     return "method" in case.message and "id" in case.message and tool(case.message) != ""
 
 
-def _forgets_current(case: Case) -> list[Json | Late] | None:
+def _forgets_current(case: Case) -> Rewritten:
     if not _has_no_session_member(case) or SESSION in meta_of(case.message):
         return None
     case.message["params"].setdefault("_meta", {})[SESSION] = None
     return [case.message]
 
 
-def _always_current(case: Case) -> list[Json | Late] | None:
+def _always_current(case: Case) -> Rewritten:
     last = case.talk.sessions
     if not _has_no_session_member(case) or named(case.message) or not last:
         return None
@@ -184,7 +182,7 @@ def _is_malformed(case: Case) -> bool:
     return not isinstance(found, dict) or not isinstance(cast("Json", found).get("sessionId"), str)
 
 
-def _takes_misplaced(case: Case) -> list[Json | Late] | None:
+def _takes_misplaced(case: Case) -> Rewritten:
     misplaced: Any = params_of(case.message).get("meta")
     if not isinstance(misplaced, dict) or SESSION not in misplaced:
         return None
@@ -203,14 +201,14 @@ def _oldest_state(result: Json, case: Case) -> None:
         found["state"] = case.memory.setdefault(found.get("sessionId"), found["state"])
 
 
-def _mixes_sessions(case: Case) -> list[Json | Late] | None:
+def _mixes_sessions(case: Case) -> Rewritten:
     if named(case.message) is None or not case.talk.sessions or not tool(case.message):
         return None
     meta_of(case.message)[SESSION]["sessionId"] = case.talk.sessions[0]
     return [case.message]
 
 
-def _remembers_the_ended(case: Case) -> list[Json | Late] | None:
+def _remembers_the_ended(case: Case) -> Rewritten:
     if case.message.get("method") == "session/end":
         case.memory["ended"] = True
         return None
@@ -234,7 +232,7 @@ def _head_is_garbage(result: Json, case: Case) -> None:
     result["sessionEventId"] = "garbage"
 
 
-def _hides_what_began(case: Case) -> list[Json | Late] | None:
+def _hides_what_began(case: Case) -> Rewritten:
     data = as_object(as_object(case.message.get("error")).get("data"))
     return [case.message] if data.pop("started", None) is not None else None
 

@@ -3,7 +3,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from mcp_sessions_conformance.fault import Case, Http, Late
+from mcp_sessions_conformance.fault import Case, Http, Rewrite, Rewritten
 from mcp_sessions_conformance.values import SESSION, Json, as_object
 
 UPDATED = "notifications/resources/updated"
@@ -46,6 +46,14 @@ def is_event(message: Json) -> bool:
     return "method" in message and "sessionEventId" in params_of(message)
 
 
+def due_of(case: Case) -> int:
+    """Return the number of replayed events that have not come yet. No event: 0."""
+    result: Any = case.message.get("result")
+    if (case.asked or {}).get("method") == RESUME and isinstance(result, dict):
+        case.memory["due"] = case.memory["all"] = cast("Json", result).get("replayed", 0)
+    return int(case.memory.get("due", 0)) if is_event(case.message) else 0
+
+
 def code_of(message: Json) -> int | None:
     return as_object(message.get("error")).get("code")
 
@@ -72,11 +80,11 @@ def said(text: str) -> Json:
 Edit = Callable[[Json, Case], None]
 
 
-def in_results(methods: Iterable[str], edit: Edit) -> Callable[[Case], list[Json | Late] | None]:
+def in_results(methods: Iterable[str], edit: Edit) -> Rewrite:
     """Edit the results of these methods. None named: of all methods."""
     wanted = frozenset(methods)
 
-    def rewrite(case: Case) -> list[Json | Late] | None:
+    def rewrite(case: Case) -> Rewritten:
         result: Any = case.message.get("result")
         if case.asked is None or not isinstance(result, dict):
             return None
@@ -95,8 +103,8 @@ def one_principal(http: Http) -> None:
         http.asked["authorization"] = first
 
 
-def in_events(edit: Edit) -> Callable[[Case], list[Json | Late] | None]:
-    def rewrite(case: Case) -> list[Json | Late] | None:
+def in_events(edit: Edit) -> Rewrite:
+    def rewrite(case: Case) -> Rewritten:
         if not is_event(case.message):
             return None
         edit(params_of(case.message), case)
@@ -107,10 +115,10 @@ def in_events(edit: Edit) -> Callable[[Case], list[Json | Late] | None]:
 
 def instead_of_error(
     code: int, replace: Callable[[Case], Json | None], reason: str | None = None
-) -> Callable[[Case], list[Json | Late] | None]:
+) -> Rewrite:
     """Replace an error. None: send nothing."""
 
-    def rewrite(case: Case) -> list[Json | Late] | None:
+    def rewrite(case: Case) -> Rewritten:
         if code_of(case.message) != code or (reason and reason_of(case.message) != reason):
             return None
         replaced = replace(case)
@@ -120,7 +128,7 @@ def instead_of_error(
 
 
 def strip(member: str, only: Callable[[Case], bool] = lambda _: True) -> Callable[[Case], Any]:
-    def rewrite(case: Case) -> list[Json | Late] | None:
+    def rewrite(case: Case) -> Rewritten:
         if member in meta_of(case.message) and only(case):
             del meta_of(case.message)[member]
             return [case.message]
@@ -187,10 +195,8 @@ DESCRIBE = "initialize", "server/discover"
 LISTEN = "subscriptions/listen"
 
 
-def as_error(
-    code: int, only: Callable[[Case], bool], result: Json
-) -> Callable[[Case], list[Json | Late] | None]:
-    def rewrite(case: Case) -> list[Json | Late] | None:
+def as_error(code: int, only: Callable[[Case], bool], result: Json) -> Rewrite:
+    def rewrite(case: Case) -> Rewritten:
         if code_of(case.message) != code or not only(case):
             return None
         return [answer(case.message, result)]

@@ -1,6 +1,6 @@
 from datetime import UTC, datetime, timedelta
 
-from mcp_sessions_conformance.fault import Case, Fault, Http, Late
+from mcp_sessions_conformance.fault import Case, Fault, Http, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     DELETE,
     DETACHED,
@@ -21,8 +21,6 @@ from mcp_sessions_conformance.faults.shared_faults import (
     tool,
 )
 from mcp_sessions_conformance.values import KEY, SESSION, Json
-
-Rewritten = list[Json | Late] | None
 
 
 def _begins_what_it_refuses(case: Case) -> Rewritten:

@@ -1,6 +1,6 @@
 from typing import Any, cast
 
-from mcp_sessions_conformance.fault import Case, Fault, Late
+from mcp_sessions_conformance.fault import Case, Fault, Rewritten
 from mcp_sessions_conformance.faults.shared_faults import (
     CREATE,
     DELETE,
@@ -31,21 +31,21 @@ def _create_head_is_garbage(result: Json, case: Case) -> None:
     result["_meta"]["io.github.mcp-sessions/sessionEventId"] = "garbage"
 
 
-def _picky_create(case: Case) -> list[Json | Late] | None:
+def _picky_create(case: Case) -> Rewritten:
     if case.message.get("method") == CREATE and "params" in case.message:
         case.answers.append(refuse(case.message, -32602))
         return []
     return None
 
 
-def _create_wants_params(case: Case) -> list[Json | Late] | None:
+def _create_wants_params(case: Case) -> Rewritten:
     if case.message.get("method") == CREATE and not params_of(case.message):
         case.answers.append(refuse(case.message, -32602))
         return []
     return None
 
 
-def _delete_takes_params(case: Case) -> list[Json | Late] | None:
+def _delete_takes_params(case: Case) -> Rewritten:
     session = params_of(case.message).get("sessionId")
     if case.message.get("method") != DELETE or session is None:
         return None
@@ -53,7 +53,7 @@ def _delete_takes_params(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
-def _delete_takes_current(case: Case) -> list[Json | Late] | None:
+def _delete_takes_current(case: Case) -> Rewritten:
     if case.message.get("method") != DELETE or named(case.message) or not case.talk.sessions:
         return None
     session = {"sessionId": case.talk.sessions[-1]}
@@ -61,7 +61,7 @@ def _delete_takes_current(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
-def _end_takes_metadata(case: Case) -> list[Json | Late] | None:
+def _end_takes_metadata(case: Case) -> Rewritten:
     session = named(case.message)
     if case.message.get("method") != END or session is None:
         return None
@@ -69,7 +69,7 @@ def _end_takes_metadata(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
-def _any_state(case: Case) -> list[Json | Late] | None:
+def _any_state(case: Case) -> Rewritten:
     found: Any = meta_of(case.message).get(SESSION)
     if not isinstance(found, dict) or "state" not in found:
         return None
@@ -77,7 +77,7 @@ def _any_state(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
-def _believes_tokens(case: Case) -> list[Json | Late] | None:
+def _believes_tokens(case: Case) -> Rewritten:
     found: Any = meta_of(case.message).get(SESSION)
     token = cast("Json", found).get("state") if isinstance(found, dict) else None
     if tool(case.message) == "recall" and token in case.memory:
@@ -86,14 +86,14 @@ def _believes_tokens(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _learns_tokens(case: Case) -> list[Json | Late] | None:
+def _learns_tokens(case: Case) -> Rewritten:
     if tool(case.asked) == "remember" and "result" in case.message:
         state = state_of(case.message["result"]).get("state")
         case.memory[state] = arguments(case.asked or {})["value"]
     return None
 
 
-def _state_here_only(case: Case) -> list[Json | Late] | None:
+def _state_here_only(case: Case) -> Rewritten:
     if tool(case.message) == "remember":
         case.memory[named(case.message)] = case.talk.name
     is_another = case.memory.get(named(case.message), case.talk.name) != case.talk.name
@@ -109,7 +109,7 @@ def _new_token(result: Json, case: Case) -> None:
         found["state"] = f"{found['state']}~{next(numbers)}"
 
 
-def _old_token(case: Case) -> list[Json | Late] | None:
+def _old_token(case: Case) -> Rewritten:
     found = as_object(meta_of(case.message).get(SESSION))
     state: Any = found.get("state")
     if not isinstance(state, str):
@@ -118,14 +118,14 @@ def _old_token(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
-def _talkative(case: Case) -> list[Json | Late] | None:
+def _talkative(case: Case) -> Rewritten:
     if code_of(case.message) not in (-32602, -32043):
         return None
     case.message["error"]["message"] += f" (case {next(numbers)})"
     return [case.message]
 
 
-def _names_a_stranger(case: Case) -> list[Json | Late] | None:
+def _names_a_stranger(case: Case) -> Rewritten:
     if code_of(case.message) != -32043:
         return None
     # The connection that was there first.
@@ -133,14 +133,14 @@ def _names_a_stranger(case: Case) -> list[Json | Late] | None:
     return [case.message]
 
 
-def _state_first(case: Case) -> list[Json | Late] | None:
+def _state_first(case: Case) -> Rewritten:
     found: Any = meta_of(case.asked or {}).get(SESSION)
     if code_of(case.message) == -32043 and isinstance(found, dict) and "state" in found:
         return [refuse(case.message, -32602, "bad state", {"reason": "invalid_state"})]
     return None
 
 
-def _first_writer_wins(case: Case) -> list[Json | Late] | None:
+def _first_writer_wins(case: Case) -> Rewritten:
     if tool(case.message) != "remember":
         return None
     written = (named(case.message), arguments(case.message).get("key"))
@@ -151,14 +151,14 @@ def _first_writer_wins(case: Case) -> list[Json | Late] | None:
     return None
 
 
-def _failing_writes(case: Case) -> list[Json | Late] | None:
+def _failing_writes(case: Case) -> Rewritten:
     if tool(case.message) == "remember" and arguments(case.message).pop("fail", False):
         case.memory["failing"] = case.message["id"]
         return [case.message]
     return None
 
 
-def _fails_after(case: Case) -> list[Json | Late] | None:
+def _fails_after(case: Case) -> Rewritten:
     if tool(case.asked) == "remember" and case.memory.get("failing") == case.message.get("id"):
         return [refuse(case.message, -32000, "failed on purpose")]
     return None
