@@ -97,7 +97,7 @@ class Counts(KeptMemory):
 
 
 async def test_a_slow_client_is_replayed_to_as_fast_as_it_reads() -> None:
-    """What it does not take yet is not read yet: it waits in the store, not in memory."""
+    """Unread updates wait in the store, not in memory."""
     store = Counts()
 
     async def talk(agent: ScriptedAgent, session_id: str, text: str) -> None:
@@ -129,7 +129,7 @@ async def test_a_slow_client_is_replayed_to_as_fast_as_it_reads() -> None:
 async def test_an_agent_without_memory_is_given_a_new_session_of_its_own(
     process: MakeStore,
 ) -> None:
-    """What was before is in ``history()``."""
+    """The past is in ``history()``."""
     notified: list[list[str]] = []
 
     async def from_history(agent: ScriptedAgent, session_id: str, text: str) -> None:

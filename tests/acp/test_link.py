@@ -154,7 +154,7 @@ _METHODS = st.sampled_from(
 def test_odd_params_are_refused_with_a_documented_error_or_accepted(
     method: str, params: Json
 ) -> None:
-    """Whatever is sent, it is answered, or ignored, and the connection goes on."""
+    """Any bytes are answered, or ignored, and the connection continues."""
 
     async def run() -> None:
         layer = AcpSessionLayer(ScriptedAgent(), connect_servers=False)

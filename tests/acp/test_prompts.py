@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def replay(store: KeptMemory, session_id: str) -> list[Json]:
-    """What another client is shown, in another process."""
+    """The updates that another client gets, in another process."""
     async with conversation(store=store) as client:
         await client.load(session_id)
         return client.updates()
@@ -44,7 +44,7 @@ class Faulty(KeptMemory):
         self.log: list[str] = []
         self.refuses: Sequence[bytes] = ()
         self.loses: Sequence[bytes] = ()
-        """What is stored, and the caller is not notified."""
+        """An update that is stored, while the caller is not notified."""
 
         self.hold: asyncio.Event | None = None
 

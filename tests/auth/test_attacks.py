@@ -55,7 +55,7 @@ class Guarded:
         return 101
 
     async def answers(self, token: str) -> set[int | None]:
-        """What each way in answers to that token."""
+        """The answer of each way in to that token."""
         found = {await self.status(method, token) for method in ("POST", "GET", "DELETE")}
         if len(token) < 4_096:
             # The library for WebSocket takes no longer line.

@@ -112,8 +112,8 @@ async def test_a_refreshed_tokens_state_is_accepted() -> None:
 
 
 async def test_a_weaker_credential_cannot_attach_or_replay() -> None:
-    """SEC3: "attaching and replay need at least the scopes it was made with". What was attached
-    stays attached, and receives what comes.
+    """SEC3: "attaching and replay need at least the scopes it was made with". An attached session
+    stays attached, and its events arrive.
     """
     async with guarded() as server:
         server.verifier.add("strong", "alice", "use", "secret")
@@ -267,7 +267,7 @@ def _changes(stream: Reply | Received) -> list[str]:
 
 async def test_streams_end_when_their_credential_expires() -> None:
     """Rule: "GET and listen streams are closed when the credential expires …, before another
-    event". What is stored waits for the refreshed one.
+    event". Stored events wait for the refreshed credential.
     """
     async with guarded(clock=LoopClock()) as server:
         ends = FAR + asyncio.get_running_loop().time() + 100

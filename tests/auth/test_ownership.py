@@ -127,8 +127,9 @@ class Bob:
 
 
 Attempt = Callable[[Bob, str, Estate, str], Awaitable[list[Reply]]]
-"""What bob does with an id; run with alice's and with nobody's. The last argument is what kind
-of session he thinks it is."""
+"""Bob's requests with an id; run with alice's id and with nobody's. The last argument is what kind
+of session he thinks it is.
+"""
 
 
 async def _ended(*replies: Reply) -> list[Reply]:
@@ -325,7 +326,7 @@ ATTEMPTS: list[Attempt] = [
 
 
 def written(reply: Reply, target: str) -> tuple[Any, ...]:
-    """What a reply says, but for the id that was sent and the ids of its stream's events."""
+    """The text of a reply, without the id that was sent and the ids of its stream's events."""
     headers = sorted((n, v) for n, v in reply.headers if n != "date")
     body = bytes(reply.body).decode()
     if reply.is_sse:

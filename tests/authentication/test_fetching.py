@@ -1,4 +1,4 @@
-"""What is fetched from an issuer has bounds, and says what was wrong."""
+"""Answers of an issuer have bounds, and an error names the fault."""
 
 import asyncio
 import json

@@ -48,7 +48,7 @@ class Server:
         self.verifier = Introspection(endpoint, URL, AUDIENCE, clock=self.clock, post=self.post)
 
     def claims(self, **claims: Any) -> dict[str, Any]:
-        """What it says about a token of alice's."""
+        """Its answer about a token of alice's."""
         return {
             "active": True,
             "iss": URL,

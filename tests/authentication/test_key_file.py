@@ -121,7 +121,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         "entry 1 is no API key",
     ),
 }
-"""What may be wrong with the file."""
+"""Possible faults of the file."""
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -204,7 +204,7 @@ def test_a_file_that_root_changes_stays_the_services(
 
 @pytest.mark.parametrize("mode", [0o440, 0o640, 0o600])
 def test_a_command_keeps_the_mode_of_a_file_that_a_group_may_read(path: str, mode: int) -> None:
-    """Else the service could not read it any more, after a key was revoked."""
+    """Otherwise the service could not read it any more, after a key was revoked."""
     add(path)
     Path(path).chmod(mode)
     add(path)

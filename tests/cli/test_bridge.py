@@ -173,7 +173,7 @@ def test_a_server_that_cannot_be_reached_is_named_on_stderr_with_the_cause(schem
 
 
 def piped(*more: object, url: str, arguments: tuple[str, ...] = ()) -> tuple[list[Any], Any]:
-    """What a bridge answers whose host writes all that it has to say and closes the pipe."""
+    """The answers of a bridge to a host that writes all its messages and closes the pipe."""
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
     messages = [
         {"id": 0, "method": "initialize", "params": params},

@@ -74,7 +74,7 @@ def test_a_text_record_is_one_line_with_time_level_and_name(configure: Configure
 
 
 def test_a_line_break_in_a_message_does_not_make_a_second_record(configure: Configure) -> None:
-    """What a peer sent may be logged; it must not look like a record of ours."""
+    """A peer's text may be logged; it must not look like a record of ours."""
     stream = configure()
 
     logging.getLogger("mcp_sessions.x").info("from %s", "peer\r\n2026 INFO mcp_sessions: forged")

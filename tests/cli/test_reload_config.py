@@ -79,7 +79,7 @@ class Server:
         return f"{self.root}/{name}/mcp"
 
     def status(self, name: str) -> int:
-        """What a request to a server of the file is answered."""
+        """The answer to a request to a server of the file."""
         return post(self.url(name), INITIALIZE, ACCEPT).status_code
 
 

@@ -143,7 +143,7 @@ def test_an_orchestrator_asks_whether_it_lives_and_may_be_sent_requests(here: Pa
 
 
 def test_each_request_has_a_line_in_the_log_without_its_query(here: Path) -> None:
-    """What a query holds may be a code of OAuth."""
+    """A query may hold a code of OAuth."""
     with served(here, "app.py", "--access-log", "--log-level", "warning") as setup:
         setup.initialize()
         setup.ask("GET", "/no%0Asuch?code=secret")

@@ -185,7 +185,7 @@ class Browser:
         raise AssertionError("it leads nowhere")
 
     async def came_back(self) -> AuthorizationCodeResult:
-        """What the client finds where the browser was sent to."""
+        """The answer at the address to which the browser was sent."""
         query = {name: each for name, [each] in parse_qs(urlsplit(self._back).query).items()}
         return AuthorizationCodeResult(**query)
 
@@ -352,7 +352,7 @@ def test_each_provider_is_there_and_names_what_it_needs(name: str) -> None:
 
 
 OFFLINE = {name: each for name, each in PROVIDERS.items() if name != "aws"}
-"""That of AWS asks Amazon for its configuration. It is a subclass of ``oidc``."""
+"""The provider for AWS asks Amazon for its configuration. It is a subclass of ``oidc``."""
 
 VALUES = {
     "CLIENT_SECRET": "a secret of the app that is long enough",
@@ -429,7 +429,7 @@ async def test_a_service_that_is_away_is_no_reason_to_refuse_a_token() -> None:
     ("name", "variable"), [("keycloak", "AUDIENCE"), ("propelauth", "RESOURCE")]
 )
 def test_a_provider_must_know_which_tokens_are_for_this_server(name: str, variable: str) -> None:
-    """Else a token of another application of that provider would be good here."""
+    """Otherwise a token of another application of that provider would be good here."""
     with pytest.raises(ConfigurationError, match=f"{PREFIX}{name.upper()}_{variable}"):
         provider_of(name, {})
 

@@ -140,8 +140,8 @@ def refuses(port: int) -> bool:
 def test_in_the_delay_everything_is_served_and_each_response_is_the_last_of_its_connection(
     here: Path,
 ) -> None:
-    """Who sends requests here learns that it should not, and none is refused until it has: on new
-    connections and on those that were kept.
+    """A client learns that it should send no more requests, and none is refused before that: on new
+    connections and on kept ones.
     """
     with served(here, "--drain-delay", "600") as (process, port):
         used, idle = Kept(port).initialize(), Kept(port).initialize()

@@ -51,7 +51,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(process: "subprocess.Popen[str]") -> tuple[str, str]:
-    """Where it serves, and what it said until then."""
+    """Its address, and its log until then."""
     said = ""
     while line := read_lines(process, 1):
         found = re.fullmatch(r"  at +(http://\S+)\n", line)

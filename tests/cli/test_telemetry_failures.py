@@ -1,4 +1,4 @@
-"""What is logged of a collector that takes nothing."""
+"""The log about a collector that takes nothing."""
 
 import logging
 from collections.abc import Generator
@@ -30,7 +30,7 @@ def clock() -> Generator[Clock]:
 
 
 class Lines(logging.Handler):
-    """What gets to the root of all loggers. The handler of pytest is at others as well."""
+    """The records that reach the root logger. The handler of pytest is at others as well."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

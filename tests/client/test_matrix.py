@@ -24,7 +24,7 @@ URIS = [f"note://{number}" for number in range(1, 13)]
 
 
 class Watcher:
-    """What the application learns of the resources, in each era."""
+    """The application's changes of resources, in each era."""
 
     def __init__(self, it: Connected, mode: str) -> None:
         self.it, self.mode = it, mode

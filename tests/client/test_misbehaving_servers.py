@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 UPDATED = "notifications/resources/updated"
 KEY = "io.github.mcp-sessions/requestKey"
 FOREIGN: dict[str, Any] = {"tools": {}, "sessions": {}}
-"""What a server advertises that has sessions and nothing of this project."""
+"""The capabilities of a server that has sessions and nothing of this project."""
 
 
 @asynccontextmanager

@@ -106,7 +106,7 @@ async def until(look: Callable[[], bool]) -> None:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What an operator reads at the level that everybody has."""
+    """The log lines at the default level."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -205,7 +205,7 @@ async def test_a_listen_that_is_lost_is_reported() -> None:
 
 
 class Gateway:
-    """What a proxy answers while the server behind it is away."""
+    """A proxy's answers while the server behind it is away."""
 
     def __init__(self, app: ASGIApp, status: int, retry_after: str | None = None) -> None:
         self.app = app

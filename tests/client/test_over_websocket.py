@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 Json = dict[str, Any]
 SAID: Json = {"said": "already"}
-"""What a function returns that has answered itself."""
+"""The result of a function that has answered itself."""
 
 Answerer = Callable[["Scripted", ServerConnection, Json], Awaitable[Json | None]]
 
@@ -440,7 +440,7 @@ async def test_an_answer_that_is_too_large_for_the_server_is_an_error_instead(
 
 
 async def test_a_notification_that_is_too_large_for_the_server_is_left_out() -> None:
-    """Whatever runs meanwhile is asked again."""
+    """Requests that run meanwhile are repeated."""
 
     async def waits(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
         is_asked = message.get("method") == "tools/call" and scripted.connections == 1
@@ -529,7 +529,7 @@ async def test_a_question_that_is_too_large_is_refused() -> None:
 
 
 async def test_a_question_that_the_sdk_refuses_is_answered_with_an_error() -> None:
-    """Else the server's handler would wait for as long as it is patient."""
+    """Otherwise the server's handler would wait until its timeout."""
     answers: list[Json] = []
 
     async def asks(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:

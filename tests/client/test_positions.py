@@ -1,4 +1,4 @@
-"""What the answer to ``session/resume`` does to the client's position."""
+"""The effect of the answer to ``session/resume`` on the client's position."""
 
 from typing import Any
 

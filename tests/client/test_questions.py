@@ -1,4 +1,6 @@
-"""What the server asks of the application: asked once, given up when the server gives it up."""
+"""Questions of the server to the application: asked once, and withdrawn when the server withdraws
+them.
+"""
 
 import json
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""What a client tells proxies that shard by session: the same on every connection (RTE)."""
+"""The header for proxies that shard by session: the same on every connection (RTE)."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Who tries an address that is away, when, and how fast all the others follow."""
+"""The client that tries an address that is away, the time, and how fast the others follow."""
 
 import random
 from collections.abc import Callable

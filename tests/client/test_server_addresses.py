@@ -1,4 +1,4 @@
-"""Which address is asked next, and when: decided by numbers alone, and seen on sockets."""
+"""The next address, and the time: decided by numbers alone, and seen on sockets."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -40,7 +40,7 @@ def addresses(*names: str) -> Addresses:
 
 
 def asked(found: Addresses, now: float) -> tuple[str, float]:
-    """Whom to ask, and the longest delay."""
+    """The address to ask, and the longest delay."""
     dialer, delay = found.next(now=now, random=1.0)
     return dialer.target, delay
 

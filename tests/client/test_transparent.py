@@ -1,4 +1,4 @@
-"""What the application and the wrapped server see of the session: nothing.
+"""The application and the wrapped server see nothing of the session.
 
 The credential, the sealed state, event ids and request keys stand on the wire and nowhere
 else: an application's log or response cache, and a handler's, hold none of them.

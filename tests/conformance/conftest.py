@@ -27,7 +27,7 @@ STDIO_COMMAND = f"{sys.executable} -m mcp_sessions.cli serve --stdio --log-level
 CLIENT_COMMAND = f"{sys.executable} {EXAMPLES / 'conformance_client.py'}"
 
 QUICK = Limits(wait=1.0, quiet=0.1)
-"""Where something is expected to be wrong, it is not waited for as long."""
+"""A test that expects a fault waits for a shorter time."""
 
 
 @contextmanager

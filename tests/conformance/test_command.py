@@ -108,7 +108,7 @@ def test_the_outcome_is_written_though_nobody_reads_the_report(tmp_path: Path) -
 
 
 def test_a_report_is_printed_where_only_ascii_is(tmp_path: Path) -> None:
-    """What a server sent may be in it."""
+    """It may quote a server."""
     program = "import os\nfor _ in open(0): os.write(1, b'\\xc3\\xbcn\\n')"
     command = [sys.executable, "-m", "mcp_sessions.cli", "conformance", "--timeout", "1"]
     command += [f"stdio:{shlex.join([sys.executable, '-c', program])}"]

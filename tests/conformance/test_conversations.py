@@ -97,7 +97,7 @@ async def test_a_broken_server_is_caught(
 
 
 SAMPLE = ("aborts",)
-"""What the fast run tries of the next; each is all vectors once."""
+"""The part of the next that the fast run tries; each is all vectors once."""
 
 NARROW = ("believes-strangers", "aborts", "goes-on", "wants-a-header", "serves-the-dead")
 

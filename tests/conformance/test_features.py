@@ -1,4 +1,4 @@
-"""What a server leaves out, and says so, is not asked of it."""
+"""A feature that a server says it leaves out is not tested."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def _none(result: Json, case: Case) -> None:
 
 
 async def played(change: Edit, server_url: str, vectors: list[Vector]) -> Run:
-    """What comes of a server that advertises something else, over HTTP in both eras."""
+    """The outcome of a server that advertises something else, over HTTP in both eras."""
     fault = Fault(
         "advertises-other", "advertises other features", to_client=in_results(DESCRIBE, change)
     )
@@ -56,7 +56,7 @@ async def played(change: Edit, server_url: str, vectors: list[Vector]) -> Run:
 
 
 def left_out(done: Run) -> dict[str, str]:
-    """What was not selected for want of a feature, and why."""
+    """The vectors that were not selected for want of a feature, and the reasons."""
     said = "the server does not advertise"
     return {e.vector.id: e.reason for e in done.not_selected if e.reason.startswith(said)}
 
@@ -74,7 +74,7 @@ async def test_a_server_without_request_keys_is_conformant(
 async def test_a_server_without_session_start_is_asked_for_what_it_has(
     server_url: str, vectors: list[Vector]
 ) -> None:
-    """SLS1. What has no store has no window either."""
+    """SLS1. A server without a store has no window either."""
     done = await played(_without_start, server_url, vectors)
     assert done.is_conformant, as_text(done)
     assert left_out(done)[KEYED] == "the server does not advertise requestKey, start"

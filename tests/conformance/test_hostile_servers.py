@@ -148,7 +148,7 @@ TRANSPORT_FAULTS: list[Exception] = [
     httpx.StreamClosed(),
     OSError("no route"),
 ]
-"""What the HTTP client raises: a socket brings it to some of these only."""
+"""The exceptions of the HTTP client: a socket causes only some of them."""
 
 
 class BreaksOff(httpx.AsyncByteStream):
@@ -420,7 +420,7 @@ async def test_of_a_flood_the_beginning_and_the_end_are_kept(vectors: list[Vecto
 
 
 async def test_an_initialize_without_an_id_is_named(vectors: list[Vector]) -> None:
-    """HTL1. What follows would say 400 or 404, and not why."""
+    """HTL1. The next answers would be 400 or 404, without the reason."""
     result = b'{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-11-25"}}'
     head = f"content-type: application/json\r\ncontent-length: {len(result)}\r\n\r\n"
     async with tcp(says(b"HTTP/1.1 200 OK\r\n" + head.encode() + result)) as port:

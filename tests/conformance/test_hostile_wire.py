@@ -1,4 +1,6 @@
-"""What no peer may send, below JSON-RPC and in its answers: the report is written all the same."""
+"""Bytes that no peer may send, below JSON-RPC and in its answers: the report is written all the
+same.
+"""
 
 import asyncio
 import json

@@ -31,7 +31,7 @@ def _has_one_kind(case: Case) -> list[Json | Late] | None:
 
 
 async def played(fault: Fault, server_url: str, vectors: list[Vector]) -> Run:
-    """What comes of two vectors about servers next to this one, over HTTP in the modern era."""
+    """The outcome of two vectors about servers next to this one, over HTTP in the modern era."""
     only = Selection(eras=frozenset({"modern"}), only=frozenset({STATELESS, DRAINING}))
     async with behind_fault_proxy(server_url) as (proxy, url):
         proxy.use(fault)

@@ -1,4 +1,4 @@
-"""Which conversation a request is of, by what its host says."""
+"""The conversation of a request, by the names that its host sends."""
 
 from typing import Any
 

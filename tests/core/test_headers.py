@@ -1,4 +1,4 @@
-"""Which headers a client can be given: one that it cannot send is one clear error, at once."""
+"""Headers that a client can be given: one that it cannot send is one clear error, at once."""
 
 import pytest
 
@@ -33,7 +33,9 @@ BAD = [
 def test_a_header_that_a_client_cannot_send_is_one_error_before_it_connects(
     headers: dict[str, str], reason: str, url: str
 ) -> None:
-    """Else it is an ExceptionGroup out of ``async with Client``. No value is in the message."""
+    """Otherwise it is an ExceptionGroup out of ``async with Client``. No value is in the
+    message.
+    """
     makers = [resumable] if url.startswith("ws") else [resumable, HTTPServer]
     for make in makers:
         with pytest.raises(ConfigurationError, match=reason) as refused:

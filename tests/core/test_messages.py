@@ -107,7 +107,7 @@ def test_any_json_is_a_message_or_malformed(value: Any) -> None:
 
 @given(st.binary(max_size=60) | NEARLY_MESSAGES.map(encode).map(lambda body: body[:-1]))
 def test_any_bytes_are_json_or_a_value_error(body: bytes) -> None:
-    """What a peer sends is one of the two."""
+    """A peer's bytes are one of the two."""
     try:
         value = decode(body)
     except ValueError:

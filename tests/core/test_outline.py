@@ -1,4 +1,4 @@
-"""What is known of a message that is too large to be kept, wherever its bytes are split."""
+"""The facts about a message that is too large to be kept, wherever its bytes are split."""
 
 import json
 from typing import Any

@@ -53,7 +53,7 @@ SERVERS: dict[str, Server] = {
 
 
 def read_as(server: Server, uri: str) -> str | None:
-    """What a server takes it for; None: it refuses it."""
+    """The URI that a server reads; None: it refuses it."""
     try:
         return server(uri)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a session may see: which rule decides, and what stands for what is hidden."""
+"""Names that a session may see: the rule that decides, and the replacement of hidden names."""
 
 import re
 from collections.abc import Callable

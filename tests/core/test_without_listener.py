@@ -1,4 +1,4 @@
-"""Who has to go when too much runs on without a listener."""
+"""The calls that end when too many run without a listener."""
 
 import random
 
@@ -50,7 +50,7 @@ def test_without_authentication_the_session_that_has_most_loses() -> None:
 
 
 def test_no_bound_is_exceeded_and_nothing_is_left_behind() -> None:
-    """Whatever comes and goes."""
+    """For any order of calls."""
     chance = random.Random(7)
     without_listener, alive = held(20, 5), set[str]()
     for n in range(2_000):

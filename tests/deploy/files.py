@@ -1,4 +1,4 @@
-"""What the files of ``deploy/`` start: the arguments of ``serve``, and its environment."""
+"""The commands in the files of ``deploy/``: the arguments of ``serve``, and its environment."""
 
 import json
 import re

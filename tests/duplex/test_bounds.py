@@ -1,4 +1,4 @@
-"""What one WebSocket or stdio client can make the process hold has a bound."""
+"""The memory that one WebSocket or stdio client can make the process hold has a bound."""
 
 from typing import Any, cast
 

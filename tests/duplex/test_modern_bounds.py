@@ -1,4 +1,4 @@
-"""What a client of the modern era says of itself is bounded at each door.
+"""The description of a client of the modern era is bounded on each transport.
 
 Each of its requests describes it anew; a description outlives its request, where a process is
 kept for it.

@@ -103,7 +103,7 @@ async def test_sigterm_drains() -> None:
 
 
 async def test_garbage_and_messages_over_the_limit_are_answered_and_the_rest_is_served() -> None:
-    """Neither ends the connection. What was too big was dropped without a word, and one of
+    """Neither ends the connection. A message that was too big was dropped in silence, and one of
     exactly the limit was too big, by its line break.
     """
     async with process("stdio") as peer:

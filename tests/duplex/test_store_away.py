@@ -122,7 +122,7 @@ class FailsToClose:
 
 @pytest.mark.fails_in_background("the end of a client's connection in the wrapped server")
 async def test_a_failing_wrapped_server_keeps_no_connection_in_the_process() -> None:
-    """What it makes of the end of a client takes nobody else's turn."""
+    """Its handling of a client's end delays nobody else."""
     async with duplex_world() as w:
         peer = await w.connected()
         session = (await peer.start())["sessionId"]

@@ -43,7 +43,7 @@ from tests.support.world import Toolbox
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
 
 KINDS = ("websocket", "stdio")
-"""What both bindings do is asked of both."""
+"""Common behaviour is tested on both bindings."""
 
 
 async def refused(url: str, **options: Any) -> InvalidStatus:
@@ -144,7 +144,7 @@ async def test_a_client_that_refuses_a_message_as_too_large_is_notified_of_in_th
 
 
 async def test_who_says_nothing_is_closed_1008() -> None:
-    """WSS16: init timeout. Who said something may be silent for as long as it likes."""
+    """WSS16: init timeout. A client that has sent a message may be silent for any time."""
     async with duplex_world(init_timeout=0.05) as world:
         silent = await world.websocket()
         speaking = await world.websocket()
@@ -282,7 +282,7 @@ async def test_the_handshake_advertises_sessions(kind: str) -> None:
 async def test_progress_logging_questions_and_cancellation_travel_on_the_connection(
     kind: str,
 ) -> None:
-    """What a handler emits on its request's channel goes to the connection, unnumbered."""
+    """Messages of a handler on its request's channel go to the connection, unnumbered."""
     async with duplex_world() as world:
         peer = await world.connected(kind, capabilities=ELICITS)
         await peer.text("progress", steps=2, meta={"progressToken": "t"})

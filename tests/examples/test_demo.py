@@ -78,7 +78,7 @@ def test_the_demo_can_be_read_without_a_terminal(
 
 
 def test_the_demo_shows_no_whole_id(notified: subprocess.CompletedProcess[str]) -> None:
-    """Whoever knows a session's id can resume it: it is not for a screen."""
+    """A session's id is enough to resume it: it is not for a screen."""
     assert re.search(r"session/start +-> session \S{8}\.\.\.$", notified.stdout, re.MULTILINE)
     assert not re.search(r"-> (connection|session) [^ .,]{12,}", notified.stdout)
 
@@ -108,7 +108,7 @@ def event(number: int, method: str, note: str = "") -> Message:
 
 
 def good_story() -> Story:
-    """What the client sees if all goes well, made shorter."""
+    """The client's record if all goes well, made shorter."""
     texts = {"groceries": "g", "ideas": "i", "journal": "j"}
     return Story(
         first_connection="connection-1",

@@ -209,7 +209,7 @@ async def test_each_session_remembers_what_it_opened(served: Served) -> None:
 
 
 async def test_a_session_remembers_ten_notes(served: Served) -> None:
-    """What it remembers is bounded."""
+    """Its memory is bounded."""
     names = [f"note-{number:02}" for number in range(12)]
     for name in names:
         served.notes.write(name, "text")

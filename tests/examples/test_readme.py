@@ -1,4 +1,4 @@
-"""What the README and docs/ show is run: the shell walk-through, the Python, the tables."""
+"""The examples of the README and docs/ are run: the shell walk-through, the Python, the tables."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ async def deleted(stage: Stage) -> None:
 
 
 async def fan_out(stage: Stage) -> None:
-    """What changes for everyone is received by each who subscribed."""
+    """Each subscriber receives a change for everyone."""
     listening: list[PersistentClient] = []
     for number, kind in enumerate((stage.http, stage.websocket, stage.pipe)):
         client = await kind(f"listener-{number}")
@@ -216,7 +216,7 @@ ALONE: dict[str, Conversation] = {
     "hides": hides,
 }
 LIKE_ANOTHER = ("stdio", "websocket-to-http", "stdio-to-websocket")
-"""What differs from one of the others in its transports only comes with the long tests."""
+"""Cases that differ in their transports only come with the long tests."""
 
 TOGETHER: dict[str, Conversation] = {"two-replicas": on_two_replicas}
 

@@ -56,7 +56,7 @@ class Served:
         self.file = folder / "sessions.db"
         self.store = store or f"sqlite:///{self.file}"
         self.said = ""
-        """What the newest process has on its standard error."""
+        """The standard error of the newest process."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = int(free.getsockname()[1])
         self._process: Process | None = None

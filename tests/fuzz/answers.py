@@ -1,4 +1,6 @@
-"""What a wrapped server says, damaged: lines of a command, and bodies of a URL, are made of it."""
+"""Damaged messages of a wrapped server: lines of a command, and bodies of a URL, are made
+of them.
+"""
 
 from tests.fuzz.hostile import Hostile
 from tests.support.raw import Json
@@ -36,7 +38,7 @@ UNASKED: list[Json] = [
     {"id": "x", "error": {"code": 1, "message": "x"}},
     {"id": None, "error": {"code": -32700, "message": "x"}},
 ]
-"""What it says besides answers."""
+"""Its messages that are no answers."""
 
 
 def answer(hostile: Hostile) -> bytes:

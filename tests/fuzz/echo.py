@@ -10,7 +10,7 @@ from mcp_sessions import current_session
 from tests.support.world import Ctx
 
 STATUSES = {200, 202, 400, 404, 405, 406, 413, 415, 421, 403}
-"""What HTTP may say here; there is no authentication."""
+"""The possible statuses; there is no authentication."""
 
 CODES = {
     -32700,  # parse error

@@ -1,4 +1,4 @@
-"""What every fuzzer is, and how one is run.
+"""The common part of the fuzzers, and the loop that runs one.
 
 A round sends hostile input through one door and owes three things (`tests.fuzz.watching` sees
 the first and the last):
@@ -122,7 +122,7 @@ class Report:
 
 
 def described(failed: BaseException) -> str:
-    """What a round raised: of a broken rule its words, of anything else where it was."""
+    """The error of a round: the words of a broken rule, or the line of any other exception."""
     if isinstance(failed, BaseExceptionGroup):
         parts = cast("BaseExceptionGroup[BaseException]", failed).exceptions
         return "\n".join(map(described, parts))
@@ -188,7 +188,7 @@ async def _rounds(
 
 
 async def _settled(before: Counts) -> Counts:
-    """What there is, once it is no more than before, or after `SETTLES` seconds."""
+    """The counts, once they are no more than before, or after `SETTLES` seconds."""
     until = asyncio.get_running_loop().time() + SETTLES
     while (now := Counts.now()).grown_from(before):
         if asyncio.get_running_loop().time() > until:

@@ -85,7 +85,7 @@ NOISE: Sequence[bytes] = (
 
 
 class Hostile:
-    """What one round sends.
+    """The bytes that one round sends.
 
     Args:
         random: Decides.

@@ -98,7 +98,7 @@ class Proxy:
         self._tasks = set[asyncio.Task[Any]]()
         self._writers = set[asyncio.StreamWriter]()
         self.changed: list[bytes] = []
-        """What was said instead, since the plan was made."""
+        """The answers that were sent instead, since the plan was made."""
 
     def plan(self, hostile: Hostile, upto: int) -> None:
         count = hostile.random.randint(1, 3)

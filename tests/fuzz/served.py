@@ -83,7 +83,7 @@ async def answer_to(sent: Sent, what: bytes) -> Json | None:
     """The answer to a request; None: its response has ended, and there is none.
 
     Args:
-        what: What is hostile about it, for people.
+        what: The hostile part, in words.
 
     Raises:
         AssertionError: It is no JSON, or neither it nor another message comes within `WITHIN`.

@@ -1,4 +1,4 @@
-"""Whatever a server says, a client ends up in one of its documented ways, in bounded memory."""
+"""For any server, a client ends up in one of its documented ways, in bounded memory."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Whatever a client sends over HTTP is answered, or refused with a documented error.
+"""Any bytes of a client over HTTP are answered, or refused with a documented error.
 
 Never a 500, a hang or a dead connection, in each era; and the next request is served as if
 nothing had been. The wrapped server's handlers never fail by themselves, so that an internal
@@ -139,7 +139,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 def _mostly(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """What is meant, and now and then anything."""
+    """Return valid values, and now and then any value."""
     return st.integers(0, 11).flatmap(lambda n: strategy if n else VALUES)
 
 

@@ -1,8 +1,8 @@
 """A URL's answers: responses as bytes on real sockets, damaged in a message, an event, a header or
 anywhere.
 
-Whatever the response is, its end is the end of the request: each call gets an answer. A session
-next to it is served.
+The end of any response is the end of the request: each call gets an answer. A session next to it is
+served.
 """
 
 import asyncio
@@ -138,7 +138,7 @@ class UrlDoor:
 
     Args:
         target: It.
-        server: What is at the URL.
+        server: The server at the URL.
     """
 
     def __init__(self, target: Served, server: Misleading) -> None:

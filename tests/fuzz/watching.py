@@ -72,7 +72,7 @@ def _noted(failed: BaseException | None) -> str:
 
 @dataclass(frozen=True)
 class Handles:
-    """What the system knows of this process and its loop, after garbage was collected."""
+    """The system's facts about this process and its loop, after garbage was collected."""
 
     tasks: int
     files: int
@@ -93,8 +93,8 @@ class Handles:
 
 @dataclass(frozen=True)
 class Counts:
-    """What is there, after garbage was collected. To count objects takes long: there are a million
-    in a run of all tests.
+    """The counts, after garbage was collected. To count objects takes long: there are a million in
+    a run of all tests.
     """
 
     memory: int
@@ -128,7 +128,7 @@ class Counts:
         )
 
     def grown_from(self, before: "Counts") -> list[str]:
-        """What there is too much of, next to ``before``."""
+        """The counts that grew too much since ``before``."""
         bounds = {
             "memory": before.memory + 48 * MIB,
             "objects": before.objects * 1.25 + 20_000,

@@ -160,7 +160,7 @@ ECHO: Json = {"name": "echo", "arguments": {"text": "x" * 500}}
 
 
 class Received:
-    """What the server said.
+    """The bytes of the server.
 
     Args:
         reader: Of its bytes, after the upgrade.

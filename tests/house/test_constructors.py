@@ -18,7 +18,7 @@ ROOT = ("mcp_sessions.assembly", "mcp_sessions.rooms")
 MOST = 8
 MOST_BY_POSITION = 3
 MOST_LINES = 60
-"""Of a function of the composition root, which makes one room."""
+"""The bound of a function of the composition root, which makes one room."""
 
 POLICIES = {
     "mcp_sessions.client.reconnect_policy.ReconnectPolicy",

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("", "transports", "conformance")
-"""Where packages are."""
+"""The folders of packages."""
 
 STRAYS = {
     "imports go down only": ("mcp_sessions/core/__init__.py", "import mcp_sessions.stores"),

@@ -1,4 +1,4 @@
-"""Where ``CONTRIBUTING.md`` says that a reader begins, there is what it names.
+"""The files where a reader begins, by ``CONTRIBUTING.md``, have the names that it names.
 
 Its table "The file to open first" answers what a newcomer asks. Each answer begins with one
 entry, a file and a name in it; a name that follows a file in parentheses is of that file.

@@ -13,7 +13,7 @@ from tests.house.source import ROOT
 
 
 def test_every_bench_is_run_by_the_one_command() -> None:
-    """What reports rows is a bench; the other modules are parts of them."""
+    """A module that reports rows is a bench; the other modules are parts of them."""
     files = (ROOT / "bench").glob("bench_*.py")
     report = {file.stem.removeprefix("bench_") for file in files if "report(" in file.read_text()}
     assert report == {bench.name for bench in BENCHES}

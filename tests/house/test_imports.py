@@ -1,6 +1,6 @@
-"""What an import loads in a fresh interpreter.
+"""The modules that an import loads in a fresh interpreter.
 
-The MCP SDK takes over a second to import. Who does not serve does not wait for it.
+The MCP SDK takes over a second to import. A program that does not serve does not wait for it.
 """
 
 import subprocess

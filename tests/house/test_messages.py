@@ -214,7 +214,7 @@ def others(*, is_code: bool) -> set[str]:
 
 
 def differences(there: set[str], known: Iterable[str]) -> list[str]:
-    """What has no entry, and the entries of nothing."""
+    """The messages without an entry, and the entries without a message."""
     named = set(known)
     return [
         *(f"{each} has no entry in {ERRORS}" for each in sorted(there - named)),

@@ -38,7 +38,7 @@ PAGES = sorted(
 
 
 def faults(found: Prose) -> list[str]:
-    """What a reader would stumble over, with the sentences."""
+    """The faults of a page, with their sentences."""
     said: list[str] = []
     if found.words > WORDS:
         longest = sorted(found.sentences, key=len)[-5:]

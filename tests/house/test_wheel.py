@@ -1,4 +1,4 @@
-"""What is built for users: the packages, typed and licensed, and nothing else."""
+"""The distributions for users: the packages, typed and licensed, and nothing else."""
 
 import subprocess
 import sys

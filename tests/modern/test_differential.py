@@ -1,4 +1,4 @@
-"""Who knows nothing of sessions gets the SDK's own answers, byte for byte.
+"""A client that knows nothing of sessions gets the SDK's own answers, byte for byte.
 
 "modern era, knows nothing of us: exactly what the SDK would answer, nothing added but the
 capability advertisement" (CAP2, EVT14). The same requests go to a server bare and to its

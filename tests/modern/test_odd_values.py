@@ -1,4 +1,4 @@
-"""What a handler may return or send that is hard to write as JSON: answered, whatever it is.
+"""Values of a handler that are hard to write as JSON: each gets an answer.
 
 The story: an integer beyond 64 bits, a lone surrogate or a ``datetime`` in a result raised in
 the middle of answering, and its client waited for ever. A client's own keyed request with such
@@ -94,7 +94,7 @@ async def test_what_the_sdk_can_write_is_written_as_it_does(method: str) -> None
 @pytest.mark.parametrize("era", ["modern", "handshake", "lone"])
 @pytest.mark.parametrize("in_a_session", [False, True])
 async def test_whatever_a_handler_returns_is_answered(era: str, in_a_session: bool) -> None:
-    """CLI1: nothing waits for ever. What cannot be said is an internal error."""
+    """CLI1: nothing waits for ever. A value that JSON cannot represent is an internal error."""
     async with world(server=odd_server()) as w:
         modern = ModernClient(w.carrier)
         session = (await modern.start())["sessionId"] if in_a_session else None

@@ -17,7 +17,7 @@ from tests.support.world import Ctx, Toolbox, World, world
 pytestmark = pytest.mark.anyio
 
 ERAS = ["handshake", "lone", "modern"]
-"""Where a request is sent: on a transport-mode session, on a lone POST, in the modern era."""
+"""The way of a request: on a transport-mode session, on a lone POST, in the modern era."""
 
 
 class Sender:

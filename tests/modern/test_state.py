@@ -313,7 +313,7 @@ async def test_a_bad_token_changes_nothing_and_has_one_answer(
 async def test_a_token_in_addition_to_a_session_that_is_not_there_is_not_looked_at(
     era: str,
 ) -> None:
-    """Whoever does not own the session learns nothing about tokens: ``-32043``."""
+    """A client that does not own the session learns nothing about tokens: ``-32043``."""
     async with notebook() as (w, _, modern):
         client = await client_of(w, era)
         created = await modern.create()
@@ -361,7 +361,7 @@ async def test_an_event_never_has_a_state() -> None:
 
 
 async def test_after_the_request_the_state_is_closed() -> None:
-    """What would not be stored is refused, not lost in silence."""
+    """A value that would not be stored is refused, not lost in silence."""
     box = Notebook()
     kept: list[SessionState] = []
 

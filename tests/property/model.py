@@ -1,7 +1,7 @@
 """A small model of what a store remembers, simple enough to be right by looking at it.
 
-Lists, and a scan of them for every question. What the real code finds by tables and
-counters must come out the same.
+Lists, and a scan of them for every question. The tables and counters of the real code must give the
+same results.
 """
 
 from collections.abc import Hashable
@@ -99,7 +99,7 @@ class KeysModel:
         run: str,
         instead_of: str,
     ) -> tuple[str, bytes | None]:
-        """What a keyed request finds, and the answer that it gets."""
+        """The state of a key that a request finds, and the answer that it gets."""
         self.expire(now)
         for entry in self.known:
             if entry.name == name:
@@ -184,8 +184,8 @@ class SessionModel:
         return "displaced" if epoch not in (None, self.fencing_epoch) else "admitted"
 
     def attach(self, connection: str | None) -> str | None:
-        """Raise the fencing epoch; the newest attachment is the only one. Where its listen
-        stream starts.
+        """Raise the fencing epoch; the newest attachment is the only one. The position where its
+        listen stream starts.
         """
         self.fencing_epoch += 1
         if connection is None:
