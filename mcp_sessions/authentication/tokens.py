@@ -54,7 +54,8 @@ class Tokens:
         found = self._known.get(name)
         if found is not None:
             generation, known = found
-            if generation == self._issuer.generation and _is_good(known, now):
+            is_good = known.expires_at is not None and now < known.expires_at
+            if generation == self._issuer.generation and is_good:
                 self._known.move_to_end(name)
                 return known
             del self._known[name]
@@ -111,7 +112,3 @@ class Tokens:
             raise Refused(f"it cannot be read ({type(wrong).__name__})") from None
         # It may have waited for the issuer.
         return credential_of(claims, self._issuer.url, self._clock())
-
-
-def _is_good(known: Credential, now: float) -> bool:
-    return known.expires_at is not None and now < known.expires_at

@@ -61,7 +61,8 @@ class Failures(logging.Handler):
                 self.failed(reason)
         elif record.name.startswith("opentelemetry.util"):
             # These records quote headers that OpenTelemetry cannot read.
-            logger.log(record.levelno, "OpenTelemetry: %s", _without_values(record))
+            text = re.sub("%[a-z]", "***", str(record.msg))
+            logger.log(record.levelno, "OpenTelemetry: %s", text)
         else:
             logging.root.handle(record)
 
@@ -112,7 +113,3 @@ def _reason_of(error: BaseException) -> str:
         inside = (each.__cause__, each.__context__, getattr(each, "reason", None), *each.args)
         waiting += [one for one in inside if isinstance(one, BaseException) and one not in seen]
     return type(error).__name__
-
-
-def _without_values(record: logging.LogRecord) -> str:
-    return re.sub("%[a-z]", "***", str(record.msg))

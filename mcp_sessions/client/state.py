@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
 from weakref import WeakKeyDictionary
 
@@ -98,10 +99,6 @@ _CONCLUSIONS = {Change.OPENED, Change.NOT_OPENED, Change.STAY, Change.READY, Cha
 """Ends of work that was under way. They change nothing if the application is done meanwhile."""
 
 
-def _mint_key() -> str:
-    return secrets.token_urlsafe(16)
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class Runtime:
     policy: ReconnectPolicy
@@ -120,7 +117,7 @@ class Runtime:
     keeps its promises; see `Elapsed`."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
-    mint_key: Callable[[], str] = _mint_key
+    mint_key: Callable[[], str] = partial(secrets.token_urlsafe, 16)
     """A new request key."""
 
     backoff: Backoff = field(init=False)

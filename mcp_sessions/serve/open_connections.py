@@ -163,7 +163,8 @@ class OpenConnections:
             if self._delayed:
                 self._close_delayed(next(iter(self._delayed)))
                 continue
-            waiting = [each for each in self._open if self._may_go(each, connection)]
+            others = (each for each in self._open if each is not connection)
+            waiting = [each for each in others if each not in self._leaving and each.waits()]
             if not waiting:
                 self.count_reason("refused: all other connections are busy")
                 connection.serve_only(self._health)
@@ -228,9 +229,6 @@ class OpenConnections:
         self._leaving.add(connection)
         self.count_reason("closed before a bad credential was refused, to make room")
         connection.transport.abort()
-
-    def _may_go(self, each: Open, new: Open) -> bool:
-        return each is not new and each not in self._leaving and each.waits()
 
     def _count_others(self, number: int, now: float) -> None:
         is_near = max(number, len(self._open) + self._others) >= (

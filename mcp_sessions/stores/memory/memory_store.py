@@ -9,30 +9,24 @@ from __future__ import annotations
 import copy
 import heapq
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, assert_never
 
-from mcp_sessions.core.attachment import state_of
-from mcp_sessions.core.client_description import size_of
 from mcp_sessions.core.life import (
-    SLEEPERS,
     Admission,
     Life,
     admission,
-    asleep_by,
     end_of_life,
-    has_expired,
     idle_deadline,
     idle_time,
     longest_life,
 )
 from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
-from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import KeyUse, RequestKeys, found
-from mcp_sessions.core.states import Change, Mode, is_last
-from mcp_sessions.ids import GET_STREAM, FencingEpoch, RequestKey, SessionId
+from mcp_sessions.core.states import Change, Mode
+from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_log_epoch, mint_session_id
 from mcp_sessions.stores.contract import StateConflict
 from mcp_sessions.stores.exchange import Exchange
@@ -45,6 +39,7 @@ from mcp_sessions.stores.limits import (
     check_subscriptions,
     text_size,
 )
+from mcp_sessions.stores.memory.expiring import Expiring, json_size
 from mcp_sessions.stores.memory.memory_ends import EndsInMemory
 from mcp_sessions.stores.memory.memory_events import Events
 from mcp_sessions.stores.memory.tables import Owner, Session
@@ -68,7 +63,7 @@ from mcp_sessions.stores.records import (
 )
 
 
-class MemoryStore(Events, EndsInMemory):
+class MemoryStore(Events, Expiring, EndsInMemory):
     name = "memory"
     survives_process = False
     remembers = True
@@ -179,8 +174,8 @@ class MemoryStore(Events, EndsInMemory):
             return None
         if verdict is not Admission.ADMITTED:
             return Admitted(record, displaced=verdict is Admission.DISPLACED)
-        idle = self._idle_times[record.mode]
-        life = record.life
+        # Not by ``_use``: this is on the way of every request, where a call costs.
+        idle, life = self._idle_times[record.mode], record.life
         life.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=life.ends_at)
         if key is None:
             return Admitted(record)
@@ -197,9 +192,7 @@ class MemoryStore(Events, EndsInMemory):
             # A touched session was in use until now. So its idle deadline cannot have passed; the
             # absolute one can.
             if session is not None and now < session.record.life.ends_at:
-                record = session.record
-                idle, ends_at = self._idle_times[record.mode], record.life.ends_at
-                record.life.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
+                self._use(session.record, now)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         session = self._sessions.get(session_id)
@@ -207,142 +200,6 @@ class MemoryStore(Events, EndsInMemory):
             return None
         self._change(session, Change.END)
         return session.record
-
-    def _change(self, session: Session, change: Change) -> None:
-        if is_last(state_of(is_attached=session.record.attachment is not None), change):
-            self._forget(session)
-
-    async def expire(
-        self, *, now: float, held: Collection[SessionId], limit: int
-    ) -> Sequence[SessionRecord]:
-        expired: list[SessionRecord] = []
-        returned: list[tuple[float, SessionId]] = []
-        # Not a name for the heap: ending a session may replace it by a shorter one.
-        while self._deadlines and self._deadlines[0][0] <= now and len(expired) < limit:
-            _, session_id = heapq.heappop(self._deadlines)
-            session = self._sessions.get(session_id)
-            if session is None:
-                continue
-            record = session.record
-            expires_at, ends_at = record.life.expires_at, record.life.ends_at
-            if has_expired(
-                now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held
-            ):
-                self._change(session, Change.EXPIRE)
-                expired.append(record)
-                continue
-            if now >= expires_at:
-                idle = self._idle_times[record.mode]
-                record.life.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
-            returned.append((record.life.expires_at, session_id))
-        for entry in returned:
-            heapq.heappush(self._deadlines, entry)
-        return expired
-
-    async def evict(
-        self,
-        *,
-        now: float,
-        unused_for: float,
-        held: Collection[SessionId],
-        limit: int,
-        opened: bool,
-    ) -> Sequence[SessionRecord]:
-        asleep, idle = asleep_by(now, self._policy), idle_time(Mode.TRANSPORT, self._policy)
-
-        def order(record: SessionRecord) -> tuple[bool, bool, float]:
-            used_at = record.life.expires_at - idle
-            was_used = used_at - record.life.created_at > unused_for
-            return record.life.expires_at > asleep, was_used, used_at
-
-        def goes(record: SessionRecord) -> bool:
-            if record.life.expires_at <= asleep and record.mode in SLEEPERS:
-                return True
-            client = record.client
-            return (
-                record.mode is Mode.TRANSPORT
-                and record.life.expires_at - idle <= now - unused_for
-                and record.principal == ANONYMOUS
-                and (opened or not client.stream_opened)
-                and not (client.subscriptions or client.carried or client.current)
-            )
-
-        return self._evict(goes, order, held, limit)
-
-    async def evict_own(
-        self,
-        principal: Principal,
-        *,
-        now: float,
-        unused_for: float,
-        held: Collection[SessionId],
-        limit: int,
-    ) -> Sequence[SessionRecord]:
-        latest = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
-        latest[Mode.BOUND] = now - unused_for + idle_time(Mode.BOUND, self._policy)
-
-        def goes(record: SessionRecord) -> bool:
-            return (
-                record.life.expires_at <= latest.get(record.mode, -math.inf)
-                and record.principal == principal
-            )
-
-        return self._evict(goes, lambda record: record.life.expires_at, held, limit)
-
-    def _evict(
-        self,
-        goes: Callable[[SessionRecord], bool],
-        order: Callable[[SessionRecord], Any],
-        held: Collection[SessionId],
-        limit: int,
-    ) -> list[SessionRecord]:
-        records = (session.record for session in self._sessions.values())
-        candidates = (
-            record
-            for record in records
-            if goes(record)
-            and record.life.expires_at < record.life.ends_at
-            and record.session_id not in held
-        )
-        going = heapq.nsmallest(limit, candidates, key=order)
-        for record in going:
-            self._change(self._sessions[record.session_id], Change.END)
-        return going
-
-    async def evict_heavy(
-        self, *, now: float, most: int, held: Collection[SessionId], limit: int
-    ) -> Sequence[SessionRecord]:
-        by = asleep_by(now, self._policy)
-        asleep = [each for each in self._sessions.values() if each.record.life.expires_at <= by]
-        asleep.sort(key=lambda each: each.record.life.expires_at, reverse=True)
-        heavy: set[SessionId] = set()
-        size = 0
-        for session in asleep:
-            size += _size_of(session) if size <= most else 0
-            if size > most:
-                heavy.add(session.record.session_id)
-
-        def goes(record: SessionRecord) -> bool:
-            return record.session_id in heavy
-
-        if not heavy:
-            return []
-        return self._evict(goes, lambda record: record.life.expires_at, held, limit)
-
-    async def sleep(self, *, now: float) -> None:
-        since, self._slept_by = self._slept_by, asleep_by(now, self._policy)
-        for session in self._sessions.values():
-            record = session.record
-            if (
-                record.mode in SLEEPERS
-                and since < record.life.expires_at <= self._slept_by
-                and record.life.expires_at < record.life.ends_at
-            ):
-                stream = (session.streams or {}).get(GET_STREAM)
-                session.streams = {GET_STREAM: stream} if stream is not None else None
-                for log in (session.events, stream):
-                    if log is not None:
-                        log.empty()
 
     async def change(self, session_id: SessionId, change: RecordChange) -> bool:
         session = self._sessions.get(session_id)
@@ -423,7 +280,7 @@ class MemoryStore(Events, EndsInMemory):
             raise StateConflict(record)
         newest = {key: value for key, value in record.state.values.items() if key not in removed}
         newest.update(copy.deepcopy(dict(changed)))
-        sizes = (text_size(key) + _json_size(value) for key, value in newest.items())
+        sizes = (text_size(key) + json_size(value) for key, value in newest.items())
         check_state(sum(sizes), self._policy)
         record.state = State(newest, record.state.version + 1)
         return record
@@ -451,27 +308,6 @@ class MemoryStore(Events, EndsInMemory):
             return False
         if expected_version != (session.data.version if session.data is not None else 0):
             return False
-        check_data(_json_size(dict(value)), self._policy)
+        check_data(json_size(dict(value)), self._policy)
         session.data = Data(copy.deepcopy(dict(value)), expected_version + 1)
         return True
-
-
-def _size_of(session: Session) -> int:
-    logs = [session.events, *(session.streams or {}).values()]
-    record, data, keys = session.record, session.data, session.keys
-    return (
-        sum(log.size for log in logs if log is not None)
-        + (keys.size if keys is not None else 0)
-        + (_json_size(data.value) if data is not None else 0)
-        + _json_size(dict(record.state.values))
-        + session.uri_bytes
-        + (size_of(record.client.peer.initialize_params) if record.client.peer is not None else 0)
-    )
-
-
-def _json_size(value: Any) -> int:
-    try:
-        return len(encode(value))
-    except TypeError:
-        # This store keeps what is no JSON, too.
-        return len(repr(value))

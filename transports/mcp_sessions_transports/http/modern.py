@@ -90,7 +90,8 @@ class ModernHttp:
         else:
             request, route = read(checked[0]), checked[1]
             header = call.session_header
-            if header is not None and _mismatches(request, header):
+            is_named = header is not None and not isinstance(request.session, NotNamed)
+            if is_named and request.session != header:
                 await _send_refused(send, self._served.rules.header_mismatch(request.id))
                 return
             try:
@@ -190,10 +191,6 @@ class ModernHttp:
         channel = ModernChannel(policy, self._loop, rules.status_of, rules.dumps)
         http = HttpFacts(http_request, call.session_header, b"last-event-id" in call.headers)
         return Inbound(call.principal, peer, None, channel, http, route), channel
-
-
-def _mismatches(request: Message, header: str) -> bool:
-    return not isinstance(request.session, NotNamed) and request.session != header
 
 
 async def _send_refused(send: Send, refused: Refused) -> None:

@@ -106,7 +106,7 @@ class RemoteResponse:
     async def _watch_runner(self, feed: LogFeed) -> None:
         while not self.stream.closed:
             with contextlib.suppress(StoreUnavailable):
-                if not await self._is_running():
+                if self._runner is None or not await self._bus.is_alive(self._runner):
                     # Asked in this order: it may have answered just before it died.
                     events, refusal = await self.log.read(feed.last)
                     if refusal is not None:
@@ -117,9 +117,6 @@ class RemoteResponse:
                         await self._give_up(events)
                     return
             await asyncio.sleep(_ASK_EVERY)
-
-    async def _is_running(self) -> bool:
-        return self._runner is not None and await self._bus.is_alive(self._runner)
 
     async def _give_up(self, events: Sequence[LoggedEvent]) -> None:
         for event in events:

@@ -1,0 +1,188 @@
+"""Decide which sessions of a memory store end, and which sleep: by time, or to make room."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from mcp_sessions.core.attachment import state_of
+from mcp_sessions.core.client_description import size_of
+from mcp_sessions.core.life import (
+    SLEEPERS,
+    asleep_by,
+    has_expired,
+    idle_deadline,
+    idle_time,
+)
+from mcp_sessions.core.messages import encode
+from mcp_sessions.core.states import Change, Mode, is_last
+from mcp_sessions.ids import GET_STREAM, SessionId
+from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.stores.memory.tables import Session, Tables
+from mcp_sessions.stores.records import (
+    SessionRecord,
+)
+
+
+class Expiring(Tables):
+    def _use(self, record: SessionRecord, now: float) -> None:
+        idle, ends_at = self._idle_times[record.mode], record.life.ends_at
+        record.life.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
+
+    def _change(self, session: Session, change: Change) -> None:
+        if is_last(state_of(is_attached=session.record.attachment is not None), change):
+            self._forget(session)
+
+    async def expire(
+        self, *, now: float, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        expired: list[SessionRecord] = []
+        returned: list[tuple[float, SessionId]] = []
+        # Not a name for the heap: ending a session may replace it by a shorter one.
+        while self._deadlines and self._deadlines[0][0] <= now and len(expired) < limit:
+            _, session_id = heapq.heappop(self._deadlines)
+            session = self._sessions.get(session_id)
+            if session is None:
+                continue
+            record = session.record
+            expires_at, ends_at = record.life.expires_at, record.life.ends_at
+            if has_expired(
+                now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held
+            ):
+                self._change(session, Change.EXPIRE)
+                expired.append(record)
+                continue
+            if now >= expires_at:
+                self._use(record, now)
+            returned.append((record.life.expires_at, session_id))
+        for entry in returned:
+            heapq.heappush(self._deadlines, entry)
+        return expired
+
+    async def evict(
+        self,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+        opened: bool,
+    ) -> Sequence[SessionRecord]:
+        asleep, idle = asleep_by(now, self._policy), idle_time(Mode.TRANSPORT, self._policy)
+
+        def order(record: SessionRecord) -> tuple[bool, bool, float]:
+            used_at = record.life.expires_at - idle
+            was_used = used_at - record.life.created_at > unused_for
+            return record.life.expires_at > asleep, was_used, used_at
+
+        def goes(record: SessionRecord) -> bool:
+            if record.life.expires_at <= asleep and record.mode in SLEEPERS:
+                return True
+            client = record.client
+            return (
+                record.mode is Mode.TRANSPORT
+                and record.life.expires_at - idle <= now - unused_for
+                and record.principal == ANONYMOUS
+                and (opened or not client.stream_opened)
+                and not (client.subscriptions or client.carried or client.current)
+            )
+
+        return self._evict(goes, order, held, limit)
+
+    async def evict_own(
+        self,
+        principal: Principal,
+        *,
+        now: float,
+        unused_for: float,
+        held: Collection[SessionId],
+        limit: int,
+    ) -> Sequence[SessionRecord]:
+        latest = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
+        latest[Mode.BOUND] = now - unused_for + idle_time(Mode.BOUND, self._policy)
+
+        def goes(record: SessionRecord) -> bool:
+            return (
+                record.life.expires_at <= latest.get(record.mode, -math.inf)
+                and record.principal == principal
+            )
+
+        return self._evict(goes, lambda record: record.life.expires_at, held, limit)
+
+    def _evict(
+        self,
+        goes: Callable[[SessionRecord], bool],
+        order: Callable[[SessionRecord], Any],
+        held: Collection[SessionId],
+        limit: int,
+    ) -> list[SessionRecord]:
+        records = (session.record for session in self._sessions.values())
+        candidates = (
+            record
+            for record in records
+            if goes(record)
+            and record.life.expires_at < record.life.ends_at
+            and record.session_id not in held
+        )
+        going = heapq.nsmallest(limit, candidates, key=order)
+        for record in going:
+            self._change(self._sessions[record.session_id], Change.END)
+        return going
+
+    async def evict_heavy(
+        self, *, now: float, most: int, held: Collection[SessionId], limit: int
+    ) -> Sequence[SessionRecord]:
+        by = asleep_by(now, self._policy)
+        asleep = [each for each in self._sessions.values() if each.record.life.expires_at <= by]
+        asleep.sort(key=lambda each: each.record.life.expires_at, reverse=True)
+        heavy: set[SessionId] = set()
+        size = 0
+        for session in asleep:
+            size += _size_of(session) if size <= most else 0
+            if size > most:
+                heavy.add(session.record.session_id)
+
+        def goes(record: SessionRecord) -> bool:
+            return record.session_id in heavy
+
+        if not heavy:
+            return []
+        return self._evict(goes, lambda record: record.life.expires_at, held, limit)
+
+    async def sleep(self, *, now: float) -> None:
+        since, self._slept_by = self._slept_by, asleep_by(now, self._policy)
+        for session in self._sessions.values():
+            record = session.record
+            if (
+                record.mode in SLEEPERS
+                and since < record.life.expires_at <= self._slept_by
+                and record.life.expires_at < record.life.ends_at
+            ):
+                stream = (session.streams or {}).get(GET_STREAM)
+                session.streams = {GET_STREAM: stream} if stream is not None else None
+                for log in (session.events, stream):
+                    if log is not None:
+                        log.empty()
+
+
+def _size_of(session: Session) -> int:
+    logs = [session.events, *(session.streams or {}).values()]
+    record, data, keys = session.record, session.data, session.keys
+    return (
+        sum(log.size for log in logs if log is not None)
+        + (keys.size if keys is not None else 0)
+        + (json_size(data.value) if data is not None else 0)
+        + json_size(dict(record.state.values))
+        + session.uri_bytes
+        + (size_of(record.client.peer.initialize_params) if record.client.peer is not None else 0)
+    )
+
+
+def json_size(value: Any) -> int:
+    try:
+        return len(encode(value))
+    except TypeError:
+        # This store keeps what is no JSON, too.
+        return len(repr(value))
