@@ -5,8 +5,8 @@
 The figure is the CPU time (user and system) of the server's process for each call of a trivial
 async tool. The client's CPU is not in it. One client has one connection and makes one call at a
 time. The servers take turns, and the median round counts. *JSON mode* is the SDK with JSON answers
-instead of event streams. *The SDK's kernel* is the SDK's code for one modern request, without
-transport and checks.
+instead of event streams. *The SDK's kernel* is the SDK's code for one request of the 2026 era,
+without transport and checks.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ SESSION = "io.modelcontextprotocol/session"
 REQUEST_KEY = "io.github.mcp-sessions/requestKey"
 MODERN = "2026-07-28"
 HANDSHAKE = "2025-11-25"
+ERAS = {HANDSHAKE: "2025 era", MODERN: "2026 era"}
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,15 @@ class Case:
 
 CASES = [
     Case("floor (bare ASGI + orjson)", "floor", HANDSHAKE),
-    Case("SDK, handshake era", "sdk", HANDSHAKE),
-    Case("SDK, handshake era, JSON mode", "sdk-json", HANDSHAKE),
-    Case("ours, handshake era, no session", "ours", HANDSHAKE),
-    Case("ours, handshake era, in a session", "ours", HANDSHAKE, session=True),
+    Case("SDK, 2025 era", "sdk", HANDSHAKE),
+    Case("SDK, 2025 era, JSON mode", "sdk-json", HANDSHAKE),
+    Case("ours, 2025 era, no session", "ours", HANDSHAKE),
+    Case("ours, 2025 era, in a session", "ours", HANDSHAKE, session=True),
     Case("floor, and the SDK's kernel", "kernel", MODERN),
-    Case("SDK, modern era", "sdk", MODERN),
-    Case("SDK, modern era, JSON mode", "sdk-json", MODERN),
-    Case("ours, modern era, no session", "ours", MODERN),
-    Case("ours, modern era, in a session", "ours", MODERN, session=True),
+    Case("SDK, 2026 era", "sdk", MODERN),
+    Case("SDK, 2026 era, JSON mode", "sdk-json", MODERN),
+    Case("ours, 2026 era, no session", "ours", MODERN),
+    Case("ours, 2026 era, in a session", "ours", MODERN, session=True),
 ]
 
 
@@ -180,7 +181,7 @@ def rows(calls: int) -> Iterator[Row]:
     figures = measure(calls)
     for case in CASES:
         figure = figures[case.name]
-        basis = "SDK, modern era" if case.version == MODERN else "SDK, handshake era"
+        basis = "SDK, 2026 era" if case.version == MODERN else "SDK, 2025 era"
         yield Row(
             name=case.name,
             measured=figure,

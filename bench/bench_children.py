@@ -7,11 +7,11 @@ in plain Python, as small as such a server can be. One client has one connection
 at a time. The figure is the CPU time of the program between the client and the stdio server. The
 programs take turns, and the median round counts.
 
-The last rows show how much longer the first call of a session takes than its second call. Without
-``--warm`` the first call starts a process. With ``--warm 2`` it gets one that runs already.
+The rows with *first call* show how much longer the first call of a session takes than its second.
+Without ``--warm`` the first call starts a process. With ``--warm 2`` the process runs already.
 
-The other programs are installed into ``.cache/bench`` once, from PyPI and npm. The page names one
-that cannot be installed.
+The other programs come from PyPI and npm, and are installed into ``.cache/bench``. If one cannot be
+installed, its row says so.
 """
 
 from __future__ import annotations
@@ -122,13 +122,13 @@ def install(command: list[str]) -> None:
         raise Absent(str(failed)) from failed
 
 
-OURS = Case("ours, handshake era, in a session", "ours", HANDSHAKE, session=True)
+OURS = Case("ours, 2025 era, in a session", "ours", HANDSHAKE, session=True)
 
 CASES = [
     (Case("floor (bare ASGI + orjson + a pipe)", "pipe", HANDSHAKE), bare),
-    (Case("ours, handshake era, no session", "ours", HANDSHAKE), ours),
+    (Case("ours, 2025 era, no session", "ours", HANDSHAKE), ours),
     (OURS, ours),
-    (Case("ours, modern era, in a session", "ours", MODERN, session=True), ours),
+    (Case("ours, 2026 era, in a session", "ours", MODERN, session=True), ours),
     (Case("mcp-proxy", "mcp-proxy", HANDSHAKE), mcp_proxy),
     (Case("supergateway", "supergateway", HANDSHAKE), supergateway),
     (Case("FastMCP's proxy", "fastmcp", HANDSHAKE), fastmcp),
@@ -210,7 +210,7 @@ def rows(calls: int) -> Iterator[Row]:
                 measured=figure,
                 unit="µs",
                 ratio=None if is_ours else figure / ours,
-                basis="times ours, handshake era, in a session",
+                basis="times ours, 2025 era, in a session",
             )
     for name, figure in starts().items():
         yield Row(

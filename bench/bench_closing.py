@@ -4,8 +4,7 @@
 
 Each WebSocket has no session, and two subscriptions: one resource that all share, and one of its
 own. The figure is the server's CPU from the moment when all close until the last one is removed,
-for each WebSocket. *Growth* says how the cost of all grows with their number N. Power 1 means that
-each costs the same, however many there are.
+for each WebSocket.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
     python -m bench.bench_conversations [CALLS]
 
 The figure is the server CPU of a call in a conversation. The ratio compares it with a call in a
-session that the client names. Both use one server, on two connections, 50 calls by turns. The last
-rows are for 10,000 sleeping conversations of 100 users. Each was made by its own request. The
-figure is what the store keeps for one of them: bytes in memory, rows in SQLite, or keys in Redis.
+session that the client names. One server gets both kinds of calls, on two connections: 50 of one
+kind, then 50 of the other.
+
+The rows with *asleep* show what the store keeps for one conversation that sleeps: bytes in memory,
+rows in SQLite, or keys in Redis. The store has 10,000 of them, of 100 users.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from sqlite3 import connect
 
-from bench.bench_calls import HANDSHAKE, MODERN, SESSION, Case, Client, Server
+from bench.bench_calls import ERAS, MODERN, SESSION, Case, Client, Server
 from bench.rows import Row, report
 from bench.stores import cpu_of, stores
 from mcp_sessions.core.states import Mode
@@ -125,10 +127,10 @@ async def in_redis() -> float:
 def rows(calls: int) -> Iterator[Row]:
     with stores() as each:
         for store in each.names:
-            for version in (HANDSHAKE, MODERN):
+            for version, era in ERAS.items():
                 named, bound = per_call(version, each.url(store, "conversations"), calls)
                 yield Row(
-                    name=f"{store}, {version}: in a conversation",
+                    name=f"{store}, {era}: in a conversation",
                     measured=bound,
                     unit="µs",
                     most=MOST_SHARE * named,

@@ -34,10 +34,10 @@ WITHIN = 20.0
 ECHO = Case("floor (uvicorn + Starlette echo)", "echo", "")
 OVER_WEBSOCKET = [
     ECHO,
-    Case("ours, handshake era, no session", "ours", HANDSHAKE),
-    Case("ours, handshake era, in a session", "ours", HANDSHAKE, session=True),
-    Case("ours, modern era, no session", "ours", MODERN),
-    Case("ours, modern era, in a session", "ours", MODERN, session=True),
+    Case("ours, 2025 era, no session", "ours", HANDSHAKE),
+    Case("ours, 2025 era, in a session", "ours", HANDSHAKE, session=True),
+    Case("ours, 2026 era, no session", "ours", MODERN),
+    Case("ours, 2026 era, in a session", "ours", MODERN, session=True),
 ]
 SDK = {
     era: Case(f"SDK, {name} era", "sdk-stdio", era)
@@ -48,11 +48,11 @@ SDK = {
 }
 OVER_STDIO = [
     SDK[HANDSHAKE],
-    Case("ours, handshake era, no session", "ours-stdio", HANDSHAKE),
-    Case("ours, handshake era, in a session", "ours-stdio", HANDSHAKE, session=True),
+    Case("ours, 2025 era, no session", "ours-stdio", HANDSHAKE),
+    Case("ours, 2025 era, in a session", "ours-stdio", HANDSHAKE, session=True),
     SDK[MODERN],
-    Case("ours, modern era, no session", "ours-stdio", MODERN),
-    Case("ours, modern era, in a session", "ours-stdio", MODERN, session=True),
+    Case("ours, 2026 era, no session", "ours-stdio", MODERN),
+    Case("ours, 2026 era, in a session", "ours-stdio", MODERN, session=True),
 ]
 
 

@@ -7,9 +7,6 @@ more and more sessions. *CPU of each* is the CPU of this process for each sessio
 has the time of the whole update, and the CPU of Redis itself. Meanwhile another client makes one
 call after the other. *Slowest call* is the longest of them. The ratio compares it with the longest
 of as many calls without an update.
-
-*Growth* says how the cost grows with the number N of sessions. Power 1 means that twice as many
-sessions cost twice as much.
 """
 
 from __future__ import annotations

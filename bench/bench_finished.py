@@ -4,7 +4,7 @@
 
 A 2025 connection makes 20 slow calls. Each takes longer than 100 ms, so its answer is a stream. The
 client reads it to its end. The layer keeps answers that the client may fetch again with
-``Last-Event-ID``, and at least the newest one, however large it is (HTL10). The SDK keeps none.
+``Last-Event-ID``, and at least the newest one, however large it is. The SDK keeps none.
 
 Rows with *results* are measured in the process, without a network. The figure is the memory that
 Python allocated for one connection's answers, after garbage collection. The last column has the

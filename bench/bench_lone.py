@@ -2,7 +2,7 @@
 
     python -m bench.bench_lone [CALLS]
 
-The figure is the server CPU of a ``tools/call`` of the handshake era, outside of a session. A call
+The figure is the server CPU of a ``tools/call`` of the 2025 era, outside of a session. A call
 that is alone pays for the process to sleep and to wake up. This is so for every server, also for
 one without MCP. Calls that are open together (*16 in flight*) share that cost. Over HTTP each of
 them has its own connection. Over stdio they share one. *handshake* is ``initialize`` and

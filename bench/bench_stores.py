@@ -3,14 +3,16 @@
     python -m bench.bench_stores [CALLS]
 
 One client has one connection and makes one call at a time, in a session. The stores take turns, and
-the median round counts. *Key* is a request key, with which a call runs only once. A call without a
-key costs the store one step, which admits it. A call with a key costs two: the second step keeps
-its answer. *sqlite, full* is SQLite with ``durability=full``.
+the median round counts. The figure is the CPU time of the server's process for a call. The last
+column has the time until the client has its answer.
 
-The figure is the CPU time of the server's process for a call. The last column has the time until
-the client has its answer, with the way to the store and back. Rows with *scripts* have the number
-of Redis scripts that a call runs. The session had more calls before than it keeps answers, so each
-new answer replaces an old one. The bench starts its own Redis server, without persistence.
+*Key* is a request key, with which a call runs only once. A call without a key uses the store once:
+the store checks the session. A call with a key uses the store twice, since the store also keeps the
+answer. Before the bench begins, the session keeps as many answers as it can. So each new answer
+replaces an old one.
+
+*sqlite, full* is SQLite with ``durability=full``. The bench starts its own Redis server, without
+persistence. Rows with *scripts* have the number of Redis scripts that a call runs.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from bench.bench_calls import HANDSHAKE, MODERN, Case, Client, Server
+from bench.bench_calls import ERAS, Case, Client, Server
 from bench.rows import Row, report
 from bench.stores import stores as all_stores
 
@@ -31,7 +33,6 @@ Scripts = Callable[[], int]
 
 ROUNDS = 5
 BASE = "memory"
-ERAS = {HANDSHAKE: "2025 era", MODERN: "2026 era"}
 SCRIPTS_AIM = {False: 1.05, True: 2.05}
 """By whether there is a key; what a server does now and then is within the rest."""
 

@@ -2,7 +2,7 @@
 
     python -m bench.crowd PORT SESSIONS STREAMS
 
-Each is a stock client of the handshake era: it shakes hands, and some open a GET stream and
+Each is a stock client of the 2025 era: it shakes hands, and some open a GET stream and
 subscribe to the resources of :data:`NOTES`. It does what the lines of its input say, one after
 the other, and answers each with a line of JSON. What ``cut`` cuts comes back by itself, as
 a stock client does: all at once, when the time has passed that the server named (``retry``), with

@@ -31,15 +31,21 @@ WORDS = """## How to read the tables
 
 * **ours** is a server with the layer. **SDK** is the same server without the layer.
 * **floor** is a program that only reads a request and writes a fixed answer. Nothing costs less.
-* **handshake era** (or *2025 era*) is MCP up to 2025-11-25, in which a client begins with
-  `initialize`. **modern era** (or *2026 era*) is MCP from 2026-07-28, which has no handshake. See
-  the [glossary](glossary.md).
-* **ratio** compares a row with another row of the same run. You will find much the same ratios on
-  another machine.
-* **figure** is a value of this one machine, with its unit.
-* **aim** is the most that the figure may be. A missed aim is marked.
-* **p99** is the time within which 99 of 100 calls were answered.
+* **2025 era** is MCP up to 2025-11-25, in which a client begins with `initialize`. **2026 era** is
+  MCP from 2026-07-28, which has no such request.
 * **CPU** is the time for which a process used a core, in the program and in the system.
+* **p99** is the time within which 99 of 100 calls were answered.
+* **figure** is a value of this one machine, with its unit.
+* **ratio** compares a row with another row of the same section. Ratios are much the same on another
+  machine. A ratio between 0.9 and 1.1 shows no difference.
+* **growth** is the power of the number N with which a cost grows. With power 1, twice as many cost
+  twice as much. With power 2, they cost four times as much.
+* **aim** is the most that the figure may be. A missed aim is marked.
+
+Two sections can measure the same call and show figures that differ by 20 %. The benches ran one
+after the other, and other programs used the machine meanwhile. Some benches show the median of
+their rounds. Others show the round with the least CPU, which other programs disturbed least. So
+compare only rows of one section.
 
 Each section names its command. Use `python -m bench --only NAME` to run one bench, and
 `python -m bench --quick` to run all of them in a few minutes.
@@ -48,20 +54,21 @@ Each section names its command. Use `python -m bench --only NAME` to run one ben
 BRIEFLY = (
     (
         "calls",
-        "ours, handshake era, in a session",
-        "A call in a session costs {ratio:.1f} times less server CPU than the same call with the "
-        "SDK alone, for clients up to 2025-11-25.",
+        "ours, 2025 era, in a session",
+        "A call of the 2025 era takes {less:.0f} % less server CPU in a session than with the SDK "
+        "alone: {measured:.0f} µs instead of {other:.0f} µs.",
     ),
     (
         "calls",
-        "ours, modern era, in a session",
-        "For clients of 2026-07-28 it costs {ratio:.1f} times less.",
+        "ours, 2026 era, in a session",
+        "A call of the 2026 era takes {less:.0f} % less: {measured:.0f} µs instead of "
+        "{other:.0f} µs.",
     ),
     (
         "stores",
-        "redis, 2025 era, without a key",
-        "With Redis as the store, a call costs {ratio:.1f} times the CPU of a call with the memory "
-        "store.",
+        "redis, ",
+        "With Redis as the store, a call takes {least:.2f} to {most:.2f} times the CPU of a call "
+        "with the memory store. It depends on the era and on request keys.",
     ),
     (
         "core",
@@ -74,15 +81,15 @@ BRIEFLY = (
         "In front of a command, mcp-proxy takes {ratio:.1f} times the CPU of the layer for a call.",
     ),
 )
-"""Bench, row, and its sentence for a reader who has ten seconds."""
+"""Bench, beginning of its rows, and the sentence for a reader who has ten seconds."""
 
 
 def page(results: dict[str, Any]) -> str:
     parts = [
         OPENING.format(**results),
         *_briefly(results),
-        *_missed(results),
         WORDS,
+        *_missed(results),
         *_sections(results),
         *_ratios(results),
     ]
@@ -90,11 +97,24 @@ def page(results: dict[str, Any]) -> str:
 
 
 def _briefly(results: dict[str, Any]) -> Iterator[str]:
-    rows = {
-        (bench["name"], row["name"]): row for bench in results["benches"] for row in bench["rows"]
-    }
-    found = [(rows[bench, name], said) for bench, name, said in BRIEFLY if (bench, name) in rows]
-    lines = [f"* {said.format(**row)}" for row, said in found if not row["absent"]]
+    benches = {bench["name"]: bench["rows"] for bench in results["benches"]}
+    lines: list[str] = []
+    for bench, beginning, said in BRIEFLY:
+        rows = [
+            row
+            for row in benches.get(bench, ())
+            if row["name"].startswith(beginning) and row["ratio"] is not None
+        ]
+        if rows:
+            ratio, ratios = rows[0]["ratio"], [row["ratio"] for row in rows]
+            values = {
+                **rows[0],
+                "less": 100 * (1 - 1 / ratio),
+                "other": ratio * rows[0]["measured"],
+                "least": min(ratios),
+                "most": max(ratios),
+            }
+            lines.append(f"* {said.format(**values)}")
     if lines:
         yield "## In short\n"
         yield "\n".join(lines) + "\n"

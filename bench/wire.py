@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
         self._on_bytes: Callable[[bytes], None] | None = None
         self.transport: asyncio.Transport | None = None
         self.session: str | None = None
-        """``Mcp-Session-Id`` of a client of the handshake era."""
+        """``Mcp-Session-Id`` of a client of the 2025 era."""
 
         self.meta: dict[str, Any] = {}
         self.on_lost: Callable[[], None] | None = None
