@@ -138,7 +138,8 @@ class SessionLayer:
         Args:
             path: Where clients connect.
             host: Where it will listen. On a loopback host, Host and Origin are checked even
-                without ``security``. If FastMCP's own check is on, it counts instead.
+                without ``security``. For a FastMCP server, its own setting decides; a WebSocket
+                from a page of another machine is refused in any case.
             security: The SDK's ``TransportSecuritySettings``: allowed hosts and origins.
             max_body: Bytes of one request body; None: ``SessionPolicy.max_message``.
             health: The prefix of ``healthz`` and ``readyz``; None: they are not served. See

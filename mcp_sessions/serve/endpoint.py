@@ -92,13 +92,14 @@ class Endpoint:
             self._serve if authentication is None else authentication.around(self._serve, denied)
         )
         self._shell = http_shell(upstream, self._guarded, path=path, host=host, security=security)
-        if self._shell.is_guarded:
-            # The server's own allowed names count, without the default for loopback.
-            security = settings.security
         recheck = self._shell.still_valid if authentication is None else authentication.still_valid
         interval = served.policy.credential_check
         self._credentials = CredentialWatch(recheck, interval, clock)
-        self._guard = OriginGuard(security)
+        # FastMCP decides for HTTP. It has no WebSocket, which a page of any origin could open.
+        is_fastmcps = upstream.kind == "fastmcp" and settings.security is None
+        self._guard = OriginGuard(None if is_fastmcps else security)
+        is_guarded = self._shell.is_guarded or not is_fastmcps
+        self._websocket_guard = self._guard if is_guarded else OriginGuard(security, any_host=True)
         is_public = self._guard.is_by_name or not is_loopback(host)
         self._is_open = is_public and not (upstream.authenticates or authentication)
         self.handshake = HandshakeHttp(served, max_body)
@@ -187,7 +188,7 @@ class Endpoint:
         """
         return WebSocketBinding(
             self._served,
-            self._guard,
+            self._websocket_guard,
             HandshakeAuthorizer(door, principal_of, self._application),
             self._credentials,
         )

@@ -138,17 +138,17 @@ async def bare(kind: Kind) -> AsyncGenerator[AsgiCarrier]:
 
 
 @asynccontextmanager
-async def wrapped(kind: Kind, **options: Any) -> AsyncGenerator[AsgiCarrier]:
+async def wrapped(kind: Kind) -> AsyncGenerator[AsgiCarrier]:
     layer = SessionLayer(make(kind))
-    app = layer.asgi_app(**options)
+    app = layer.asgi_app()
     async with layer.lifespan(), in_process(app) as carrier:
         yield carrier
 
 
 @asynccontextmanager
-async def mounted(kind: Kind, **options: Any) -> AsyncGenerator[AsgiCarrier]:
+async def mounted(kind: Kind) -> AsyncGenerator[AsgiCarrier]:
     layer = SessionLayer(make(kind))
-    app = Starlette(routes=layer.routes(**options), lifespan=layer.lifespan)
+    app = Starlette(routes=layer.routes(), lifespan=layer.lifespan)
     async with app.router.lifespan_context(app), in_process(app) as carrier:
         yield carrier
 
@@ -277,10 +277,7 @@ async def test_the_answers_are_the_servers_own(kind: Kind, way: Any) -> None:
     """401 and 403 with their ``WWW-Authenticate``, metadata, registration, custom routes: what
     the bare application answers, in ``asgi_app()`` and in ``routes()``.
     """
-    # FastMCP does not check Host and Origin by default. The layer does (SEC9).
-    unchecked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    options = {"security": unchecked} if kind.startswith("fastmcp") else {}
-    async with bare(kind) as one, way(kind, **options) as other:
+    async with bare(kind) as one, way(kind) as other:
         for method, path, headers, body in requests():
             expected = await one.send(method, path, headers, body).done()
             answered = await other.send(method, path, headers, body).done()

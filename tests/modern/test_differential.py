@@ -9,7 +9,6 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import fastmcp
 import pytest
 
 from tests.support.everything import EVERYTHING_KINDS, ODD, EverythingKind, make_everything
@@ -347,12 +346,8 @@ HEADERS: list[dict[str, str | None]] = [
 ]
 
 
-async def test_every_header_is_judged_as_the_sdk_does(
-    kind: EverythingKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_header_is_judged_as_the_sdk_does(kind: EverythingKind) -> None:
     """Also ``Mcp-Session-Id``: "In the modern era without ``_meta`` session it is ignored"."""
-    # If it is off, the layer's own check of Host and Origin answers (SEC9).
-    monkeypatch.setattr(fastmcp.settings, "http_host_origin_protection", "auto")
 
     async def script(side: Side) -> None:
         client = side.client()

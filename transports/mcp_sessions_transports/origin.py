@@ -41,35 +41,38 @@ class OriginGuard:
 
     Args:
         settings: None: everything may.
+        any_host: Check ``Origin`` only.
     """
 
-    def __init__(self, settings: SecuritySettings | None) -> None:
+    def __init__(self, settings: SecuritySettings | None, *, any_host: bool = False) -> None:
         allowed = settings.allowed_hosts if settings is not None else ()
         self.is_by_name = not all(is_local_name(host) for host in allowed)
         """Whether clients may call this server by a name that is not this machine's own."""
 
-        self.verdicts = _Verdicts(settings)
+        self.verdicts = _Verdicts(settings, any_host)
         """(Host, Origin) → what is answered to a request with these."""
 
 
 class _Verdicts(dict[tuple[bytes | None, bytes | None], Verdict]):
     """Decides about each pair when it comes, and remembers the first ones."""
 
-    def __init__(self, settings: SecuritySettings | None) -> None:
+    def __init__(self, settings: SecuritySettings | None, any_host: bool) -> None:
         super().__init__()
+        self._any_host = any_host
         is_on = settings is not None and settings.enable_dns_rebinding_protection
         self._settings = settings if is_on else None
 
     def __missing__(self, seen: tuple[bytes | None, bytes | None]) -> Verdict:
         if self._settings is None:
             return None
-        verdict = _verdict(self._settings, *seen)
+        verdict = _verdict_of_host(self._settings, seen[0]) if not self._any_host else None
+        verdict = verdict or _verdict_of_origin(self._settings, seen[1])
         if len(self) < _REMEMBERED:
             self[seen] = verdict
         return verdict
 
 
-def _verdict(settings: SecuritySettings, host: bytes | None, origin: bytes | None) -> Verdict:
+def _verdict_of_host(settings: SecuritySettings, host: bytes | None) -> Verdict:
     if not host or not _matches(host.decode("latin-1"), settings.allowed_hosts):
         logger.warning(
             "refused a request (421): its Host is not an allowed host. Allow the name with "
@@ -77,6 +80,10 @@ def _verdict(settings: SecuritySettings, host: bytes | None, origin: bytes | Non
             "security=TransportSecuritySettings(...)"
         )
         return 421, "Invalid Host header"
+    return None
+
+
+def _verdict_of_origin(settings: SecuritySettings, origin: bytes | None) -> Verdict:
     if origin and not _matches(origin.decode("latin-1"), settings.allowed_origins):
         logger.warning(
             "refused a request (403): its Origin is not an allowed origin. Allow the page "

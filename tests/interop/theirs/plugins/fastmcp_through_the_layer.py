@@ -18,7 +18,6 @@ import pytest
 from fastmcp.client.transports.memory import FastMCPTransport
 from fastmcp.utilities import tests as testing
 from fastmcp.utilities.asgi_transport import run_asgi_lifespan
-from mcp.server.transport_security import TransportSecuritySettings
 
 import mcp_sessions.fastmcp
 from mcp_sessions.layer import SessionLayer
@@ -60,14 +59,11 @@ async def _asgi_server(
     if stateless is None:
         stateless = fastmcp.settings.stateless_http
     _asked_for.append({"transport": transport, **options})
-    is_own = isinstance(cast(object, server), fastmcp.FastMCP)
-    # Their tests call FastMCP by a name without a port, which its own check allows.
-    security = TransportSecuritySettings(enable_dns_rebinding_protection=False) if is_own else None
     try:
-        layer = SessionLayer(server, store=None if stateless else "memory://")
-        app = layer.asgi_app(path, security=security)
+        app = SessionLayer(server, store=None if stateless else "memory://").asgi_app(path)
     finally:
         _asked_for.pop()
+    is_own = isinstance(cast(object, server), fastmcp.FastMCP)
     base_url = BASE_URL if is_own else f"{BASE_URL}:8000"
     async with run_asgi_lifespan(app):
         yield testing.ASGIServer(url=f"{base_url}{path}", app=app, transport_type=transport)
