@@ -29,7 +29,16 @@ from mcp_sessions.testing.inside import inside
 from mcp_sessions_transports.stdio.stdio_server import StdioBinding
 from tests.support.board import Board
 from tests.support.modern import envelope
-from tests.support.raw import EXTENSION, NEWEST, Json, at_most, call_params, text_of
+from tests.support.raw import (
+    EXTENSION,
+    NEWEST,
+    Json,
+    at_most,
+    call_params,
+    error_of,
+    result_of,
+    text_of,
+)
 from tests.support.world import World, world
 
 DECLARED: Json = {"extensions": {EXTENSION: {}}}
@@ -166,18 +175,12 @@ class DuplexPeer(ABC):
     async def result(
         self, method: str, params: Json | None = None, *, meta: Json | None = None
     ) -> Json:
-        """The result of a request; an error is an assertion error."""
-        answer = await self.answer(await self.send(method, params, meta=meta))
-        assert "result" in answer, answer
-        return cast("Json", answer["result"])
+        return result_of(await self.answer(await self.send(method, params, meta=meta)))
 
     async def error(
         self, method: str, params: Json | None = None, *, meta: Json | None = None
     ) -> Json:
-        """The error of a request; a result is an assertion error."""
-        answer = await self.answer(await self.send(method, params, meta=meta))
-        assert "error" in answer, answer
-        return cast("Json", answer["error"])
+        return error_of(await self.answer(await self.send(method, params, meta=meta)))
 
     # --- MCP -----------------------------------------------------------------------------
 

@@ -12,7 +12,17 @@ from typing import Any, Self, cast
 
 from mcp.shared.inbound import encode_header_value
 
-from tests.support.raw import KEY, SESSION, Carrier, Json, Reply, call_params
+from tests.support.raw import (
+    KEY,
+    SESSION,
+    Carrier,
+    Headers,
+    Json,
+    Reply,
+    call_params,
+    error_of,
+    result_of,
+)
 
 MODERN = "2026-07-28"
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
@@ -27,9 +37,6 @@ NAMED_BY: Mapping[str, str] = {
     "resources/read": "uri",
 }
 """Which member of ``params`` the header ``Mcp-Name`` repeats."""
-
-Headers = Mapping[str, str | None]
-"""Instead of what a stock client sends; None: without that header."""
 
 
 def envelope(meta: Json | None = None, *, capabilities: Json | None = None) -> Json:
@@ -123,15 +130,10 @@ class Received:
         return found
 
     async def result(self) -> Json:
-        """The result; an error is an assertion error."""
-        answer = await self.answer()
-        assert "result" in answer, answer
-        return cast("Json", answer["result"])
+        return result_of(await self.answer())
 
     async def error(self) -> Json:
-        answer = await self.answer()
-        assert "error" in answer, answer
-        return cast("Json", answer["error"])
+        return error_of(await self.answer())
 
 
 class ModernClient:

@@ -407,6 +407,22 @@ class SocketCarrier:
             await asyncio.wait(self._tasks, timeout=10)
 
 
+Headers = Mapping[str, str | None]
+"""Instead of what a stock client sends; None: without that header."""
+
+
+def result_of(answer: Json) -> Json:
+    """The result; an error is an assertion error."""
+    assert "result" in answer, answer
+    return cast("Json", answer["result"])
+
+
+def error_of(answer: Json) -> Json:
+    """The error; a result is an assertion error."""
+    assert "error" in answer, answer
+    return cast("Json", answer["error"])
+
+
 class RawClient:
     """One client of the handshake era. Its requests are numbered from 0."""
 
@@ -439,7 +455,7 @@ class RawClient:
             headers["Mcp-Session-Id"] = self.session_id
         return headers
 
-    def post(self, message: Any, *, headers: Mapping[str, str | None] | None = None) -> Reply:
+    def post(self, message: Any, *, headers: Headers | None = None) -> Reply:
         """POST a message.
 
         Args:
@@ -448,18 +464,13 @@ class RawClient:
         sent = {**self.headers(), "Content-Type": "application/json"}
         return self.http("POST", _merged(sent, headers), json.dumps(message).encode())
 
-    def get(
-        self,
-        last_event_id: str | None = None,
-        *,
-        headers: Mapping[str, str | None] | None = None,
-    ) -> Reply:
+    def get(self, last_event_id: str | None = None, *, headers: Headers | None = None) -> Reply:
         sent = self.headers(accept="text/event-stream")
         if last_event_id is not None:
             sent["Last-Event-ID"] = last_event_id
         return self.http("GET", _merged(sent, headers))
 
-    def delete(self, *, headers: Mapping[str, str | None] | None = None) -> Reply:
+    def delete(self, *, headers: Headers | None = None) -> Reply:
         return self.http("DELETE", _merged(self.headers(), headers))
 
     def http(self, method: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
@@ -477,12 +488,11 @@ class RawClient:
             "clientInfo": {"name": "raw", "version": "1"},
         }
         reply = self.post(_request(request_id, "initialize", params))
-        answer = await reply.answer(request_id)
-        assert "result" in answer, answer
+        result = result_of(await reply.answer(request_id))
         self.session_id = reply.header("mcp-session-id")
         assert self.session_id is not None
         await self.notify("notifications/initialized")
-        return cast("Json", answer["result"])
+        return result
 
     def send(
         self,
@@ -490,7 +500,7 @@ class RawClient:
         params: Json | None = None,
         *,
         request_id: str | int | None = None,
-        headers: Mapping[str, str | None] | None = None,
+        headers: Headers | None = None,
     ) -> "Sent":
         """Send a request; do not wait for the answer."""
         if request_id is None:
@@ -498,20 +508,12 @@ class RawClient:
         return Sent(request_id, self.post(_request(request_id, method, params), headers=headers))
 
     async def answer(
-        self,
-        method: str,
-        params: Json | None = None,
-        *,
-        headers: Mapping[str, str | None] | None = None,
+        self, method: str, params: Json | None = None, *, headers: Headers | None = None
     ) -> Json:
         return await self.send(method, params, headers=headers).answer()
 
     async def result(
-        self,
-        method: str,
-        params: Json | None = None,
-        *,
-        headers: Mapping[str, str | None] | None = None,
+        self, method: str, params: Json | None = None, *, headers: Headers | None = None
     ) -> Json:
         """The result of a request.
 
@@ -521,11 +523,7 @@ class RawClient:
         return await self.send(method, params, headers=headers).result()
 
     async def error(
-        self,
-        method: str,
-        params: Json | None = None,
-        *,
-        headers: Mapping[str, str | None] | None = None,
+        self, method: str, params: Json | None = None, *, headers: Headers | None = None
     ) -> Json:
         """The error object with which a request was answered.
 
@@ -579,15 +577,10 @@ class Sent:
         return await self.reply.answer(self.id)
 
     async def result(self) -> Json:
-        """Its result; an error is an assertion error."""
-        answer = await self.answer()
-        assert "result" in answer, answer
-        return cast("Json", answer["result"])
+        return result_of(await self.answer())
 
     async def error(self) -> Json:
-        answer = await self.answer()
-        assert "error" in answer, answer
-        return cast("Json", answer["error"])
+        return error_of(await self.answer())
 
 
 def _request(request_id: str | int, method: str, params: Json | None) -> Json:
@@ -597,7 +590,7 @@ def _request(request_id: str | int, method: str, params: Json | None) -> Json:
     return message
 
 
-def _merged(headers: dict[str, str], other: Mapping[str, str | None] | None) -> dict[str, str]:
+def _merged(headers: dict[str, str], other: Headers | None) -> dict[str, str]:
     """``headers`` with some replaced, added, or (None) left out, whatever their case."""
     replaced = {name.lower() for name in other or {}}
     kept = {name: value for name, value in headers.items() if name.lower() not in replaced}
