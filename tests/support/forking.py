@@ -11,6 +11,7 @@ terminal.
 does. Only Linux can do this.
 """
 
+import atexit
 import ctypes
 import gc
 import json
@@ -96,6 +97,7 @@ class Forking:
                 file_actions=[(os.POSIX_SPAWN_DUP2, null, number) for number in range(3)],
             )
             os.close(null)
+        atexit.register(ours.close)
         return ours
 
 
