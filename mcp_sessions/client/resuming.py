@@ -318,7 +318,8 @@ class ResumingClient:
     async def _notification(self, link: Link, message: Json) -> None:
         app = self._app
         params = cast("Json | None", message.get("params"))
-        match message["method"]:
+        method, session = message["method"], self._peer.session
+        match method:
             case method_names.DETACHED:
                 await self._losses.detached(link, params or {})
                 return
@@ -330,12 +331,11 @@ class ResumingClient:
                     pending.accepted()
                     if not pending.reported(params or {}):
                         return
+            case method_names.ACKNOWLEDGED:
+                if await self._reattaching.took_acknowledgement(message):
+                    return
             case _:
                 pass
-        session = self._peer.session
-        is_acknowledgement = message["method"] == method_names.ACKNOWLEDGED
-        if is_acknowledgement and await self._reattaching.took_acknowledgement(message):
-            return
         if await self._reattaching.took_event(link, message):
             return
         if session is None:
@@ -354,10 +354,7 @@ class ResumingClient:
                 return
             self._state.progressed()
             self._losses.stream_works()
-            if (
-                self._peer.hosted.has_attached
-                and message["method"] != method_names.RESOURCE_UPDATED
-            ):
+            if self._peer.hosted.has_attached and method != method_names.RESOURCE_UPDATED:
                 # EVT11: a session of the application tells it.
                 return
         if not (self._peer.is_modern and app.listens):
@@ -445,11 +442,7 @@ class ResumingClient:
     def _says_lost(self, pending: Pending, result: Json | None, error: Json) -> bool:
         if error.get("code") == SESSION_NOT_FOUND:
             return True
-        if (
-            result is None
-            or pending.method != method_names.CALL_TOOL
-            or self._peer.abilities.is_ours
-        ):
+        if pending.method != method_names.CALL_TOOL or self._peer.abilities.is_ours:
             return False
         # Some servers say it as the result of the tool.
-        return says_session_not_found(result)
+        return result is not None and says_session_not_found(result)
