@@ -52,7 +52,7 @@ class HTTPServer(ExternalServer):
                 a request is answered 401, which is then sent once more.
             per: Who shares a session there, see ``StdioServer``.
             max_children: Sessions there at the same time; who needs one more is refused.
-            max_children_per_principal: Of these, those that were started for one principal; None:
+            max_children_per_principal: Of these, those that were started for one user; None:
                 all. Without authentication everybody is one principal.
             child_idle: Seconds after its last request in which a session there ends.
             start_timeout: Seconds that the server has to answer ``initialize``.

@@ -63,7 +63,7 @@ class StdioServer(ExternalServer):
                 principal share one. ``shared``: all clients share one. The last two are for servers
                 that keep nothing of a client: they learn of no client and cannot ask one anything.
             max_children: Processes at the same time; a request that needs one more is refused.
-            max_children_per_principal: Of these, those that were started for one principal; None:
+            max_children_per_principal: Of these, those that were started for one user; None:
                 all. Without authentication all clients are one principal.
             child_idle: Seconds after its last request in which a process exits.
             start_timeout: Seconds that a process has to answer ``initialize``.

@@ -396,7 +396,7 @@ def _add_external(group: types.Options) -> None:
         "--max-children-per-principal",
         metavar="N",
         type=types.count,
-        help="the same for one principal (no limit)",
+        help="the same for one user (no limit)",
     )
     group.add_argument(
         "--lazy",
