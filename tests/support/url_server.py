@@ -56,6 +56,11 @@ class UrlServer:
         """It takes what it is notified of roots, and of cancelled requests."""
 
         self.takes.set()
+        self.subscribed: set[str] = set()
+        self.subscribes = asyncio.Event()
+        """It answers subscriptions. It reads them, and what ends them, in any case."""
+
+        self.subscribes.set()
         self.open = 0
         """Responses that are kept open after their answers."""
 
@@ -107,6 +112,13 @@ class UrlServer:
                 await self._initialize(message, answer)
             elif message["method"] == "tools/call":
                 await self.tool(request, message, session, answer)
+            elif message["method"] == "resources/subscribe":
+                self.subscribed.add(message["params"]["uri"])
+                await self.subscribes.wait()
+                await answer.result(message, {})
+            elif message["method"] == "resources/unsubscribe":
+                self.subscribed.discard(message["params"]["uri"])
+                await answer.result(message, {})
             else:
                 await answer.result(message, {"tools": []})
 

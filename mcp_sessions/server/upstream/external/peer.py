@@ -218,21 +218,25 @@ class ExternalPeer:
         """Subscribe or unsubscribe a client. The child is subscribed as long as any client here is,
         if it can be.
         """
-        who, uri = self._who(call), params["uri"]
+        uri, subscribers = params["uri"], slot.subscribers
+        subscribes = method == method_names.SUBSCRIBE
         child = slot.living or await slot.started(call.principal)
+        who = self._who(call)
+        is_new = subscribes and who not in subscribers.get(uri, ())
+        if is_new:
+            # Another client may unsubscribe during the wait, and must not unsubscribe the child.
+            subscribers.add(who, [uri])
         result: dict[str, Any] = {}
-        subscribed = slot.subscribers.setdefault(uri, set())
-        others = subscribed - {who}
         try:
-            if child.has_subscriptions and (method == method_names.SUBSCRIBE or not others):
+            if child.has_subscriptions and (subscribes or not subscribers.get(uri, set()) - {who}):
                 result = await slot.request(call, None, method, params, check)
-            if method == method_names.SUBSCRIBE:
-                subscribed.add(who)
-            else:
-                subscribed.discard(who)
-        finally:
-            if not subscribed:
-                slot.subscribers.pop(uri, None)
+        except BaseException:
+            if is_new:
+                subscribers.remove(self._who(call), [uri])
+            raise
+        # Its session may have begun during the wait.
+        change = subscribers.add if subscribes else subscribers.remove
+        change(self._who(call), [uri])
         return result
 
     async def _listen(

@@ -15,21 +15,20 @@ class Subscribers(dict[str, set[Hashable]]):
     def replace(self, who: Hashable, uris: Collection[str]) -> set[str]:
         """Subscribe a client to these resources and to no others. Return those that changed."""
         before = self._of(who)
-        self._remove(who, before.difference(uris))
+        self.remove(who, before.difference(uris))
         self.add(who, uris)
         return before.symmetric_difference(uris)
 
-    def remove(self, who: Hashable) -> None:
-        self._remove(who, self._of(who))
-
-    def _of(self, who: Hashable) -> set[str]:
-        return {uri for uri, subscribed in self.items() if who in subscribed}
-
-    def _remove(self, who: Hashable, uris: Iterable[str]) -> None:
-        for uri in uris:
+    def remove(self, who: Hashable, uris: Iterable[str] | None = None) -> None:
+        """Unsubscribe a client from these resources. None: from all."""
+        known = self._of(who)
+        for uri in known if uris is None else known.intersection(uris):
             self[uri].discard(who)
             if not self[uri]:
                 del self[uri]
+
+    def _of(self, who: Hashable) -> set[str]:
+        return {uri for uri, subscribed in self.items() if who in subscribed}
 
     def rename(self, who: Hashable, name: Hashable) -> None:
         for uri in self._of(who):
