@@ -26,7 +26,6 @@ from mcp_sessions.cli.arguments import INTERRUPTED, USAGE_ERROR, one_line
 from mcp_sessions.cli.telemetry import described
 from mcp_sessions.core.life import idle_time
 from mcp_sessions.core.messages import members_of
-from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, SessionsError
 from mcp_sessions.external_server import ExternalServer
@@ -35,10 +34,12 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.serve.tls import certificate_of
 from mcp_sessions.server.upstream.external.trial import why_not
 from mcp_sessions.server.upstream.port import UpstreamError
+from mcp_sessions.server.upstream.sdk.http_application import allowing
 from mcp_sessions.stdio_server import StdioServer
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.stores.operator import look
+from mcp_sessions_transports.origin import Guards
 
 _WIDTH = 12
 
@@ -56,6 +57,8 @@ class Served:
 
     authenticates: bool
     """Whether each request needs a credential."""
+
+    guards: Guards
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ def check(options: argparse.Namespace, steps: Steps) -> int:
     except ConfigurationError as failed:
         report.wrong("server", failed)
         served = ()
+    if served and not (options.stdio and options.port is None):
+        _say_guards(report, served[0].guards)
     _say_access(report, options, served)
     # Only now, since the target's code may set a provider.
     for name, text, is_wrong in described(os.environ, stdio=options.stdio):
@@ -129,11 +134,37 @@ def _say_address(report: Report, options: argparse.Namespace, steps: Steps) -> N
         port = "any free port" if options.port == 0 else f"port {listener.getsockname()[1]}"
     report.say("address", f"{options.host}, {port}: free")
     _say_certificate(report, options)
-    on_loopback = is_loopback(options.host)
-    any_host = "loopback names" if on_loopback else "any"
-    report.say("hosts", ", ".join(options.allowed_host) or any_host)
-    own = "pages of this machine" if on_loopback else "no check"
-    report.say("origins", ", ".join(options.allowed_origin) or own)
+
+
+def _say_guards(report: Report, guards: Guards) -> None:
+    own = allowing((), ())
+    condition = ", if FastMCP allows it" if guards.is_after_fastmcps else ""
+    for name, known, said in (
+        ("hosts", own.allowed_hosts, "loopback names"),
+        ("origins", own.allowed_origins, "pages of this machine"),
+    ):
+        http = _allowed(getattr(guards.http, name), known, said)
+        websocket = _allowed(getattr(guards.websocket, name), known, said)
+        both = http if http == websocket else f"HTTP: {http}; WebSocket: {websocket}"
+        report.say(name, f"{both}{condition}")
+
+
+def _allowed(entries: Sequence[str] | None, known: Sequence[str], said: str) -> str:
+    """Say what is allowed.
+
+    Args:
+        entries: None: any.
+        known: Entries that ``said`` stands for.
+    """
+    if entries is None:
+        return "any"
+    # A name without a port is in the list a second time, with any port.
+    others = [
+        each
+        for each in entries
+        if each not in known and not (each.endswith(":*") and each[:-2] in entries)
+    ]
+    return ", ".join([*others, *([said] if set(known) <= set(entries) else [])])
 
 
 def _say_certificate(report: Report, options: argparse.Namespace) -> None:

@@ -105,12 +105,14 @@ def _check(options: argparse.Namespace) -> int:
     def served() -> list[Served]:
         if options.config is None:
             layer, store = _layer(options)
+            app = layer.asgi_app(options.path, host=options.host, security=_security(options))
             own, lock = external_server(options), layer.authenticates
-            return [Served(options.path, layer.store, store, layer.policy, own, lock)]
-        from mcp_sessions.cli.serve_config import served_of
+            return [Served(options.path, layer.store, store, layer.policy, own, lock, app.guards)]
+        from mcp_sessions.cli.serve_config import layer_maker, served_of
 
         named = options.store or DEFAULT_STORE
-        return served_of(options, named, redacted(named), _policy(options), _conversations(options))
+        make = layer_maker(options, named, _policy(options), _conversations(options))
+        return served_of(options, make, redacted(named), _security(options))
 
     return check(options, Steps(listen, served))
 

@@ -84,12 +84,11 @@ def layer_maker(
 
 def served_of(
     options: argparse.Namespace,
-    store: str,
+    make: Callable[[str, ExternalServer], Assembly],
     store_name: str,
-    policy: SessionPolicy,
-    conversations: Conversations | None,
+    security: SecuritySettings | None,
 ) -> list[Served]:
-    layers = layers_of(options, layer_maker(options, store, policy, conversations))
+    layers = layers_of(options, make)
     servers = servers_of(options.config, given_options(options))
     return [
         Served(
@@ -99,6 +98,7 @@ def served_of(
             layer.policy,
             server,
             layer.authenticates,
+            layer.endpoint(_settings(options, path, security)).guards,
         )
         for (name, server), (path, layer) in zip(servers.items(), layers.items(), strict=True)
     ]
@@ -114,6 +114,12 @@ def servers_by_path(options: argparse.Namespace) -> dict[str, ExternalServer]:
     return {f"/{name}{options.path}": server for name, server in servers.items()}
 
 
+def _settings(
+    options: argparse.Namespace, path: str, security: SecuritySettings | None
+) -> EndpointSettings:
+    return EndpointSettings(path=path, host=options.host, security=security)
+
+
 def serve_all(
     options: argparse.Namespace,
     layers: dict[str, Assembly],
@@ -123,8 +129,7 @@ def serve_all(
     on_started: Callable[[], None],
 ) -> int:
     def part(path: str, layer: Assembly) -> Part:
-        settings = EndpointSettings(path=path, host=options.host, security=security)
-        endpoint = layer.endpoint(settings)
+        endpoint = layer.endpoint(_settings(options, path, security))
         app, extra_routes = endpoint.app(layer.lifetime.run), endpoint.metadata()
         return Part(path, app, layer.lifetime, layer.draining, layer.health, extra_routes)
 

@@ -29,7 +29,12 @@ from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http.endpoint import Arriving, AtPath, MountedApp, StreamableHttp
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.modern import ModernHttp
-from mcp_sessions_transports.origin import OriginGuard, SecuritySettings, readable_by_pages
+from mcp_sessions_transports.origin import (
+    Guards,
+    OriginGuard,
+    SecuritySettings,
+    readable_by_pages,
+)
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.websocket.authorizer import HandshakeAuthorizer
 from mcp_sessions_transports.websocket.websocket_server import WebSocketBinding
@@ -97,17 +102,18 @@ class Endpoint:
         self._credentials = CredentialWatch(recheck, interval, clock)
         # FastMCP decides for HTTP. It has no WebSocket, which a page of any origin could open.
         is_fastmcps = upstream.kind == "fastmcp" and settings.security is None
-        self._guard = OriginGuard(None if is_fastmcps else security)
+        guard = OriginGuard(None if is_fastmcps else security)
         is_guarded = self._shell.is_guarded or not is_fastmcps
-        self._websocket_guard = self._guard if is_guarded else OriginGuard(security, any_host=True)
-        is_public = self._guard.is_by_name or not is_loopback(host)
+        of_websockets = guard if is_guarded else OriginGuard(security, any_host=True)
+        self.guards = Guards(guard, of_websockets, self._shell.is_guarded)
+        is_public = guard.is_by_name or not is_loopback(host)
         self._is_open = is_public and not (upstream.authenticates or authentication)
         self.handshake = HandshakeHttp(served, max_body)
         self.http = StreamableHttp(
             self.handshake,
-            ModernHttp(served, self._guard, max_body),
+            ModernHttp(served, guard, max_body),
             frozenset(version.encode() for version in HANDSHAKE_VERSIONS),
-            self._guard,
+            guard,
             principal_of,
             served.availability,
             served.arrivals,
@@ -147,7 +153,7 @@ class Endpoint:
         arriving = Arriving(self._guarded if shell.is_bare else door, arrivals)
         is_bare = shell.is_bare and self._authentication is None
         http = readable_by_pages(self.http if is_bare else arriving, self._security)
-        return MountedApp(inner, http, self._websocket(door), self._path, extra_routes)
+        return MountedApp(inner, http, self._websocket(door), self._path, self.guards, extra_routes)
 
     def routes(self) -> list[BaseRoute]:
         """Routes for the application of somebody else. The endpoint has two: its path, and the
@@ -188,7 +194,7 @@ class Endpoint:
         """
         return WebSocketBinding(
             self._served,
-            self._websocket_guard,
+            self.guards.websocket,
             HandshakeAuthorizer(door, principal_of, self._application),
             self._credentials,
         )

@@ -1,7 +1,10 @@
 """``mcp-sessions serve --check``: what a start would do and what is wrong with it."""
 
+import http.client
 import json
+import re
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,10 @@ from mcp_sessions.cli.main import main
 from mcp_sessions.stores.sqlite import schema
 from tests.support.children import CHILD
 from tests.support.redis_server import redis_server, shared_redis
-from tests.support.serving import read_lines, serving
+from tests.support.serving import INITIALIZE, read_lines, serving
 
+APP = 'from mcp.server import MCPServer\nmcp = MCPServer("notes")\n'
+FASTMCP_APP = 'from fastmcp import FastMCP\nmcp = FastMCP("notes")\n'
 COMMAND = ("--", sys.executable, "-S", CHILD)
 
 
@@ -157,3 +162,117 @@ def test_the_certificate_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixt
         2,
         f"WRONG: certificate {missing}: no such file or directory",
     )
+
+
+LOOPBACK, LOCAL_PAGES = "loopback names", "pages of this machine"
+ANYWHERE = ("--host", "0.0.0.0", "--no-auth")
+MCP, PAGE = "mcp.example.com", "https://app.example.com"
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "origins"),
+    [
+        (("app.py",), LOOPBACK, LOCAL_PAGES),
+        (("app.py", "--allowed-origin", PAGE), LOOPBACK, PAGE),
+        (("app.py", *ANYWHERE), "any", "any"),
+        (("app.py", *ANYWHERE, "--allowed-host", MCP), f"{MCP}, {LOOPBACK}", LOCAL_PAGES),
+        (
+            ("app.py", "--allowed-host", f"{MCP}:80", "--allowed-origin", PAGE),
+            f"{MCP}:80, {LOOPBACK}",
+            PAGE,
+        ),
+        (("--config", "mcp.json", "--allowed-host", MCP), f"{MCP}, {LOOPBACK}", LOCAL_PAGES),
+        (("fast.py",), "any", f"HTTP: any; WebSocket: {LOCAL_PAGES}"),
+        (("fast.py", *ANYWHERE), "any", "any"),
+        (("fast.py", "--allowed-host", MCP), f"{MCP}, {LOOPBACK}", LOCAL_PAGES),
+    ],
+)
+def test_the_hosts_and_origins_are_those_that_the_server_accepts(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    hosts: str,
+    origins: str,
+) -> None:
+    """It once said "no check" where a page of another machine is refused."""
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "fast.py").write_text(FASTMCP_APP)
+    servers = {"one": {"command": sys.executable, "args": ["-S", CHILD]}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    _, lines = checked(capsys, "--port", "0", *options)
+    assert (lines["hosts"], lines["origins"]) == (hosts, origins)
+    with serving(tmp_path, *options) as process:
+        port, path = address_of(process)
+        for is_websocket in (False, True):
+            for host in (f"localhost:{port}", MCP, f"{MCP}:80", f"{MCP}:81", "other.example"):
+                said = host_is_said(lines["hosts"], host)
+                assert is_accepted(port, path, {"Host": host}, is_websocket) == said, host
+            for origin in ("http://localhost:3000", PAGE, "http://evil.example"):
+                said = origin_is_said(lines["origins"], origin, is_websocket)
+                assert is_accepted(port, path, {"Origin": origin}, is_websocket) == said, origin
+
+
+def address_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    while line := read_lines(process, 1):
+        found = re.search(r"http://[\d.]+:(\d+)(/\S+)", line)
+        if found is not None:
+            return int(found[1]), found[2]
+    raise AssertionError("it ended")
+
+
+def host_is_said(line: str, host: str) -> bool:
+    """Whether the line of the hosts says that this one is accepted."""
+    entries = line.split(", ")
+    is_local = LOOPBACK in entries and host.startswith("localhost:")
+    return line == "any" or is_local or host in entries or host.partition(":")[0] in entries
+
+
+def origin_is_said(line: str, origin: str, is_websocket: bool) -> bool:
+    found = re.fullmatch("HTTP: (.*); WebSocket: (.*)", line)
+    entries = (line if found is None else found[2 if is_websocket else 1]).split(", ")
+    is_local = LOCAL_PAGES in entries and origin.startswith("http://localhost:")
+    return entries == ["any"] or is_local or origin in entries
+
+
+def is_accepted(port: int, path: str, headers: dict[str, str], is_websocket: bool) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        if is_websocket:
+            upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+            handshake = {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "x" * 22 + "=="}
+            offered = {"Sec-WebSocket-Protocol": "mcp"}
+            connection.request("GET", path, headers=upgrade | handshake | offered | headers)
+        else:
+            accepts = {"Accept": "application/json, text/event-stream"}
+            sent = {"Content-Type": "application/json"} | accepts | headers
+            connection.request("POST", path, json.dumps(INITIALIZE), sent)
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    assert status in (101 if is_websocket else 200, 403, 421)
+    return status in (101, 200)
+
+
+@pytest.mark.parametrize("given", [(), ("--allowed-host", MCP)])
+def test_fastmcps_own_guard_is_said(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, ...],
+) -> None:
+    """Over HTTP and WebSocket FastMCP decides first."""
+    guarded = "from fastmcp import settings\nsettings.http_host_origin_protection = True\n"
+    (tmp_path / "guarded.py").write_text(guarded + FASTMCP_APP)
+    monkeypatch.setattr("fastmcp.settings.http_host_origin_protection", False)
+    _, lines = checked(capsys, "--port", "0", "guarded.py", *given)
+    allowed = (f"{MCP}, {LOOPBACK}", LOCAL_PAGES) if given else ("any", "any")
+    expected = tuple(f"{each}, if FastMCP allows it" for each in allowed)
+    assert (lines["hosts"], lines["origins"]) == expected
+    with serving(tmp_path, "guarded.py", *given) as process:
+        port, path = address_of(process)
+        for is_websocket in (False, True):
+            for host in (MCP, "other.example"):
+                assert not is_accepted(port, path, {"Host": host}, is_websocket)
+            assert is_accepted(port, path, {"Host": f"localhost:{port}"}, is_websocket)
+            origin = {"Origin": "http://evil.example"}
+            assert not is_accepted(port, path, origin, is_websocket)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.middleware.cors import CORSMiddleware
@@ -49,31 +50,45 @@ class OriginGuard:
         self.is_by_name = not all(is_local_name(host) for host in allowed)
         """Whether clients may call this server by a name that is not this machine's own."""
 
-        self.verdicts = _Verdicts(settings, any_host)
+        if settings is not None and not settings.enable_dns_rebinding_protection:
+            settings = None
+        self.hosts = None if settings is None or any_host else settings.allowed_hosts
+        """What is allowed, as in the settings. None: any."""
+
+        self.origins = None if settings is None else settings.allowed_origins
+        """As ``hosts``."""
+
+        self.verdicts = _Verdicts(self.hosts, self.origins)
         """(Host, Origin) → what is answered to a request with these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """What decides at one endpoint by Host and Origin."""
+
+    http: OriginGuard
+    websocket: OriginGuard
+    is_after_fastmcps: bool
+    """Whether FastMCP's own guard decides before these do."""
 
 
 class _Verdicts(dict[tuple[bytes | None, bytes | None], Verdict]):
     """Decides about each pair when it comes, and remembers the first ones."""
 
-    def __init__(self, settings: SecuritySettings | None, any_host: bool) -> None:
+    def __init__(self, hosts: Sequence[str] | None, origins: Sequence[str] | None) -> None:
         super().__init__()
-        self._any_host = any_host
-        is_on = settings is not None and settings.enable_dns_rebinding_protection
-        self._settings = settings if is_on else None
+        self._hosts, self._origins = hosts, origins
 
     def __missing__(self, seen: tuple[bytes | None, bytes | None]) -> Verdict:
-        if self._settings is None:
-            return None
-        verdict = _verdict_of_host(self._settings, seen[0]) if not self._any_host else None
-        verdict = verdict or _verdict_of_origin(self._settings, seen[1])
+        verdict = _verdict_of_host(self._hosts, seen[0])
+        verdict = verdict or _verdict_of_origin(self._origins, seen[1])
         if len(self) < _REMEMBERED:
             self[seen] = verdict
         return verdict
 
 
-def _verdict_of_host(settings: SecuritySettings, host: bytes | None) -> Verdict:
-    if not host or not _matches(host.decode("latin-1"), settings.allowed_hosts):
+def _verdict_of_host(allowed: Sequence[str] | None, host: bytes | None) -> Verdict:
+    if allowed is not None and not (host and _matches(host.decode("latin-1"), allowed)):
         logger.warning(
             "refused a request (421): its Host is not an allowed host. Allow the name with "
             "serve --allowed-host NAME, or allowed_hosts of "
@@ -83,8 +98,8 @@ def _verdict_of_host(settings: SecuritySettings, host: bytes | None) -> Verdict:
     return None
 
 
-def _verdict_of_origin(settings: SecuritySettings, origin: bytes | None) -> Verdict:
-    if origin and not _matches(origin.decode("latin-1"), settings.allowed_origins):
+def _verdict_of_origin(allowed: Sequence[str] | None, origin: bytes | None) -> Verdict:
+    if allowed is not None and origin and not _matches(origin.decode("latin-1"), allowed):
         logger.warning(
             "refused a request (403): its Origin is not an allowed origin. Allow the page "
             "with serve --allowed-origin URL, or allowed_origins of "

@@ -33,7 +33,7 @@ from mcp_sessions_transports.http.io import (
     send_text,
 )
 from mcp_sessions_transports.http.modern import ModernHttp
-from mcp_sessions_transports.origin import OriginGuard
+from mcp_sessions_transports.origin import Guards, OriginGuard
 from mcp_sessions_transports.websocket.authorizer import ASKED
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ class MountedApp:
         websocket: WebSocket to the endpoint; it authenticates by itself.
         path: The endpoint's. It is served with and without a slash at its end: a redirect
             would lose a credential, or send it in clear behind a proxy that ends TLS.
+        guards: Decide by Host and Origin.
         extra_routes: Routes that nothing stands before.
     """
 
@@ -86,6 +87,7 @@ class MountedApp:
     _endpoint: ASGIApp
     _websocket: ASGIApp
     _path: str
+    guards: Guards
     _extra_routes: Sequence[BaseRoute] = ()
 
     @property
