@@ -28,9 +28,10 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.calls.detached import IN_BACKGROUND
 from mcp_sessions.server.calls.table import Call, Outcome
 from mcp_sessions.server.connection import Inbound
-from mcp_sessions.server.delivery.questions import PendingQuestion, check_may_ask, may_ask
+from mcp_sessions.server.delivery.questions import check_may_ask
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle
+from mcp_sessions.server.requests.open_questions import OpenQuestions
 from mcp_sessions.server.requests.outcome import store_error
 from mcp_sessions.server.requests.reports import Reports
 from mcp_sessions.server.requests.shared import Shared
@@ -85,16 +86,12 @@ class RunningRequest:
         self.context: Any = call.inbound.http.request
         self._has_begun = False
         self.store_failure: StoreUnavailable | None = None
-        self._asked: list[PendingQuestion] = []
-        self._heirs: dict[PendingQuestion, RunningRequest] = {}
-        """The requests that took over its open questions when it ended."""
-
+        self._questions: OpenQuestions | None = None  # None: it asked nothing.
         self._held: HeldCall | None = None
         """For a client of the 2026 era: the rounds in which its handler asks. None: it did not."""
 
         self._reports: Reports | None = None
         self.reported: Progress | None = None  # None: its client got no report of it.
-        self._withdrawals: set[asyncio.Task[None]] = set()
 
     # --- from its start to its answer --------------------------------------------------------
 
@@ -259,8 +256,8 @@ class RunningRequest:
         shared.calls.handled(self)
         if self in shared.detached.runs:
             shared.detached.remove(self)
-        if self._asked:
-            self._fail_open_questions(INTERNAL_ERROR, "the request that asked is complete")
+        if self._questions is not None:
+            self._questions.end()
         try:
             if self.key is not None and self.session_id is not None:
                 await outcomes.keep(self.session_id, self.key, outcome, self.request.method)
@@ -276,9 +273,10 @@ class RunningRequest:
         finally:
             # Until here the same request, sent again, could join: the store did not know better.
             shared.calls.kept(self)
-        if self._withdrawals:
+        if self._questions is not None:
             # Withdrawals are sent first: nothing follows the answer.
-            await asyncio.wait(self._withdrawals, timeout=outcomes.policy.slow_timeout)
+            await self._questions.withdrawn(outcomes.policy.slow_timeout)
+            self._questions = None  # It knows this request, which would wait for the collector.
         await outcomes.send(self.waiters, outcome, self.record)
 
     def _after(self, outcome: Outcome) -> Outcome:
@@ -405,7 +403,7 @@ class RunningRequest:
             self.reported = self.reported or Progress()
             params = {"progressToken": token, **self.reported.still()}
             # In a stream's log it replaces the one before it.
-            await self._emit(
+            await self.emit(
                 self.waiters[-1].inbound.notification(method_names.PROGRESS, params), "still"
             )
 
@@ -414,16 +412,8 @@ class RunningRequest:
         if inbound.peer.modern:
             return await self._ask_in_rounds(asked, inbound)
         check_may_ask(inbound.asked, asked.method)
-        question = self._shared.questions.new(inbound.principal, None, asked)
-        self._asked.append(question)
-        try:
-            return await self._shared.questions.ask(
-                question,
-                lambda message: self._emit(message, question.log_key),
-                lambda message: self._holder(question)._given_up(message, question.log_key),
-            )
-        finally:
-            self._holder(question)._asked.remove(question)
+        about = [call.questions for call in asked.about if isinstance(call, RunningRequest)]
+        return await self.questions.ask(asked, about)
 
     async def join(self, waiter: Call) -> None:
         """Add a repeated request: from now on it gets progress and questions, and both get the
@@ -440,49 +430,15 @@ class RunningRequest:
         if self._reports is not None:
             self.reported = None  # Values rise from the first report again.
             await self._reports.repeat(partial(self._report_to, waiter))
-        for question in list(self._asked):
-            # Each may be answered, or a new one be asked, while the one before it is sent.
-            if not question.future.done() and may_ask(waiter.inbound.asked, question.asked.method):
-                await self._emit(question.message, question.log_key)
+        if self._questions is not None:
+            await self._questions.ask_again()
 
-    def _fail_open_questions(self, code: int, message: str) -> None:
-        for question in list(self._asked):
-            heir = self._heir_of(question)
-            if heir is not None:
-                # Its client has it, and may well answer it.
-                self._heirs[question] = heir
-                heir._asked.append(question)
-                continue
-            withdrawal = None if question.future.done() else question.withdraw(message)
-            self._shared.questions.fail(question, code, message)
-            if withdrawal is not None:
-                self._withdraw(withdrawal, question.log_key)
+    @property
+    def questions(self) -> OpenQuestions:
+        """Its questions to clients of the handshake era."""
+        if self._questions is None:
+            self._questions = OpenQuestions(self, self._shared)
+        return self._questions
 
-    def _heir_of(self, question: PendingQuestion) -> RunningRequest | None:
-        """Return another running request of the same client that the question may be about."""
-        connection = self.waiters[-1].inbound.connection
-        if question.future.done() or connection is None or not self.is_awaited:
-            return None
-        for call in reversed(question.asked.about):
-            if isinstance(call, RunningRequest) and not call.done:
-                inbound = call.waiters[-1].inbound
-                if inbound.connection is connection and inbound.principal == question.principal:
-                    return call
-        return None
-
-    def _holder(self, question: PendingQuestion) -> RunningRequest:
-        heir = self._heirs.get(question)
-        return heir._holder(question) if heir is not None else self
-
-    def _given_up(self, message: bytes, log_key: str) -> None:
-        # Over HTTP its own way is gone with its answer: an answer after that is ignored.
-        if not self.done or self.transport != "http":
-            self._withdraw(message, log_key)
-
-    def _withdraw(self, message: bytes, log_key: str) -> None:
-        task = self._shared.background.run(IN_BACKGROUND, self._emit(message, log_key))
-        self._withdrawals.add(task)
-        task.add_done_callback(self._withdrawals.discard)
-
-    async def _emit(self, message: bytes, log_key: str) -> None:
+    async def emit(self, message: bytes, log_key: str) -> None:
         await self.waiters[-1].inbound.channel.emit(message, log_key)
