@@ -89,8 +89,8 @@ class StreamReopened:
     """The notification stream was cut and is open again (HTTP)."""
 
     continued: bool
-    """With ``Last-Event-ID``: the server continues after the last event. False only at a server
-    without sessions."""
+    """With ``Last-Event-ID``: the server continues after the last event. False only if no session
+    can be resumed."""
 
     was_lost: bool = True
     """It broke, or could not be opened; False: the server ended it in order."""
@@ -153,6 +153,9 @@ Event = (
 class LinkSettings:
     has_sessions: bool = False
     """Notice silence on streams, and keep reopening the notification stream."""
+
+    may_resume: bool = True
+    """A session can be resumed on another link."""
 
     has_keys: bool = False
     """A cut response is reported at once: the request is sent again with its key, and no

@@ -121,6 +121,7 @@ class Peer:
     def settings(self) -> LinkSettings:
         return LinkSettings(
             has_sessions=self.holds_sessions,
+            may_resume=self.session is None or self.session.resumable,
             has_keys=self.has_keys,
             protocol_version=self.protocol_version if self.initialize is not None else None,
             headers=self._route(),

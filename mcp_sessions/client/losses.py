@@ -23,7 +23,7 @@ from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.sending import Sender
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
 from mcp_sessions.core.backoff import Backoff, spread
-from mcp_sessions.core.resume import Cause, seconds_of
+from mcp_sessions.core.resume import seconds_of
 from mcp_sessions.errors import Detached
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ class Losses:
     _reopened_meanwhile: Link | None = field(init=False, default=None)
     """The link whose notification stream was opened again while the client was busy."""
 
-    _unsure_meanwhile: Link | None = field(init=False, default=None)
-    """The link whose notification stream cannot continue, since the client was busy."""
+    _unsure: set[Link] = field(init=False, default_factory=set[Link])
+    """Links that are to be replaced, since their notification streams cannot continue."""
 
     _streams: Backoff = field(init=False)
     """The delays between links whose notification streams bring nothing."""
@@ -107,7 +107,7 @@ class Losses:
             ):
                 # TKO13: something that was given up was served after all.
                 logger.info("%s: taken over by a late request of this client", link.name)
-                self._take_back(link, session.session_id)
+                self._runtime.tasks.start_soon(self._take_back, link)
             case Detached.TAKEN_OVER.value if self._peer.hosted.is_manager:
                 # The application goes on in its own sessions.
                 self._peer.leave_session()
@@ -126,7 +126,7 @@ class Losses:
             case Detached.DRAINING.value:
                 self._come_back_later(link, params)
             case _:
-                self._take_back(link, session.session_id)
+                self._runtime.tasks.start_soon(self._take_back, link)
 
     async def _hosted_detached(self, link: Link, held: HostedSession, params: Json) -> None:
         if not self._state.uses(link) and self._state.phase is not Phase.BUSY:
@@ -145,7 +145,7 @@ class Losses:
             case Detached.DRAINING.value:
                 self._come_back_later(link, params)
             case _:
-                self._take_back(link, held.session_id)
+                self._runtime.tasks.start_soon(self._take_back, link)
 
     def _come_back_later(self, link: Link, params: Json) -> None:
         """Plan a reconnect in our turn: the server drains (TKO11)."""
@@ -165,16 +165,14 @@ class Losses:
         if self._state.uses(link):
             self._recovery.begin(Way.RECOVER)
 
-    def _take_back(self, link: Link, session_id: str) -> None:
-        """Resume a session that left this connection and that nobody else has."""
-        way = self._recovery.leave(link, session_id)
-        self._runtime.tasks.start_soon(self._resume_again, link, way)
+    async def _take_back(self, link: Link) -> None:
+        """Resume a session that left this connection and that nobody else has.
 
-    async def _resume_again(self, link: Link, way: Way) -> None:
-        # A server may take it away each time.
+        With back-off, as a server may take it away each time.
+        """
         await self._runtime.back_off()
         if self._state.uses(link):
-            self._recovery.begin(way)
+            self._recovery.begin(Way.REATTACH)
 
     def stream_reopened(self, link: Link) -> None:
         """Report a gap: the server has no sessions, and the stream did not continue."""
@@ -185,18 +183,16 @@ class Losses:
 
     def stream_unsure(self, link: Link) -> None:
         """Take another link: on this one the notification stream would skip events."""
-        if self._state.phase is Phase.BUSY:
-            self._unsure_meanwhile = link
-        else:
+        if link not in self._unsure:
+            self._unsure.add(link)
             self._runtime.tasks.start_soon(self._replace, link)
 
     async def _replace(self, link: Link) -> None:
         await self._runtime.sleep(self._streams.failed(self._runtime.draw()))
-        text = f"{link.name}: the notification stream cannot continue"
-        if self._state.phase is Phase.BUSY:
-            self._unsure_meanwhile = link
-        else:
-            self._recovery.lose(link, Failure(Cause.CLOSED, text))
+        await self._recovery.until_settled()
+        self._unsure.remove(link)
+        if self._state.is_ready_on(link):
+            self._recovery.begin(Way.REPLACE if link is self._state.link else Way.RECOVER)
 
     def stream_works(self) -> None:
         """Forget the failures of notification streams: an event came."""
@@ -209,10 +205,7 @@ class Losses:
     async def catch_up(self, link: Link) -> None:
         detached, self._detached_meanwhile = self._detached_meanwhile, None
         reopened, self._reopened_meanwhile = self._reopened_meanwhile, None
-        unsure, self._unsure_meanwhile = self._unsure_meanwhile, None
         if detached is not None and detached[0] is link:
             await self.detached(*detached)
-        elif unsure is link:
-            self.stream_unsure(link)
         elif reopened is link:
             self.stream_reopened(link)

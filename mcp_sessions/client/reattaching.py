@@ -29,7 +29,6 @@ from mcp_sessions.client.listen_streams import everything
 from mcp_sessions.client.own_requests import Exchanges, Refused
 from mcp_sessions.client.pushing import Pushing
 from mcp_sessions.client.requests import Pending
-from mcp_sessions.client.state import ClientState
 from mcp_sessions.core.messages import INSTANCE_META, SESSION_META, members_of, meta_of
 from mcp_sessions.core.resume import event_id_of, is_session_id
 from mcp_sessions.errors import Detached
@@ -45,7 +44,6 @@ _LAST_ANSWERS = 2.0
 
 @dataclass(slots=True, eq=False)
 class Reattaching:
-    _state: ClientState
     _peer: Peer
     _app: Application
     _control: SessionControl
@@ -157,9 +155,6 @@ class Reattaching:
             # ATT3: a session that a request named may be attached here.
             held = held or hosted.follow(named, None)
             held.came()
-            if held.follower.position is not None and self._state.is_left(link, named):
-                # The replay on the next link has it, and what is before it.
-                return True
             if not held.follower.admits(event_id):
                 return True
         await self._app.deliver(self._as_listened(message, named))

@@ -46,6 +46,9 @@ class Way(Enum):
     RESTART = "restart"
     """A new session on the link that is there."""
 
+    REPLACE = "replace"
+    """Another link, while this one works; if there is none, this one."""
+
     RECOVER = "recover"
     """Another link."""
 
@@ -120,24 +123,17 @@ class Recovery:
         """Stop polite waits: the application sent a request."""
         self._asked.set()
 
-    def leave(self, link: Link, *session_ids: str) -> Way:
-        """Decide how to take up sessions that left a link.
-
-        A request may attach them there again (ATT3), and newer events may come on this link
-        before those that were missed. So another link takes them up, and their events on this one
-        are ignored. A listen stream is opened after the resume, and a process has one pipe.
-        """
-        listens = self._peer.is_modern and link is not self._peer.pushed
-        if listens or link.kind == "stdio":
-            return Way.REATTACH
-        for session_id in session_ids:
-            self._state.leave(link, session_id)
-        return Way.RECOVER
+    async def until_settled(self) -> None:
+        while self._state.phase is Phase.BUSY:
+            await self._settled.wait()
 
     async def _run(self, way: Way) -> None:
         link = self._state.link
         if link is None or way is Way.RECOVER:
             await self._recover()
+            return
+        if way is Way.REPLACE:
+            await self._replace(link)
             return
         try:
             match way:
@@ -155,6 +151,27 @@ class Recovery:
         except Failed as failed:
             self._app.lost(link.name, failed.failure)
             await self._recover()
+        else:
+            await self._ready(link, outcome)
+
+    async def _replace(self, old: Link) -> None:
+        link = None
+        try:
+            link = await self.connector.connect(self.connector.dialer_of(old))
+            await self._control.shake_hands(link)
+            outcome = await self._attach(link)
+            if outcome.is_new_session:
+                await self._app.forget_questions()
+        except Hopeless:
+            await _drop(link)
+            await self._no_session()
+        except Failed as failed:
+            logger.info("%s: no other connection: %s", old.name, failed)
+            await _drop(link)
+            if self._state.link is old:
+                await self._ready(old, None)
+            else:
+                await self._recover()
         else:
             await self._ready(link, outcome)
 
@@ -312,7 +329,7 @@ class Recovery:
 
     async def _retire(self, link: Link) -> None:
         clock, requests = self._runtime.clock, self._app.requests
-        until = clock() + self._runtime.policy.give_up_after
+        until = clock() + self._runtime.policy.answer_timeout
         # Requests of the application go out first.
         await self._runtime.sleep(_LINGER)
         while any(p.link is link for p in requests) and clock() < until:
@@ -331,8 +348,7 @@ class Recovery:
         """
         state = self._state
         with anyio.move_on_after(self._runtime.policy.give_up_after):
-            while state.phase is Phase.BUSY:
-                await self._settled.wait()
+            await self.until_settled()
         if not self._peer.holds_sessions or state.phase is Phase.BUSY:
             text = f"{dialer.target}: there is no session to move there"
             raise Failed(Failure(Cause.CLOSED, text))
@@ -345,10 +361,12 @@ class Recovery:
             outcome = await self._attach(link)
             if outcome.is_new_session:
                 await self._app.forget_questions()
-        except (Failed, Hopeless) as error:
-            await _drop(link)
-            self._stay(was_there=link is not None)
-            if isinstance(error, Failed):
+        except BaseException as error:
+            # Also if the application stops waiting: requests go on where the session is.
+            with anyio.CancelScope(shield=True):
+                await _drop(link)
+            self._stay()
+            if not isinstance(error, Hopeless):
                 raise
             text = f"{dialer.target}: the session is not known there"
             raise Failed(Failure(Cause.CLOSED, text)) from error
@@ -356,21 +374,12 @@ class Recovery:
         await self._ready(link, outcome)
         return outcome
 
-    def _stay(self, *, was_there: bool) -> None:
+    def _stay(self) -> None:
         self._state.apply(Change.STAY)
         self._settled.set()
-        if self._state.phase is not Phase.READY:
-            return
-        link, peer = self._state.link, self._peer
-        if link is None:
-            self.begin(Way.RECOVER)
-        elif was_there:
-            # They may have been attached at the other address for a moment.
-            own = [peer.session.session_id] if peer.session is not None else []
-            held = [each.session_id for each in peer.hosted.attached()]
-            self.begin(self.leave(link, *own, *held))
-        else:
-            self.begin(Way.REATTACH)
+        if self._state.phase is Phase.READY:
+            # It may have been attached there for a moment.
+            self.begin(Way.RECOVER if self._state.link is None else Way.REATTACH)
 
 
 async def _drop(link: Link | None) -> None:

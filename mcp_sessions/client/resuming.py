@@ -93,7 +93,7 @@ class ResumingClient:
         self._control = control = SessionControl(runtime, peer, exchanges)
         connector = Connector(runtime, peer, self._on_event)
         pushing = Pushing(peer, exchanges, connector)
-        hosted = Reattaching(state, peer, app, control, exchanges, pushing)
+        hosted = Reattaching(peer, app, control, exchanges, pushing)
         self._recovery = recovery = Recovery(
             runtime, state, peer, app, control, hosted, connector, self._on_ready
         )
@@ -273,7 +273,9 @@ class ResumingClient:
             case StreamReopened(continued, was_lost):
                 if not continued:
                     self._losses.stream_reopened(link)
-                elif was_lost and state.is_ready_on(link):
+                    return
+                self._losses.stream_works()
+                if was_lost and state.is_ready_on(link):
                     await app.report_outcome(ResumeOutcome(True, connected_to=link.name))
             case StreamUnsure():
                 self._losses.stream_unsure(link)
@@ -345,11 +347,7 @@ class ResumingClient:
         if event_id is not None or not self._peer.hosted.is_used:
             message = stamping.without_session(message)
         if event_id is not None:
-            follower = self._peer.follower
-            if follower.position is not None and self._state.is_left(link, session.session_id):
-                # The replay on the next link has it, and what is before it.
-                return
-            if not follower.admits(event_id):
+            if not self._peer.follower.admits(event_id):
                 # CLI3: it was seen.
                 return
             self._state.progressed()

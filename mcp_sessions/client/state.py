@@ -14,7 +14,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
-from weakref import WeakKeyDictionary
 
 import anyio
 from anyio.abc import TaskGroup
@@ -148,10 +147,6 @@ class ClientState:
     _trouble_since: float | None = None
     """When the first failure after the last progress was."""
 
-    _left: WeakKeyDictionary[Link, set[str]] = field(
-        default_factory=WeakKeyDictionary[Link, set[str]]
-    )
-
     def may(self, change: Change) -> bool:
         return self.phase in TRANSITIONS[change][0]
 
@@ -170,13 +165,6 @@ class ClientState:
 
     def uses(self, link: Link) -> bool:
         return link is self.link or link is self._peer.pushed
-
-    def leave(self, link: Link, session_id: str) -> None:
-        """Ignore a session's events on a link from now on."""
-        self._left.setdefault(link, set()).add(session_id)
-
-    def is_left(self, link: Link, session_id: str) -> bool:
-        return session_id in self._left.get(link, ())
 
     def is_ready_on(self, link: Link) -> bool:
         return self.phase is Phase.READY and self.uses(link)

@@ -26,7 +26,7 @@ from tests.support.processes import free_port, wait_until_it_listens
 from tests.support.proxy import TcpProxy
 from tests.support.raw import Json
 from tests.support.resuming import serving
-from tests.support.scripted import Exchange, ScriptedServer
+from tests.support.scripted import OURS, Exchange, ScriptedServer, never
 from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.anyio
@@ -187,33 +187,71 @@ async def test_no_event_passes_behind_a_hole(scheme: str) -> None:
         assert await it.host.current() == session_id
 
 
-async def test_an_event_behind_a_detachment_waits_for_those_before_it() -> None:
-    """TKO3, ATT3: a request attached the session again, behind an event that the host lacks."""
+async def test_a_stream_that_cannot_continue_is_opened_again_after_another_resume() -> None:
+    """HTL7: the sessions of a modern host, on a connection of their own. The bridge is busy with
+    another session when that connection's stream breaks.
+    """
+    asked: list[Exchange] = []
+    is_held = False
 
-    def event(number: int) -> Json:
-        params = {"uri": f"note://{number}", "sessionEventId": str(number), "_meta": named("s-2")}
-        return {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": params}
+    def serve(exchange: Exchange) -> None:
+        if exchange.method == "server/discover":
+            if is_held:
+                asked.append(exchange)
+                never(exchange)
+            else:
+                exchange.result(discovered(OURS))
+        elif exchange.method == "subscriptions/listen":
+            exchange.event(acknowledged(exchange.message["id"]))
+        elif exchange.verb == "GET":
+            server.stream = exchange
+            exchange.event({"jsonrpc": "2.0", "method": "notifications/x"})  # without an id
 
-    def get(exchange: Exchange) -> None:
-        if server.asked("session/resume"):
-            for number in (2, 3):
-                exchange.event(event(number), f"get-{number}")
-
-    server = ScriptedServer({"GET": get})
+    server = ScriptedServer({"*": serve})
     with anyio.fail_after(55):
-        async with server, host(server.url(), modern=False) as peer:
-            session_id = (await peer.start())["sessionId"]
-            assert session_id == "s-2", "the bridge has one of its own"
+        async with server, host(server.url(), modern=True, capabilities=DECLARED) as peer:
+            await peer.result("tools/list")
+            one, two = [(await peer.start())["sessionId"] for _ in range(2)]
             await server.has(lambda: server.stream, "the notification stream")
-            server.push_message(event(1))
+            listen = await peer.send("subscriptions/listen", {"notifications": {}}, meta=named(two))
+            await peer.until(lambda: listen in peer.acknowledged, "the listen")
+            is_held = True
+            await peer.notify("notifications/cancelled", {"requestId": listen})
+            await server.has(lambda: asked, "a resume of the other session")
+            assert server.stream is not None
+            before = server.stream.headers["mcp-session-id"]
+            server.stream.end()
+            await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
+            is_held = False
+            for exchange in asked:
+                exchange.result(discovered(OURS))
+            await server.has(
+                lambda: server.stream and server.stream.headers["mcp-session-id"] != before,
+                "the stream of another connection",
+            )
+            server.push_message(update_of(one))
             await peer.has_events(1)
-            server.push(DETACHED, sessionId=session_id, reason="evicted")
-            server.push_message(event(3))
-            await peer.has_events(3)
-            assert peer.received(session_id) == [*NOTES]
-            resumes = [each.params for each in server.asked("session/resume")]
-            positions = {each["sessionId"]: each["lastSessionEventId"] for each in resumes}
-            assert positions[session_id] == "1"
+            assert peer.received(one) == [NOTES[0]]
+
+
+def discovered(extensions: Json) -> Json:
+    capabilities = {"tools": {}, "resources": {}, "sessions": {}, "extensions": extensions}
+    return {
+        "supportedVersions": ["2026-07-28"],
+        "resultType": "complete",
+        "capabilities": capabilities,
+    }
+
+
+def acknowledged(request_id: object) -> Json:
+    params = {"notifications": {}, "_meta": {SUBSCRIPTION_ID: request_id}}
+    method = "notifications/subscriptions/acknowledged"
+    return {"jsonrpc": "2.0", "method": method, "params": params}
+
+
+def update_of(session_id: str) -> Json:
+    params = {"uri": NOTES[0], "sessionEventId": "1", "_meta": named(session_id)}
+    return {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": params}
 
 
 async def test_a_host_that_cannot_be_notified_of_a_hole_has_its_connection_ended() -> None:

@@ -571,22 +571,51 @@ async def test_an_event_of_a_stream_that_cannot_continue_waits_for_those_before_
         ]
 
 
-async def test_an_event_behind_a_detachment_waits_for_those_before_it() -> None:
-    """TKO3, ATT3: a request attached the session again, behind an event that nobody got."""
+async def test_a_client_that_gets_no_other_connection_stays_on_the_one_it_has() -> None:
+    """It tries again. Its calls are answered meanwhile, and then it gets every event."""
     resume, replay = replaying("1", "2")
+    is_full = True
 
     def get(exchange: Exchange) -> None:
         if exchange.headers["mcp-session-id"] != "transport-1":
             replay(exchange)
+        else:
+            exchange.event({"jsonrpc": "2.0", "method": "notifications/x"})  # without an id
+            exchange.end()
 
-    server = ScriptedServer({"GET": get, "session/resume": resume})
-    async with server, client_of(server) as (_, received):
-        await server.has(lambda: server.stream, "the notification stream")
-        server.push("notifications/sessions/detached", sessionId="s-1", reason="evicted")
-        server.push(UPDATED, "2", uri="note://2")
+    def initialize(exchange: Exchange) -> None:
+        if is_full and server.transports == 1:
+            exchange.respond(503)
+
+    server = ScriptedServer({"GET": get, "session/resume": resume, "initialize": initialize})
+    async with server, client_of(server) as (client, received):
+        await server.has(lambda: len(server.asked("initialize")) >= 3, "two that were refused")
+        assert await call(client) == "s-1"
+        is_full = False
         await received.has(lambda: len(received.updates) == 2, "both events")
         assert received.updates == ["note://1", "note://2"]
+
+
+async def test_a_session_that_cannot_be_resumed_keeps_its_connection() -> None:
+    """Another connection would lose its subscriptions for nothing."""
+
+    def get(exchange: Exchange) -> None:
+        server.stream = exchange
+        exchange.event({"jsonrpc": "2.0", "method": "notifications/x"})  # without an id
+
+    def without_resume(exchange: Exchange) -> None:
+        if exchange.method.startswith("session/"):
+            exchange.error(-32601, "Method not found")
+
+    server = ScriptedServer({"*": without_resume, "GET": get}, FOREIGN)
+    async with server, client_of(server) as (client, received):
+        await call(client)
+        await server.has(lambda: server.stream, "the notification stream")
+        assert server.stream is not None
+        server.stream.end()
         assert (await received.outcome()).recovered
+        assert len(server.asked("GET")) == 2
+        assert server.transports == 1
 
 
 async def test_a_stream_that_is_opened_anew_during_a_start_is_not_overlooked() -> None:

@@ -1,6 +1,7 @@
 """The resuming client over WebSocket: against the real server, and against one that misbehaves."""
 
 import json
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -124,6 +125,17 @@ async def test_a_move_that_fails_leaves_the_session_where_it_is() -> None:
             await it.transport.move_to("ws://127.0.0.1:1/mcp")
 
         assert await it.call("session_id") == first
+
+
+async def test_a_move_that_the_application_gives_up_leaves_the_session_where_it_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        async with connected("legacy", "http") as it:
+            first = await it.call("session_id")
+            with anyio.move_on_after(0.1) as moving:
+                await it.transport.move_to(f"http://127.0.0.1:{mute.getsockname()[1]}/mcp")
+            assert moving.cancelled_caught
+
+            assert await it.call("session_id") == first
 
 
 async def test_a_normal_close_is_the_end() -> None:

@@ -96,7 +96,7 @@ class NotificationStream:
                     response.raise_for_status()
                     if not is_sse(response):
                         return
-                    if self._is_in_doubt and has_sessions:
+                    if self._is_in_doubt and has_sessions and requester.settings.may_resume:
                         # A request may have attached a session again, behind events that are
                         # not sent here (ATT3). So nothing is read.
                         self._is_read = False
