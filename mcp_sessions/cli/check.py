@@ -58,7 +58,8 @@ class Served:
     authenticates: bool
     """Whether each request needs a credential."""
 
-    guards: Guards
+    guards: Callable[[], Guards]
+    """Those of an HTTP endpoint, which is made when they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +91,13 @@ def check(options: argparse.Namespace, steps: Steps) -> int:
     _say_address(report, options, steps)
     if options.audit not in (None, "-"):
         _say_audit(report, options.audit)
+    served: Sequence[Served] = ()
     try:
         served = steps.served()
+        if served and not (options.stdio and options.port is None):
+            _say_guards(report, served[0].guards())
     except ConfigurationError as failed:
         report.wrong("server", failed)
-        served = ()
-    if served and not (options.stdio and options.port is None):
-        _say_guards(report, served[0].guards)
     _say_access(report, options, served)
     # Only now, since the target's code may set a provider.
     for name, text, is_wrong in described(os.environ, stdio=options.stdio):

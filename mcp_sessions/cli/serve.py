@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mcp_sessions.cli.workers import Worker
     from mcp_sessions.layer import SessionLayer
     from mcp_sessions.stores.contract import SessionStore
-    from mcp_sessions_transports.origin import SecuritySettings
+    from mcp_sessions_transports.origin import Guards, SecuritySettings
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -105,9 +105,13 @@ def _check(options: argparse.Namespace) -> int:
     def served() -> list[Served]:
         if options.config is None:
             layer, store = _layer(options)
-            app = layer.asgi_app(options.path, host=options.host, security=_security(options))
             own, lock = external_server(options), layer.authenticates
-            return [Served(options.path, layer.store, store, layer.policy, own, lock, app.guards)]
+
+            def guards() -> Guards:
+                path, host, security = options.path, options.host, _security(options)
+                return layer.asgi_app(path, host=host, security=security).guards
+
+            return [Served(options.path, layer.store, store, layer.policy, own, lock, guards)]
         from mcp_sessions.cli.serve_config import layer_maker, served_of
 
         named = options.store or DEFAULT_STORE

@@ -24,7 +24,7 @@ from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.tls import certificate_of
 from mcp_sessions.serve.together import Part, Together, run_together
 from mcp_sessions.stores.urls import open_store
-from mcp_sessions_transports.origin import SecuritySettings
+from mcp_sessions_transports.origin import Guards, SecuritySettings
 
 
 def layers_of(
@@ -82,6 +82,10 @@ def layer_maker(
     return make
 
 
+def guards_of(layer: Assembly, settings: EndpointSettings) -> Guards:
+    return layer.endpoint(settings).guards
+
+
 def served_of(
     options: argparse.Namespace,
     make: Callable[[str, ExternalServer], Assembly],
@@ -98,7 +102,7 @@ def served_of(
             layer.policy,
             server,
             layer.authenticates,
-            layer.endpoint(_settings(options, path, security)).guards,
+            partial(guards_of, layer, _settings(options, path, security)),
         )
         for (name, server), (path, layer) in zip(servers.items(), layers.items(), strict=True)
     ]

@@ -108,7 +108,7 @@ async def _run(options: argparse.Namespace) -> int:
                 for record in [_named(name, live) for name in options.sessions]:
                     was_there = await operator_store.end(record.session_id)
                     name = digest(record.session_id)
-                    print(f"{name} ended" if was_there else f"{name} was over already")
+                    print(f"{name} ended" if was_there else f"{name} had ended before")
             case _:
                 raise AssertionError("argparse accepts these three only")
     finally:

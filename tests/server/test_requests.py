@@ -1,5 +1,5 @@
-"""Requests running: ids, cancellation, questions to the client, bounds on without a listener
-work.
+"""Requests that run: ids, cancellation, questions to the client, bounds of work without a
+listener.
 """
 
 import asyncio
@@ -219,6 +219,25 @@ async def test_a_cancel_of_nothing_does_nothing(params: Json | None) -> None:
         await cycles()
         w.box.gate("g").go.set()
         assert text_of(await sent.result()) == "through g"
+
+
+class Panic(BaseException):
+    """What an extension module may raise."""
+
+
+async def test_a_call_is_answered_whatever_its_handler_raises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world() as w:
+
+        async def panics(ctx: Ctx, arguments: Json) -> str:
+            raise Panic
+
+        w.box.tools["panics"] = panics
+        client = await w.connected()
+        assert (await client.call("panics").error())["code"] == -32603
+        assert not w.inside.runner.running
+    assert "tools/call failed inside the wrapped server" in caplog.text
 
 
 async def test_a_handler_that_ignores_its_cancellation_delays_nothing() -> None:

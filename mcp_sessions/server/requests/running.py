@@ -200,10 +200,6 @@ class RunningRequest:
             logger.error("what %s changed may be lost: %s", request.method, failed)
             away = failed if self.key is None else None
             error = store_error(failed) if away is not None else wire_error(OutcomeUnknown())
-        except Exception:
-            # The boundary to the wrapped server: its client is answered, whatever that raises.
-            logger.exception("%s failed inside the wrapped server", request.method)
-            error = error_body(INTERNAL_ERROR, "Internal error")
         except asyncio.CancelledError:
             if self.done:
                 # Answered and cancelled by ``abort``, or by its rounds: this is the end of it.
@@ -212,6 +208,12 @@ class RunningRequest:
                 return
             await self._finish(Outcome(None, wire_error(OutcomeUnknown())))
             raise
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            # The boundary to the wrapped server: its client is answered, whatever that raises.
+            logger.exception("%s failed inside the wrapped server", request.method)
+            error = error_body(INTERNAL_ERROR, "Internal error")
         finally:
             if close_peer:
                 await peer.close()
