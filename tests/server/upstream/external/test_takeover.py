@@ -212,7 +212,9 @@ async def test_what_is_said_after_an_answer_reaches_no_session(tmp_path: Path) -
     async with child_world("logs late", options=options) as w:
         client = ModernClient(w.carrier)
         await looks(client)
-        await looks(client)
+        upstream: Any = w.inside.upstream
+        [child] = upstream.children._living
+        await until(lambda: child.unanswered._said_late, "what came after the last answer")
         session = (await client.create())["sessionId"]
         assert await client.text("count", session=session) == "1"
         assert starts(calls) == 2
