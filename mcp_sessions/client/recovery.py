@@ -361,8 +361,8 @@ class Recovery:
             outcome = await self._attach(link)
             if outcome.is_new_session:
                 await self._app.forget_questions()
-        except BaseException as error:
-            # Also if the application stops waiting: requests go on where the session is.
+        except (Failed, Hopeless, anyio.get_cancelled_exc_class()) as error:
+            # If the application stops waiting, requests continue on the connection before.
             with anyio.CancelScope(shield=True):
                 await _drop(link)
             self._stay()
