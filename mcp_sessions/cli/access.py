@@ -38,48 +38,14 @@ INTROSPECTION_VARIABLES = (
 
 
 def add_options(group: Options) -> None:
-    group.add_argument(
-        "--no-auth",
-        action="store_true",
-        help="let every client on the network call every tool",
-    )
-    group.add_argument(
-        "--api-keys",
-        metavar="FILE",
-        help="each client needs a key of FILE, or a token",
-    )
-    group.add_argument(
-        "--auth",
-        metavar="PROVIDER",
-        help="users sign in at github, google, azure, oidc ...",
-    )
-    group.add_argument(
-        "--allow",
-        metavar="WHO",
-        action="append",
-        help="'*@example.com', login:NAME or group:NAME *",
-    )
-    group.add_argument(
-        "--auth-issuer",
-        metavar="URL",
-        help="accept tokens of this authorization server",
-    )
-    group.add_argument(
-        "--auth-audience",
-        metavar="URL",
-        help="URL of this server in these tokens",
-    )
-    group.add_argument(
-        "--auth-introspect",
-        metavar="URL",
-        help="ask the authorization server about tokens",
-    )
-    group.add_argument(
-        "--auth-scope",
-        metavar="SCOPE",
-        action="append",
-        help="each key or token needs this scope *",
-    )
+    group.add("--no-auth", "let every client on the network call every tool")
+    group.add("--api-keys FILE", "each client needs a key of FILE, or a token")
+    group.add("--auth PROVIDER", "users sign in at github, google, azure, oidc ...")
+    group.add("--allow WHO", "'*@example.com', login:NAME or group:NAME *", action="append")
+    group.add("--auth-issuer URL", "accept tokens of this authorization server")
+    group.add("--auth-audience URL", "URL of this server in these tokens")
+    group.add("--auth-introspect URL", "ask the authorization server about tokens")
+    group.add("--auth-scope SCOPE", "each key or token needs this scope *", action="append")
 
 
 def check_options(options: argparse.Namespace) -> None:

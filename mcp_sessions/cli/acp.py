@@ -117,24 +117,9 @@ def make_parser() -> types.OneLineParser:
         "agent or AcpSessionLayer in the file. Logs, and all that the agent prints, go to\n"
         f"stderr.\n\n{types.LEGEND}",
     )
-    agent = parser.add_argument_group("agent")
-    agent.add_argument(
-        "--agent",
-        dest="target",
-        metavar="TARGET",
-        required=True,
-        help="an agent, or an AcpSessionLayer",
-    )
-    agent.add_argument(
-        "--store",
-        metavar="URL",
-        help=f"store: sqlite:///conversations.db ({DEFAULT_STORE})",
-    )
-    agent.add_argument(
-        "--connect-timeout",
-        type=types.seconds,
-        metavar="S",
-        help="time for an MCP server to be ready (10)",
-    )
-    types.add_log_options(parser.add_argument_group("log"), level="warning")
+    agent = parser.group("agent")
+    agent.add("--agent TARGET", "an agent, or an AcpSessionLayer", dest="target", required=True)
+    agent.add("--store URL", f"store: sqlite:///conversations.db ({DEFAULT_STORE})")
+    agent.add("--connect-timeout S", "time for an MCP server to be ready (10)", types.seconds)
+    types.add_log_options(parser.group("log"), level="warning")
     return parser

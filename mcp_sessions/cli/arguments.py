@@ -4,9 +4,10 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from ipaddress import ip_network
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from mcp_sessions.cli.logs import FORMATS, LEVELS, complain
@@ -39,8 +40,32 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30)
 
 
-class Options(Protocol):
-    def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Group of options in the help."""
+
+    _add_argument: Callable[..., argparse.Action]
+
+    def add(
+        self,
+        option: str,
+        what: str,
+        kind: Callable[[str], object] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Add an option.
+
+        Args:
+            option: As the help shows it: ``--port PORT``. Without a value it is a flag.
+            what: Its line in the help.
+            kind: Reads the value. None: it is text.
+        """
+        name, _, value = option.partition(" ")
+        if value:
+            settings |= {"metavar": value, "type": kind}
+        else:
+            settings["action"] = "store_true"
+        self._add_argument(name, help=what, **settings)
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -58,6 +83,9 @@ class OneLineParser(argparse.ArgumentParser):
         complain(self.prog, f"{message} (see {self.prog} --help)")
         raise SystemExit(USAGE_ERROR)
 
+    def group(self, title: str) -> Options:
+        return Options(self.add_argument_group(title).add_argument)
+
     def shown_options(self) -> list[argparse.Action]:
         return [
             action
@@ -69,20 +97,13 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def add_log_options(group: Options, *, level: str) -> None:
-    group.add_argument(
-        "--log-level",
+    group.add(
+        "--log-level LEVEL",
+        "debug, info, warning or error (%(default)s)",
         choices=LEVELS,
         default=level,
-        metavar="LEVEL",
-        help="debug, info, warning or error (%(default)s)",
     )
-    group.add_argument(
-        "--log-format",
-        choices=FORMATS,
-        default="text",
-        metavar="FORMAT",
-        help="text or json (%(default)s)",
-    )
+    group.add("--log-format FORMAT", "text or json (%(default)s)", choices=FORMATS, default="text")
 
 
 def one_line(error: object) -> str:

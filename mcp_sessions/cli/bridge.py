@@ -118,31 +118,28 @@ def make_parser() -> types.OneLineParser:
         type=_url,
         help="address of the server; several: in this order",
     )
-    session = parser.add_argument_group("session")
-    session.add_argument("--jar", metavar="FILE", help="keep the session in FILE between runs")
-    session.add_argument("--user", default="", help="user of the session, if a jar has several")
-    messages = parser.add_argument_group("messages")
-    messages.add_argument(
-        "--header",
-        metavar="'NAME: VALUE'",
+    session = parser.group("session")
+    session.add("--jar FILE", "keep the session in FILE between runs")
+    session.add("--user USER", "user of the session, if a jar has several", default="")
+    messages = parser.group("messages")
+    messages.add(
+        "--header 'NAME: VALUE'",
+        "send this header with every request *",
+        _header,
         action="append",
         default=[],
-        type=_header,
-        help="send this header with every request *",
     )
-    messages.add_argument(
-        "--max-message",
-        metavar="BYTES",
-        type=types.count,
+    messages.add(
+        "--max-message BYTES",
+        "size of a message, both ways (%(default)s)",
+        types.count,
         default=4_194_304,
-        help="size of a message, both ways (%(default)s)",
     )
-    messages.add_argument(
-        "--last-wait",
-        metavar="S",
-        type=types.seconds,
+    messages.add(
+        "--last-wait S",
+        "time for answers after the input ends (%(default)g)",
+        types.seconds,
         default=60.0,
-        help="time for answers after the input ends (%(default)g)",
     )
-    types.add_log_options(parser.add_argument_group("log"), level="warning")
+    types.add_log_options(parser.group("log"), level="warning")
     return parser

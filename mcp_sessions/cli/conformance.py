@@ -161,54 +161,33 @@ Exit status: 0 if every MUST holds, 1 if not, 2 for wrong arguments.""",
         metavar="TARGET",
         help="http(s)://, ws(s):// or 'stdio:COMMAND'",
     )
-    what = parser.add_argument_group("what to test")
-    what.add_argument(
-        "--client", metavar="COMMAND", help="test the client COMMAND, which gets a URL"
-    )
-    what.add_argument("--suite", action="append", default=[], help="only this suite *")
-    what.add_argument(
-        "--transport",
+    what = parser.group("what to test")
+    what.add("--client COMMAND", "test the client COMMAND, which gets a URL")
+    what.add("--suite SUITE", "only this suite *", action="append", default=[])
+    what.add(
+        "--transport NAME",
+        "only http, websocket or stdio *",
         action="append",
         default=[],
         choices=("http", "websocket", "stdio"),
-        metavar="NAME",
-        help="only http, websocket or stdio *",
     )
-    what.add_argument(
-        "--era",
+    what.add(
+        "--era NAME",
+        "only handshake, or modern *",
         action="append",
         default=[],
         choices=("handshake", "modern"),
-        metavar="NAME",
-        help="only handshake, or modern *",
     )
-    what.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="ID",
-        help="only this vector, duty or clause *",
-    )
-    what.add_argument(
-        "--conversations",
-        action="store_true",
-        help="play the vectors about conversations, too",
-    )
-    run = parser.add_argument_group("run and outcome")
-    run.add_argument("--json", metavar="FILE", help="write the outcome to FILE as well")
-    run.add_argument(
-        "--timeout",
-        type=types.seconds,
-        default=5.0,
-        metavar="S",
-        help="time for any one answer (%(default)g)",
-    )
-    run.add_argument(
-        "--give-up",
-        type=types.count_or_none,
+    what.add("--only ID", "only this vector, duty or clause *", action="append", default=[])
+    what.add("--conversations", "play the vectors about conversations, too")
+    run = parser.group("run and outcome")
+    run.add("--json FILE", "write the outcome to FILE as well")
+    run.add("--timeout S", "time for any one answer (%(default)g)", types.seconds, default=5.0)
+    run.add(
+        "--give-up N",
+        "stop after N silent vectors; 0: never (%(default)d)",
+        types.count_or_none,
         default=12,
-        metavar="N",
-        help="stop after N silent vectors; 0: never (%(default)d)",
     )
-    run.add_argument("--list", action="store_true", help="print all vectors and duties, and exit")
+    run.add("--list", "print all vectors and duties, and exit")
     return parser

@@ -143,24 +143,17 @@ def make_parser() -> OneLineParser:
         made = commands.add_parser(
             name, help=what, description=f"{what.capitalize()}.", examples=(example,), notes=_NOTES
         )
-        group = made.add_argument_group("keys")
-        group.add_argument("--file", metavar="FILE", help="the file of keys (the variable)")
+        group = made.group("keys")
+        group.add("--file FILE", "the file of keys (the variable)")
         return made, group
 
     add, group = command("add", "make a key, and print it once", _EXAMPLES[0])
     add.add_argument("name", metavar="NAME", help="owner of the key and its sessions")
-    group.add_argument(
-        "--scope", metavar="SCOPE", action="append", default=[], help="a scope of the key *"
-    )
-    group.add_argument(
-        "--expires",
-        metavar="TIME",
-        type=_duration,
-        help="life of the key, as 12h or 90d (no end)",
-    )
+    group.add("--scope SCOPE", "a scope of the key *", action="append", default=[])
+    group.add("--expires TIME", "life of the key, as 12h or 90d (no end)", _duration)
     command("list", "list the keys, without the keys themselves", _EXAMPLES[1])
     revoke, group = command("revoke", "refuse a key, and end its streams", _EXAMPLES[2])
     revoke.add_argument("name", metavar="NAME", nargs="?", help="all keys of this name")
-    group.add_argument("--id", metavar="ID", help="only the key with this id")
-    group.add_argument("--all", action="store_true", help="all keys of the file")
+    group.add("--id ID", "only the key with this id")
+    group.add("--all", "all keys of the file")
     return parser

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sessions.cli import access
 from mcp_sessions.cli import arguments as types
-from mcp_sessions.cli.limit_options import add_limits
 from mcp_sessions.cli.option_variables import NOTES, parse, unknown, variable_of, variables_named
 from mcp_sessions.cli.targets import SHAPE, program_of
 from mcp_sessions.core.addresses import HTTP, has_scheme, wrong_address
@@ -196,256 +195,171 @@ Serve an MCP server whose sessions survive a cut connection. The server is one o
     parser.add_argument("target", metavar="TARGET", nargs="?", help=argparse.SUPPRESS)
     # The process that keeps the workers sets it for each.
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    _add_address(parser.add_argument_group("server and address"))
-    _add_access(parser.add_argument_group("who may call"))
-    _add_sessions(parser.add_argument_group("sessions"))
-    _add_conversations(parser.add_argument_group("conversations, for hosts that start no session"))
-    add_limits(parser.add_argument_group("requests of clients"))
-    _add_start_and_stop(parser.add_argument_group("start and stop"))
-    _add_logs(parser.add_argument_group("log"))
-    _add_external(parser.add_argument_group("-- COMMAND, a URL and --config"))
-    _add_command(parser.add_argument_group("-- COMMAND"))
-    _add_url(parser.add_argument_group("a URL"))
+    _add_address(parser.group("server and address"))
+    _add_access(parser.group("who may call"))
+    _add_sessions(parser.group("sessions"))
+    _add_conversations(parser.group("conversations, for hosts that start no session"))
+    _add_limits(parser.group("requests of clients"))
+    _add_start_and_stop(parser.group("start and stop"))
+    _add_logs(parser.group("log"))
+    _add_external(parser.group("-- COMMAND, a URL and --config"))
+    _add_command(parser.group("-- COMMAND"))
+    _add_url(parser.group("a URL"))
     return parser
 
 
 def _add_address(group: types.Options) -> None:
-    group.add_argument("--config", metavar="FILE", help="serve each server of FILE on /NAME/mcp")
-    group.add_argument(
-        "--reload-config", action="store_true", help="read FILE again when it changes"
+    group.add("--config FILE", "serve each server of FILE on /NAME/mcp")
+    group.add("--reload-config", "read FILE again when it changes")
+    group.add("--host HOST", "address to listen on (%(default)s)", default="127.0.0.1")
+    group.add(
+        "--port PORT", f"port; 0: any free one ({DEFAULT_PORT}; none with --stdio)", types.port
     )
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    group.add_argument(
-        "--port",
-        type=types.port,
-        help=f"port; 0: any free one ({DEFAULT_PORT}; none with --stdio)",
-    )
-    group.add_argument(
-        "--path", type=types.url_path, default="/mcp", help="path of the endpoint (%(default)s)"
-    )
-    group.add_argument(
-        "--stdio", action="store_true", help="serve the client at standard input and output"
-    )
-    group.add_argument(
-        "--workers",
-        metavar="N",
-        type=types.count,
-        help="processes on the port; they need a shared store",
-    )
+    group.add("--path PATH", "path of the endpoint (%(default)s)", types.url_path, default="/mcp")
+    group.add("--stdio", "serve the client at standard input and output")
+    group.add("--workers N", "processes on the port; they need a shared store", types.count)
 
 
 def _add_access(group: types.Options) -> None:
     access.add_options(group)
-    group.add_argument(
-        "--allowed-host",
-        metavar="NAME",
-        type=types.host,
+    group.add(
+        "--allowed-host NAME",
+        "accept this Host header: mcp.example.com *",
+        types.host,
         action="append",
         default=[],
-        help="accept this Host header: mcp.example.com *",
     )
-    group.add_argument(
-        "--allowed-origin",
-        metavar="URL",
-        type=types.origin,
+    group.add(
+        "--allowed-origin URL",
+        "accept web pages of this origin *",
+        types.origin,
         action="append",
         default=[],
-        help="accept web pages of this origin *",
     )
-    group.add_argument(
-        "--forwarded-allow-ips",
-        metavar="IPS",
-        type=types.proxies,
-        help="proxies to trust, as 10.0.0.0/8 (127.0.0.1)",
+    group.add(
+        "--forwarded-allow-ips IPS", "proxies to trust, as 10.0.0.0/8 (127.0.0.1)", types.proxies
     )
-    group.add_argument(
-        "--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (HTTP)"
-    )
-    group.add_argument(
-        "--ssl-keyfile", metavar="FILE", help="the key, if the certificate's file has none"
-    )
+    group.add("--ssl-certfile FILE", "serve HTTPS with this certificate (HTTP)")
+    group.add("--ssl-keyfile FILE", "the key, if the certificate's file has none")
 
 
 def _add_sessions(group: types.Options) -> None:
     limits = SessionPolicy()
-    group.add_argument(
-        "--store", metavar="URL", help=f"sessions: sqlite:///notes.db ({DEFAULT_STORE})"
+    group.add("--store URL", f"sessions: sqlite:///notes.db ({DEFAULT_STORE})")
+    group.add(
+        "--idle-timeout S",
+        f"idle time until a session ends or sleeps ({limits.idle_timeout:g})",
+        types.seconds,
     )
-    group.add_argument(
-        "--idle-timeout",
-        type=types.seconds,
-        metavar="S",
-        help=f"idle time until a session ends or sleeps ({limits.idle_timeout:g})",
+    group.add(
+        "--forget-after S", f"sleeping time until a session ends ({FORGET_AFTER})", types.seconds
     )
-    group.add_argument(
-        "--forget-after",
-        type=types.seconds,
-        metavar="S",
-        help=f"sleeping time until a session ends ({FORGET_AFTER})",
+    group.add(
+        "--max-sessions N", f"open sessions in the store ({limits.max_sessions})", types.count
     )
-    group.add_argument(
-        "--max-sessions",
-        type=types.count,
-        metavar="N",
-        help=f"open sessions in the store ({limits.max_sessions})",
+    group.add(
+        "--max-sleeping-bytes BYTES",
+        f"size of sleeping sessions ({limits.max_sleeping_bytes})",
+        types.count,
     )
-    group.add_argument(
-        "--max-sleeping-bytes",
-        type=types.count,
-        metavar="BYTES",
-        help=f"size of sleeping sessions ({limits.max_sleeping_bytes})",
-    )
-    group.add_argument(
-        "--max-events",
-        type=types.count,
-        metavar="N",
-        help=f"events that a session keeps ({limits.max_events})",
-    )
-    group.add_argument(
-        "--hide",
-        action="append",
-        metavar="PATTERN",
-        help="hide names that match, until they are revealed *",
-    )
-    group.add_argument(
-        "--readable-state",
-        action="store_true",
-        help="let clients read their state, but not change it",
-    )
+    group.add("--max-events N", f"events that a session keeps ({limits.max_events})", types.count)
+    group.add("--hide PATTERN", "hide names that match, until they are revealed *", action="append")
+    group.add("--readable-state", "let clients read their state, but not change it")
 
 
 def _add_conversations(group: types.Options) -> None:
-    group.add_argument(
-        "--conversations",
-        action="store_true",
-        help="make a session for each conversation",
+    group.add("--conversations", "make a session for each conversation")
+    group.add("--platform-ids", "take a platform's Mcp-Session-Id as a name")
+    group.add("--per-principal", "one session per user who names no conversation")
+    group.add("--handle TOOL", "TOOL returns a handle for later calls *", action="append")
+
+
+def _add_limits(group: types.Options) -> None:
+    limits = SessionPolicy()
+    group.add(
+        "--max-message BYTES", f"largest message of a client ({limits.max_message})", types.count
     )
-    group.add_argument(
-        "--platform-ids",
-        action="store_true",
-        help="take a platform's Mcp-Session-Id as a name",
+    group.add(
+        "--receive-timeout S",
+        f"time for a request to arrive ({limits.receive_timeout:g})",
+        types.seconds,
     )
-    group.add_argument(
-        "--per-principal",
-        action="store_true",
-        help="one session per user who names no conversation",
+    group.add("--max-connections N", "open connections (as the system allows)", types.count)
+    for name, kind, what in (
+        ("requests", types.seconds, "requests a second of one caller"),
+        ("calls", types.count, "unanswered requests of one caller"),
+        ("connections", types.count, "open WebSockets of one caller"),
+        ("sessions", types.count, "open sessions of one user"),
+    ):
+        group.add(f"--max-{name}-per-principal N", f"{what} (no limit)", kind)
+    group.add(
+        "--credential-check S",
+        f"time between two checks of a stream's token ({limits.credential_check:g})",
+        types.seconds,
     )
-    group.add_argument(
-        "--handle",
-        action="append",
-        metavar="TOOL",
-        help="TOOL returns a handle for later calls *",
+    group.add(
+        "--progress-every S",
+        f"send progress for silent calls; 0: never ({limits.progress_every:g})",
+        types.duration,
+    )
+    group.add(
+        "--question-timeout S",
+        f"time for an answer to a tool's question ({limits.question_timeout:g})",
+        types.duration,
     )
 
 
 def _add_start_and_stop(group: types.Options) -> None:
-    group.add_argument(
-        "--check",
-        action="store_true",
-        help="print what a start would do, and exit",
-    )
-    group.add_argument(
-        "--health",
-        metavar="PATH",
-        type=types.url_path,
-        help="serve PATH/healthz and PATH/readyz",
-    )
-    group.add_argument(
-        "--grace",
-        metavar="S",
-        type=types.duration,
+    group.add("--check", "print what a start would do, and exit")
+    group.add("--health PATH", "serve PATH/healthz and PATH/readyz", types.url_path)
+    group.add(
+        "--grace S",
+        "time for running calls at a stop (%(default)s)",
+        types.duration,
         default=DEFAULT_GRACE,
-        help="time for running calls at a stop (%(default)s)",
     )
-    group.add_argument(
-        "--drain-delay",
-        metavar="S",
-        type=types.duration,
-        help="time with readyz 503 at a stop (0; replicas: 3)",
-    )
+    group.add("--drain-delay S", "time with readyz 503 at a stop (0; replicas: 3)", types.duration)
 
 
 def _add_logs(group: types.Options) -> None:
     types.add_log_options(group, level="info")
-    group.add_argument(
-        "--access-log",
-        action="store_true",
-        help="log a line for each HTTP request and WebSocket",
-    )
-    group.add_argument(
-        "--audit",
-        metavar="FILE",
-        help="append a JSON line for each request; -: stdout",
-    )
+    group.add("--access-log", "log a line for each HTTP request and WebSocket")
+    group.add("--audit FILE", "append a JSON line for each request; -: stdout")
 
 
 def _add_external(group: types.Options) -> None:
-    group.add_argument(
-        "--per",
+    group.add(
+        "--per SCOPE",
+        "process per session (default), principal, shared",
         choices=("session", "principal", "shared"),
-        metavar="SCOPE",
-        help="process per session (default), principal, shared",
     )
-    group.add_argument(
-        "--max-children",
-        metavar="N",
-        type=types.count,
-        help="processes, or sessions at a URL (64; 1000)",
-    )
-    group.add_argument(
-        "--max-children-per-principal",
-        metavar="N",
-        type=types.count,
-        help="the same for one user (no limit)",
-    )
-    group.add_argument(
-        "--lazy",
-        action="store_true",
-        default=None,
-        help="start no server before a client needs it",
-    )
-    group.add_argument(
-        "--child-idle",
-        metavar="S",
-        type=types.seconds,
-        help="idle time until a process is stopped (900)",
-    )
-    group.add_argument(
-        "--start-timeout",
-        metavar="S",
-        type=types.seconds,
-        help="time for the answer to initialize (30)",
-    )
-    group.add_argument(
-        "--max-answer",
-        metavar="BYTES",
-        type=types.count,
-        help=f"largest message of the server ({SessionPolicy().max_answer})",
+    group.add("--max-children N", "processes, or sessions at a URL (64; 1000)", types.count)
+    group.add("--max-children-per-principal N", "the same for one user (no limit)", types.count)
+    group.add("--lazy", "start no server before a client needs it", default=None)
+    group.add("--child-idle S", "idle time until a process is stopped (900)", types.seconds)
+    group.add("--start-timeout S", "time for the answer to initialize (30)", types.seconds)
+    group.add(
+        "--max-answer BYTES",
+        f"largest message of the server ({SessionPolicy().max_answer})",
+        types.count,
     )
 
 
 def _add_command(group: types.Options) -> None:
-    group.add_argument(
-        "--warm",
-        metavar="N",
-        type=types.count_or_none,
-        help="processes started before they are needed (0)",
-    )
-    group.add_argument(
-        "--env",
-        metavar="NAME[=VALUE]",
-        type=types.variable,
+    group.add("--warm N", "processes started before they are needed (0)", types.count_or_none)
+    group.add(
+        "--env NAME[=VALUE]",
+        "set a variable, or pass it on as it is here *",
+        types.variable,
         action="append",
-        help="set a variable, or pass it on as it is here *",
     )
-    group.add_argument("--cwd", metavar="DIR", help="directory of the command (this one)")
+    group.add("--cwd DIR", "directory of the command (this one)")
 
 
 def _add_url(group: types.Options) -> None:
-    group.add_argument(
-        "--header",
-        metavar="'NAME: VALUE'",
-        type=types.header,
+    group.add(
+        "--header 'NAME: VALUE'",
+        "send this header; ${NAME} is a variable *",
+        types.header,
         action="append",
-        help="send this header; ${NAME} is a variable *",
     )

@@ -348,33 +348,20 @@ def make_parser() -> types.OneLineParser:
         made = commands.add_parser(
             name, help=what, description=f"{what.capitalize()}.", examples=(example,), notes=_NOTES
         )
-        _add_store(made.add_argument_group("store"))
+        _add_store(made.group("store"))
         return made
 
     listing = command("list", "list the live sessions, or those that ended", _EXAMPLES[0])
-    chosen = listing.add_argument_group("which sessions")
-    chosen.add_argument("--ended", action="store_true", help="those that ended: when and why")
-    chosen.add_argument(
-        "--principal", metavar="NAME", help="this subject, client or issuer; or anonymous"
-    )
-    chosen.add_argument("--age", type=types.seconds, metavar="S", help="made S seconds ago or more")
-    chosen.add_argument(
-        "--idle", type=types.seconds, metavar="S", help="unused for S seconds or more"
-    )
-    chosen.add_argument(
-        "--transport",
-        choices=TRANSPORTS,
-        metavar="NAME",
-        help=", ".join(TRANSPORTS),
-    )
+    chosen = listing.group("which sessions")
+    chosen.add("--ended", "those that ended: when and why")
+    chosen.add("--principal NAME", "this subject, client or issuer; or anonymous")
+    chosen.add("--age S", "made S seconds ago or more", types.seconds)
+    chosen.add("--idle S", "unused for S seconds or more", types.seconds)
+    chosen.add("--transport NAME", ", ".join(TRANSPORTS), choices=TRANSPORTS)
     modes = [mode.value for mode in Mode]
-    chosen.add_argument("--mode", choices=modes, metavar="MODE", help=", ".join(modes))
-    listing.add_argument_group("output").add_argument(
-        "--format",
-        choices=("table", "json"),
-        default="table",
-        metavar="FORMAT",
-        help="table or json (%(default)s)",
+    chosen.add("--mode MODE", ", ".join(modes), choices=modes)
+    listing.group("output").add(
+        "--format FORMAT", "table or json (%(default)s)", choices=("table", "json"), default="table"
     )
     showing = command("show", "print one session as JSON", _EXAMPLES[1])
     showing.add_argument("session", metavar="SESSION", help="first digits of its digest")
@@ -384,21 +371,14 @@ def make_parser() -> types.OneLineParser:
 
 
 def _add_store(group: types.Options) -> None:
-    group.add_argument(
-        "--store", metavar="URL", required=True, help="store of the server: sqlite:///notes.db"
-    )
-    group.add_argument("--ids", action="store_true", help="print whole ids: they are credentials")
-    group.add_argument(
-        "--idle-timeout",
-        type=types.seconds,
-        metavar="S",
+    group.add("--store URL", "store of the server: sqlite:///notes.db", required=True)
+    group.add("--ids", "print whole ids: they are credentials")
+    group.add(
+        "--idle-timeout S",
+        "as the server's (%(default)g)",
+        types.seconds,
         default=SessionPolicy().idle_timeout,
-        help="as the server's (%(default)g)",
     )
-    group.add_argument(
-        "--forget-after",
-        type=types.seconds,
-        metavar="S",
-        default=FORGET_AFTER,
-        help="as the server's (%(default)d)",
+    group.add(
+        "--forget-after S", "as the server's (%(default)d)", types.seconds, default=FORGET_AFTER
     )
