@@ -10,7 +10,7 @@ from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.stores.memory import MemoryStore
 from tests.modern.test_sessions import not_found
 from tests.support.modern import ModernClient, session_meta
-from tests.support.raw import KEY, SESSION, Json, RawClient, call_params, keyed, text_of
+from tests.support.raw import KEY, SESSION, Json, RawClient, Reply, call_params, keyed, text_of
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, Toolbox, World, world
 
@@ -211,28 +211,36 @@ async def test_a_kept_error_is_an_answer() -> None:
         assert (await older.error("x/unknown", {"_meta": keyed("k", session)}))["code"] == -32601
 
 
-@pytest.mark.parametrize("second", ERAS)
-async def test_two_at_once_run_once(second: str) -> None:
+@pytest.mark.parametrize("first", ERAS)
+async def test_all_that_are_sent_while_it_runs_get_the_one_answer(first: str) -> None:
     """Rule: "The same key again … never runs it again: it gets the one answer, now or when it is
     done"; the first one, still there, is answered too.
     """
-    async with started() as (w, client, session):
-        one = client.call("wait", {"gate": "g"}, session=session, key="k")
+    async with started() as (w, _, session):
+        calls = [(await sender(w, first)).call("wait", session, "k", gate="g")]
         await w.box.gate("g").started.wait()
-        two = (await sender(w, second)).call("wait", session, "k", gate="g")
+        calls += [(await sender(w, era)).call("wait", session, "k", gate="g") for era in ERAS]
         await cycles()
         w.box.gate("g").go.set()
 
-        assert text_of(await one.result()) == await two.text() == "through g"
+        assert [await call.text() for call in calls] == ["through g"] * 4
         assert w.box.calls == ["wait"]
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments"), [("wait", {"gate": "other"}), ("echo", {"gate": "g"}), ("wait", {})]
+    ("method", "params"),
+    [
+        ("tools/call", call_params("wait", {"gate": "other"})),
+        ("tools/call", call_params("echo", {"gate": "g"})),
+        ("tools/call", call_params("wait", {})),
+        ("tools/list", call_params("wait", {"gate": "g"})),
+        ("tools/call", {**call_params("wait", {"gate": "g"}), "x": None}),
+    ],
+    ids=["other arguments", "other tool", "no arguments", "other method", "another member"],
 )
 @pytest.mark.parametrize("done", [False, True])
 async def test_another_request_with_a_known_key_is_refused(
-    tool: str, arguments: Json, done: bool
+    method: str, params: Json, done: bool
 ) -> None:
     """Rule: "Same key, other content: ``-32600`` ``key_reused``"; 400, as the core says of it."""
     async with started() as (w, client, session):
@@ -241,20 +249,24 @@ async def test_another_request_with_a_known_key_is_refused(
         if done:
             w.box.gate("g").go.set()
             await call.result()
-        received = client.call(tool, arguments, session=session, key="k")
-        error = await received.error()
-        assert (error["code"], error["data"]) == (-32600, {"reason": "key_reused"})
-        assert received.status == 400
+        received = client.send(method, params, session=session, key="k")
         older = await w.connected()
-        error = await older.error("tools/call", call_params(tool, arguments, keyed("k", session)))
-        assert error["data"] == {"reason": "key_reused"}
+        errors = [
+            await received.error(),
+            await older.error(method, {**params, "_meta": keyed("k", session)}),
+        ]
+        for error in errors:
+            assert (error["code"], error["data"]) == (-32600, {"reason": "key_reused"})
+        assert received.status == 400
         w.box.gate("g").go.set()
         assert await client.text("wait", {"gate": "g"}, session=session, key="k") == "through g"
         assert w.box.calls == ["wait"]
 
 
 async def test_what_is_new_in_the_metadata_is_not_other_content() -> None:
-    """Progress token, ``state``, envelope: they differ when a request is sent again."""
+    """Progress token, ``state``, envelope: they differ when a request is sent again. So does the
+    order of members, and how the request names its session.
+    """
     async with world() as w:
         client = ModernClient(w.carrier)
         created = await client.create()
@@ -270,25 +282,35 @@ async def test_what_is_new_in_the_metadata_is_not_other_content() -> None:
             meta={"progressToken": 5, "example.com/x": [1]},
         )
         assert text_of(await again.result()) == "x"
+        older = await w.connected()
+        await older.resume(session)
+        reordered = {"arguments": {"text": "x"}, "name": "echo"}
+        for meta in (keyed("k", session, progressToken=2), keyed("k", progressToken=3)):
+            await older.result("tools/call", {"_meta": meta, **reordered})
         assert w.box.calls == ["echo"]
 
 
-async def test_a_key_is_of_its_session() -> None:
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_key_is_of_its_session(era: str) -> None:
     """SEC7: two sessions that share a store and a key do not cross."""
     async with started() as (w, client, session):
         other = (await client.start())["sessionId"]
-        assert await client.text("session_id", session=session, key="k") == session
-        assert await client.text("session_id", session=other, key="k") == other
-        assert await client.text("session_id", session=session, key="k") == session
+        asking = await sender(w, era)
+        for named in (session, other, session):
+            assert await asking.call("session_id", named, "k").text() == named
         assert w.box.calls == ["session_id"] * 2
 
 
-@pytest.mark.parametrize("key", ["", "x" * 257, 5, None, ["k"]], ids=repr)
+@pytest.mark.parametrize("key", ["", "x" * 257, 5, None, ["k"], {}], ids=repr)
 async def test_a_malformed_key_is_invalid_params(key: Any) -> None:
+    """Rule: "malformed params or metadata": it must not run as if it had none."""
     async with started() as (w, client, session):
         received = client.call("echo", {"text": "x"}, session=session, meta={KEY: key})
         assert (await received.error())["code"] == -32602
         assert received.status == 400
+        older = await w.connected()
+        await older.resume(session)
+        assert (await older.call("echo", text="x", meta={KEY: key}).error())["code"] == -32602
         assert w.box.calls == []
 
 
@@ -303,8 +325,11 @@ async def test_any_string_of_1_to_256_characters_is_a_key(key: str) -> None:
 # --- what goes with it ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("second", ["handshake", "modern"])
-async def test_progress_goes_to_the_newest_sending_under_its_token(second: str) -> None:
+async def test_progress_goes_to_the_newest_sending_under_its_token(
+    second: str, leaves: bool
+) -> None:
     """Rule: "from then on its progress and server-to-client requests"."""
     async with started() as (w, client, session):
         arguments = {"steps": 3, "gate": "g"}
@@ -313,7 +338,8 @@ async def test_progress_goes_to_the_newest_sending_under_its_token(second: str) 
         )
         await w.box.gate("g").started.wait()
         await call.has(1)
-        await Call(call).gone()
+        if leaves:
+            await Call(call).gone()
         meta = {**session_meta(session, key="k"), "progressToken": "two"}
         sent: Any
         if second == "modern":
@@ -324,12 +350,13 @@ async def test_progress_goes_to_the_newest_sending_under_its_token(second: str) 
         w.box.gate("g").go.set()
         await sent.answer()
 
-        notified = [m["params"] for m in sent.reply.messages if m.get("method")]
-        assert [(p["progressToken"], p["progress"]) for p in notified] == [
-            ("two", 1),
-            ("two", 2),
-            ("two", 3),
-        ]
+        def tokens(reply: Reply) -> list[tuple[str, int]]:
+            params = [m["params"] for m in reply.messages if m.get("method")]
+            return [(p["progressToken"], p["progress"]) for p in params]
+
+        assert tokens(call.reply) == [("one", 1)]
+        # KEY21: what was reported before comes there, too.
+        assert tokens(sent.reply) == [("two", 1), ("two", 2), ("two", 3)]
 
 
 async def test_a_question_reaches_the_era_that_can_be_asked() -> None:
@@ -359,27 +386,6 @@ async def test_a_question_reaches_the_era_that_can_be_asked() -> None:
         assert box.calls == ["wait_and_ask"]
 
 
-async def test_an_open_question_is_asked_again_where_its_request_is_sent_again() -> None:
-    """ASK2: neither lost nor left hanging; it keeps its id, and the first answer counts."""
-    async with started() as (w, _, session):
-        asked: list[Json] = []
-        clients = [await w.connected(capabilities={"elicitation": {}}) for _ in range(2)]
-        sent: list[Any] = []
-        for client in clients:
-            if sent:
-                sent[-1].reply.leave()
-                await sent[-1].reply.done()
-            sent.append(client.call("ask", meta=keyed("k", session), question="?"))
-            reply = sent[-1].reply
-            await reply.until(lambda r=reply: bool(r.messages), "a question")
-            asked.append(reply.messages[0])
-        assert asked[0] == asked[1]
-        await clients[1].respond(asked[1], {"action": "accept", "content": {"answer": "yes"}})
-
-        assert text_of(await sent[1].result()) == "accept: yes"
-        assert w.box.calls == ["ask"]
-
-
 async def test_in_the_modern_era_a_question_that_the_client_does_not_accept_fails_at_once() -> None:
     """Rule: "They go only to a peer that declared the capability; else the handler gets an error at
     once": C8, nothing waits for ever.
@@ -406,8 +412,9 @@ async def test_a_keyed_request_is_cancelled_by_its_key(era: str, request_id: obj
     """
     async with started() as (w, client, session):
         call = client.call("wait", {"gate": "g"}, session=session, key="k")
-        bystander = client.call("wait", {"gate": "h"}, session=session, key="other")
         await w.box.gate("g").started.wait()
+        sent_again = client.call("wait", {"gate": "g"}, session=session, key="k")
+        bystander = client.call("wait", {"gate": "h"}, session=session, key="other")
         await w.box.gate("h").started.wait()
         params: Json = {"_meta": session_meta(session, key="k")}
         if request_id is not None:
@@ -421,9 +428,10 @@ async def test_a_keyed_request_is_cancelled_by_its_key(era: str, request_id: obj
 
         assert reply.status == 202, reply
         await w.box.gate("g").cancelled.wait()
-        first = await call.error()
-        again = await client.call("wait", {"gate": "g"}, session=session, key="k").error()
-        assert first == again
+        later = client.call("wait", {"gate": "g"}, session=session, key="k")
+        errors = [await sent.error() for sent in (call, sent_again, later)]
+        assert errors[0]["code"] == -32800
+        assert errors == errors[:1] * 3
         assert not w.box.gate("h").cancelled.is_set()
         w.box.gate("h").go.set()
         assert text_of(await bystander.result()) == "through h"
@@ -505,15 +513,22 @@ class _Shared(MemoryStore):
         """See :meth:`SessionStore.close`."""
 
 
-async def test_an_answer_that_was_dropped_is_an_unknown_outcome() -> None:
-    async with started(request_key_bytes=1_000) as (w, client, session):
-        large = "x" * 600
-        for number in range(3):
-            sent = {"text": f"{number}{large}"}
-            assert await client.text("echo", sent, session=session, key=f"{number}")
-        error = await client.call("echo", {"text": f"0{large}"}, session=session, key="0").error()
-        assert error["code"] == -31012
-        assert len(w.box.calls) == 3
+@pytest.mark.parametrize("era", ERAS)
+async def test_an_answer_that_was_dropped_is_an_unknown_outcome(era: str) -> None:
+    """KEY3: the key is known, and nothing runs."""
+    async with started(request_key_bytes=1_000) as (w, _, session):
+        asking = await sender(w, era)
+
+        def echo(key: str) -> Call:
+            return asking.call("echo", session, key, text=key * 600)
+
+        for key in "12":
+            await echo(key).text()
+        error = await echo("1").error()
+
+        assert (error["code"], error["message"]) == (-31012, "Outcome unknown")
+        assert await echo("2").text() == "2" * 600
+        assert w.box.calls == ["echo"] * 2
 
 
 async def test_at_shutdown_what_runs_is_answered() -> None:
@@ -533,17 +548,17 @@ async def test_at_shutdown_what_runs_is_answered() -> None:
         assert (refused.status, refused.reply.header("retry-after")) == (503, "10")
 
 
-async def test_a_key_is_known_for_its_lifetime() -> None:
-    """Rule: "Keys and answers live a bounded time … which the server advertises"."""
-    async with started(request_key_lifetime=100) as (w, client, session):
-        sent: dict[str, Any] = {"session": session, "key": "k"}
-        await client.text("echo", {"text": "x"}, **sent)
-        w.clock.advance(99)
-        await client.text("echo", {"text": "x"}, **sent)
-        assert w.box.calls == ["echo"]
-        w.clock.advance(2)
-        await client.text("echo", {"text": "x"}, **sent)
-        assert w.box.calls == ["echo"] * 2
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_key_is_known_for_its_lifetime(era: str) -> None:
+    """Rule: "Keys and answers live a bounded time … which the server advertises; a client never
+    re-sends an older key".
+    """
+    async with started(request_key_lifetime=100) as (w, _, session):
+        asking = await sender(w, era)
+        for seconds, ran in ((0, 1), (99, 1), (2, 2)):
+            w.clock.advance(seconds)
+            await asking.call("echo", session, "k", text="x").text()
+            assert w.box.calls == ["echo"] * ran
 
 
 async def test_who_asks_while_the_answer_is_being_stored_gets_it() -> None:

@@ -1,4 +1,7 @@
-"""Requests that must not run twice: ``_meta["io.github.mcp-sessions/requestKey"]`` on the wire."""
+"""Requests that must not run twice: ``_meta["io.github.mcp-sessions/requestKey"]`` on the wire.
+
+What holds in both eras is in `tests/modern/test_request_keys.py`.
+"""
 
 import asyncio
 
@@ -6,11 +9,9 @@ import pytest
 
 from tests.support.raw import (
     KEY,
-    SESSION,
     Json,
     RawClient,
     Sent,
-    call_params,
     in_session,
     keyed,
     text_of,
@@ -39,25 +40,6 @@ async def waiting(w: World, client: RawClient) -> Sent:
 # --- the same key again ---------------------------------------------------------------------
 
 
-async def test_the_same_key_after_the_answer_gets_the_answer() -> None:
-    """Rule: "The same key again … never runs it again: it gets the one answer", under its own id,
-    by rule 1 or 2, on any connection, as often as asked.
-    """
-    async with world() as w:
-        client, session = await session_of(w)
-        first = await client.call("echo", text="x", meta=keyed("k")).result()
-
-        again = await client.call("echo", text="x", meta=keyed("k")).result()
-        lone = w.client().call("echo", text="x", meta=keyed("k", session))
-        named = await lone.result()
-
-        assert again == first
-        assert lone.id == 0
-        assert named.pop("_meta")[SESSION]["sessionId"] == session
-        assert named == first
-        assert w.box.calls == ["echo"]
-
-
 async def test_an_error_is_an_answer_too() -> None:
     """KEY3: what failed once failed; the key does not make it run again."""
     async with world() as w:
@@ -72,36 +54,6 @@ async def test_an_error_is_an_answer_too() -> None:
 
         assert errors[0] == errors[1] == named["error"]
         assert w.box.calls == ["fail"]
-
-
-async def test_the_same_key_while_it_runs_waits_for_the_one_answer() -> None:
-    """Rule: "now or when it is done"; every sender gets it, whose stream was cut or not."""
-    async with world() as w:
-        client, session = await session_of(w)
-        first = await waiting(w, client)
-        other = await w.connected()
-        again = [
-            client.call("wait", gate="g", meta=keyed("k")),
-            other.call("wait", gate="g", meta=keyed("k", session)),
-            w.client().call("wait", gate="g", meta=keyed("k", session)),
-        ]
-        await cycles()
-        w.box.gate("g").go.set()
-
-        for sent in (first, *again):
-            assert text_of(await sent.result()) == "through g"
-        assert w.box.calls == ["wait"]
-
-
-async def test_many_senders_at_once_run_it_once() -> None:
-    """Recorded "**before** the handler starts": no moment is left in between."""
-    async with world() as w:
-        session = (await w.client().start())["sessionId"]
-
-        sent = [w.client().call("echo", text="x", meta=keyed("k", session)) for _ in range(50)]
-
-        assert [text_of(await one.result()) for one in sent] == ["x"] * 50
-        assert w.box.calls == ["echo"]
 
 
 async def test_after_a_reconnect_a_client_resumes_and_sends_again() -> None:
@@ -124,71 +76,7 @@ async def test_after_a_reconnect_a_client_resumes_and_sends_again() -> None:
         assert w.box.calls == ["wait"]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        ("tools/call", call_params("wait", {"gate": "other"})),
-        ("tools/call", call_params("echo", {"gate": "g"})),
-        ("tools/list", call_params("wait", {"gate": "g"})),
-        ("tools/call", {**call_params("wait", {"gate": "g"}), "x": None}),
-    ],
-    ids=["other arguments", "other tool", "other method", "another member"],
-)
-async def test_the_same_key_with_other_content_is_refused(other: tuple[str, Json]) -> None:
-    """Rule: "Same key, other content: ``-32600`` ``key_reused``", running or done."""
-    async with world() as w:
-        client, _ = await session_of(w)
-        first = await waiting(w, client)
-        method, params = other
-        for _ in range(2):
-            error = await client.error(method, {**params, "_meta": keyed("k")})
-            assert (error["code"], error["data"]) == (-32600, {"reason": "key_reused"})
-            w.box.gate("g").go.set()
-            await first.result()
-        assert w.box.calls == ["wait"]
-
-
-async def test_other_metadata_is_the_same_content() -> None:
-    """The digest is of "the method and … its params": progress token and the way the session
-    is named differ when a request is sent again.
-    """
-    async with world() as w:
-        client, session = await session_of(w)
-        await client.call("echo", text="x", meta=keyed("k", progressToken=1)).result()
-        await client.call("echo", text="x", meta=keyed("k", session, progressToken=2)).result()
-        reordered = {"_meta": keyed("k"), "arguments": {"text": "x"}, "name": "echo"}
-        await client.result("tools/call", reordered)
-
-        assert w.box.calls == ["echo"]
-
-
-async def test_two_sessions_share_no_keys() -> None:
-    """SEC7: "recorded in the store" with its session."""
-    async with world() as w:
-        client, first = await session_of(w)
-        second = (await client.start())["sessionId"]
-        for session in (first, second):
-            await client.call("echo", text=session, meta=keyed("k", session)).result()
-
-        assert w.box.calls == ["echo", "echo"]
-
-
 # --- what is forgotten, and what is not -----------------------------------------------------
-
-
-async def test_an_answer_that_was_dropped_is_unknown() -> None:
-    """Rule: "its answer dropped: ``-31012``": the key is known, and nothing runs (KEY3)."""
-    async with world(request_key_bytes=1_000) as w:
-        client, _ = await session_of(w)
-        await client.call("echo", text="a" * 600, meta=keyed("1")).result()
-        await client.call("echo", text="b" * 600, meta=keyed("2")).result()
-
-        error = await client.call("echo", text="a" * 600, meta=keyed("1")).error()
-        kept = await client.call("echo", text="b" * 600, meta=keyed("2")).result()
-
-        assert (error["code"], error["message"]) == (-31012, "Outcome unknown")
-        assert text_of(kept) == "b" * 600
-        assert w.box.calls == ["echo", "echo"]
 
 
 async def test_an_answer_too_large_to_keep_is_given_once() -> None:
@@ -224,21 +112,6 @@ async def test_when_the_keys_themselves_fill_the_space_new_ones_are_refused() ->
         assert error["code"] == -31012
         assert len(w.box.calls) == ran
         assert await client.text("echo", text="without a key") == "without a key"
-
-
-async def test_a_key_is_forgotten_after_its_time() -> None:
-    """Rule: "live a bounded time … which the server advertises; a client never re-sends an older
-    key".
-    """
-    async with world(request_key_lifetime=60, idle_timeout=1_000) as w:
-        client, _ = await session_of(w)
-        await client.call("echo", text="x", meta=keyed("k")).result()
-        w.clock.advance(59)
-        await client.call("echo", text="x", meta=keyed("k")).result()
-        assert w.box.calls == ["echo"]
-        w.clock.advance(2)
-        await client.call("echo", text="x", meta=keyed("k")).result()
-        assert w.box.calls == ["echo", "echo"]
 
 
 async def test_a_running_key_is_not_forgotten() -> None:
@@ -292,46 +165,27 @@ async def test_what_was_sent_again_gets_a_listener_again() -> None:
         assert text_of(await again.result()) == "through g"
 
 
-async def test_without_a_key_nothing_is_remembered() -> None:
-    """Rule: "Without a key nothing is ever sent again on its own": the same content runs again."""
+@pytest.mark.parametrize(
+    ("starts", "meta"),
+    [(True, None), (False, keyed("k")), (True, {**in_session(None), KEY: "k"})],
+    ids=["no key", "no session", "a null session"],
+)
+async def test_without_a_key_and_a_session_nothing_is_remembered(
+    starts: bool, meta: Json | None
+) -> None:
+    """Rule: "Without a key nothing is ever sent again on its own", and "A key on a request that
+    belongs to no session is ignored": the same content runs again.
+    """
     async with world() as w:
-        client, _ = await session_of(w)
+        client = await w.connected()
+        if starts:
+            await client.start()
         for _ in range(2):
-            await client.text("echo", text="x")
+            assert await client.text("echo", text="x", meta=meta) == "x"
         assert w.box.calls == ["echo", "echo"]
 
 
 # --- where a key counts ----------------------------------------------------------------------
-
-
-async def test_a_key_without_a_session_is_ignored() -> None:
-    """Rule: "A key on a request that belongs to no session is ignored"."""
-    async with world() as w:
-        client = await w.connected()
-        for number in range(2):
-            text = f"x{number}"
-            assert await client.text("echo", text=text, meta=keyed("k")) == text
-        assert w.box.calls == ["echo", "echo"]
-
-
-async def test_a_null_session_is_no_session() -> None:
-    """Rule 2's ``null``: none for this request, so no key either."""
-    async with world() as w:
-        client, _ = await session_of(w)
-        for _ in range(2):
-            await client.text("echo", text="x", meta={**in_session(None), KEY: "k"})
-        assert w.box.calls == ["echo", "echo"]
-
-
-@pytest.mark.parametrize("key", [None, 7, "", [], {}, "x" * 257], ids=repr)
-async def test_a_malformed_key_is_invalid_params(key: object) -> None:
-    """Rule: "malformed params or metadata": it must not run as if it had none."""
-    async with world() as w:
-        client, _ = await session_of(w)
-        error = await client.error("tools/call", call_params("echo", {"text": "x"}, {KEY: key}))
-
-        assert error["code"] == -32602
-        assert w.box.calls == []
 
 
 async def test_a_refused_request_records_no_key() -> None:
@@ -348,27 +202,6 @@ async def test_a_refused_request_records_no_key() -> None:
 
 
 # --- progress, questions, cancellation ------------------------------------------------------
-
-
-async def test_progress_goes_to_the_newest_sending() -> None:
-    """Rule: "and from then on its progress and server-to-client requests", under its own token."""
-    async with world() as w:
-        client, _ = await session_of(w)
-        first = client.call("progress", steps=3, gate="g", meta=keyed("k", progressToken="old"))
-        await first.reply.has(1)
-        second = client.call("progress", steps=3, gate="g", meta=keyed("k", progressToken="new"))
-        await cycles()
-        w.box.gate("g").go.set()
-        await first.result()
-        await second.result()
-
-        def tokens(sent: Sent) -> list[tuple[str, int]]:
-            params = [m["params"] for m in sent.reply.messages if "method" in m]
-            return [(p["progressToken"], p["progress"]) for p in params]
-
-        assert tokens(first) == [("old", 1)]
-        # KEY21: what was reported before comes there, too.
-        assert tokens(second) == [("new", 1), ("new", 2), ("new", 3)]
 
 
 async def test_a_newest_sending_without_a_token_gets_no_progress() -> None:
@@ -403,6 +236,7 @@ async def test_an_open_question_goes_to_the_newest_sending() -> None:
 
         assert again == question
         assert text_of(await second.result()) == "accept: 1"
+        assert w.box.calls == ["ask"]
 
 
 async def test_an_open_question_does_not_go_to_who_cannot_answer() -> None:
@@ -426,36 +260,6 @@ async def test_an_open_question_does_not_go_to_who_cannot_answer() -> None:
             assert text_of(await sent.result()) == "accept: 1"
         for sent in others:
             assert len(sent.reply.messages) == 1
-
-
-@pytest.mark.parametrize("where", ["connection", "other connection", "lone post"])
-async def test_a_keyed_request_is_cancelled_by_session_and_key(where: str) -> None:
-    """Rule: "whose ``params._meta`` carries session and key (``requestId`` is then ignored)"; every
-    sender is answered, and the key stays.
-    """
-    async with world() as w:
-        client, session = await session_of(w)
-        first = await waiting(w, client)
-        second = client.call("wait", gate="g", meta=keyed("k"))
-        bystander = client.call("wait", gate="h")
-        await w.box.gate("h").started.wait()
-        senders = {
-            "connection": client,
-            "other connection": await w.connected(),
-            "lone post": w.client(),
-        }
-
-        await senders[where].notify(
-            "notifications/cancelled", {"requestId": bystander.id, "_meta": keyed("k", session)}
-        )
-
-        for sent in (first, second):
-            assert (await sent.error())["code"] == -32800
-        await w.box.gate("g").cancelled.wait()
-        assert not w.box.gate("h").cancelled.is_set()
-        again = await client.call("wait", gate="g", meta=keyed("k")).error()
-        assert again["code"] == -32800
-        assert w.box.gate("g").arrivals == 1
 
 
 async def test_a_keyed_request_is_cancelled_by_id_too() -> None:
