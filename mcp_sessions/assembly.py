@@ -109,7 +109,7 @@ class Assembly:
 
         self.upstream: Upstream = self.shell if outside.external is None else outside.external
 
-        delivery = delivery_of(environment, visibility, rounds=outside.rounds)
+        delivery = delivery_of(environment, visibility, relay=outside.relay, rounds=outside.rounds)
         self.connections, self.attachments = delivery.connections, delivery.attachments
         self.publisher, self.broadcaster = delivery.publisher, delivery.broadcaster
         self.questions = delivery.questions
@@ -191,7 +191,7 @@ class Assembly:
             runner,
             stages,
             joining=keys.joining,
-            questions=delivery.questions,
+            questions=delivery.remote_questions,
             peers=peers,
             advertise=add_capabilities,
             visibility=visibility,
@@ -279,7 +279,9 @@ class Assembly:
             environment,
             delivery,
             runner,
-            relayed=RelayedRequests(outside.relay, dispatch.joining, children),
+            relayed=RelayedRequests(
+                outside.relay, dispatch.joining, children, delivery.remote_questions
+            ),
             streams=streams,
             forget=self.lifecycle.forget_here,
             publish=self.upstream.echo,

@@ -25,6 +25,7 @@ from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
+from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.streams import StreamLog
 from mcp_sessions.server.environment import Environment
@@ -152,7 +153,11 @@ def _starter(server: ExternalServer, longest: int, *, lasting: bool) -> Starter:
 
 
 def delivery_of(
-    environment: Environment, visibility: Visibility, *, rounds: Rounds | None
+    environment: Environment,
+    visibility: Visibility,
+    *,
+    relay: RequestRelay,
+    rounds: Rounds | None,
 ) -> Delivery:
     store, bus, policy, clock = (
         environment.store,
@@ -176,7 +181,14 @@ def delivery_of(
     attachments = Attachments(
         environment, connections, questions=questions, pending_writes=pending_writes
     )
-    publisher = Publisher(environment, connections, attachments, questions=questions)
+    remote_questions = RemoteQuestions(relay, connections, questions)
+    publisher = Publisher(
+        environment,
+        connections,
+        attachments,
+        questions=questions,
+        remote_questions=remote_questions,
+    )
     hidden_updates = HiddenUpdates(store, connections, visibility)
     broadcaster = ChangeBroadcaster(
         environment,
@@ -192,5 +204,6 @@ def delivery_of(
         broadcaster=broadcaster,
         hidden_updates=hidden_updates,
         questions=questions,
+        remote_questions=remote_questions,
         pending_writes=pending_writes,
     )

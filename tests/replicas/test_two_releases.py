@@ -31,7 +31,7 @@ Translate = Callable[[bytes], bytes]
 def without_younger_members(message: bytes) -> bytes:
     """As a release wrote it in which the kinds had their first members only."""
     members: dict[str, Any] = json.loads(message)
-    added = {"change": "id", "displaced": "instance", "push": "key"}
+    added = {"change": "id", "displaced": "instance"}
     members.pop(added.get(members["kind"], ""), None)
     return json.dumps(members, separators=(",", ":")).encode()
 

@@ -19,10 +19,6 @@ from mcp_sessions.ids import version_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.replica_messages import (
     Caller,
-    ChildNotification,
-    ChildRequest,
-    ClientRequest,
-    JoinRun,
     Message,
     Request,
 )
@@ -159,7 +155,7 @@ def _written(value: object) -> object:
             return [value.client_id, value.issuer, value.subject]
         case Detached():
             return value.value
-        case JoinRun() | ChildRequest() | ChildNotification() | ClientRequest():
+        case _ if isinstance(value, Request):
             members: dict[str, Any] = {"kind": value.kind}
             _write(value, members)
             return members

@@ -36,8 +36,8 @@ from mcp_sessions.server.cluster.pending import OnUpdate, Outcome, Pending
 from mcp_sessions.server.cluster.replica_messages import (
     Alive,
     Ask,
-    ChildNotification,
     Gone,
+    Notification,
     Request,
     Result,
     Update,
@@ -181,6 +181,22 @@ class RequestRelay:
             raise Unserved
         return result
 
+    async def notify(self, process: str, notification: Notification) -> None:
+        """Send a request without a result, once.
+
+        Raises:
+            StoreUnavailable: Unknown whether it was sent.
+        """
+        await self.bus.send(self._unnamed(notification), to=process)
+
+    async def try_notify(self, process: str, notification: Notification) -> None:
+        """Send as :meth:`notify`. A failure is logged."""
+        await self.bus.try_send(self._unnamed(notification), to=process)
+
+    def _unnamed(self, notification: Notification) -> Ask:
+        name = mint_request_id(self.bus.process)
+        return Ask(ask=name, within=None, request=notification)
+
     async def _send(self, message: Ask, pending: Pending) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + _DEAF
@@ -309,7 +325,7 @@ class RequestRelay:
             raise
         finally:
             self._end_within(asker)
-            if not asker.is_gone:
+            if not asker.is_gone and not isinstance(request, Notification):
                 answered = Result(ask=asker.name, result=result, error=error)
                 self._keep(answered)
                 await self.bus.try_send(answered, to=asker.process)
@@ -355,7 +371,7 @@ class RequestRelay:
                 asker.leaves()
                 task.cancel()
             # The sender of a notification does not wait, and would say Gone.
-            elif kind is not ChildNotification and asker.asked_at < silent_since:
+            elif not issubclass(kind, Notification) and asker.asked_at < silent_since:
                 await self.bus.try_send(Alive(ask=asker.name, is_open=True), to=asker.process)
 
     def _keep(self, answered: Result) -> None:

@@ -27,7 +27,6 @@ from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster.codec import understands
 from mcp_sessions.server.cluster.relay import Asker, Deaf, Outcome, RequestRelay, Unserved
 from mcp_sessions.server.cluster.replica_messages import (
-    Ask,
     Caller,
     ChildNotification,
     ChildRequest,
@@ -167,8 +166,7 @@ class RemoteChildren:
         if not self._bus.is_remote(process):
             return False
         notification = ChildNotification(session_id=session_id, method=method, params=params)
-        ask = Ask(ask=mint_request_id(self._bus.process), within=None, request=notification)
-        await self._bus.send(ask, to=process)
+        await self._relay.notify(process, notification)
         return True
 
     # --- what is asked at another replica ---------------------------------------------------------

@@ -133,64 +133,6 @@ class CancelKeyed:
     key: RequestKey
 
 
-# --- questions to clients --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushQuestion:
-    """To the process where a session is attached: a handler of the sender asks its client, or
-    withdraws the question. If the session is attached there still, the process sends it on.
-    """
-
-    kind: ClassVar[str] = "push"
-    session_id: SessionId
-    connection_id: ConnectionId
-    fencing_epoch: FencingEpoch
-    text: str
-    """The JSON-RPC message."""
-
-    call: str
-    """The id of the question."""
-
-    method: str | None
-    """The question's method."""
-
-    key: str | None = None
-    """Under which it is in a stream's log."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CannotAsk:
-    """To the sender of a :class:`PushQuestion`: the client there answers no such question."""
-
-    kind: ClassVar[str] = "unasked"
-    call: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionAnswered:
-    """A client answered a question of the receiver's, which is named in the question's id. The
-    answer counts if that principal was asked.
-    """
-
-    kind: ClassVar[str] = "answer"
-    id: str
-    result: dict[str, Any] | None
-    error: dict[str, Any] | None
-    principal: Principal
-    """The principal that answers, without its scopes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionProgress:
-    """A client reported progress on a question of the receiver's, named in the progress token."""
-
-    kind: ClassVar[str] = "progress"
-    params: Mapping[str, Any] | None
-    principal: Principal
-    """The principal that reports, without its scopes."""
-
-
 # --- requests that another process serves ------------------------------------------------------
 
 
@@ -275,7 +217,57 @@ class JoinRun:
     """Whether it can be asked something."""
 
 
-Request = JoinRun | ChildRequest | ChildNotification | ClientRequest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionQuestion:
+    """To the process where a session is attached: send its client a question of the sender's, or
+    the withdrawal. The result says that it was sent, or that the client answers no such question.
+    It does not run if the session is attached there no more.
+    """
+
+    kind: ClassVar[str] = "question"
+    session_id: SessionId
+    connection_id: ConnectionId
+    fencing_epoch: FencingEpoch
+    text: str
+    """The JSON-RPC message."""
+
+    method: str
+    """The question's method."""
+
+    key: str
+    """Under which it is in a stream's log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionAnswer:
+    """A client answered a question of the receiver's. The answer counts if that principal was
+    asked.
+    """
+
+    kind: ClassVar[str] = "answer"
+    id: str
+    """The question's."""
+
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+    principal: Principal
+    """The principal that answers, without its scopes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionProgress:
+    """A client reported progress on a question of the receiver's, named in the progress token."""
+
+    kind: ClassVar[str] = "progress"
+    params: Mapping[str, Any] | None
+    principal: Principal
+    """The principal that reports, without its scopes."""
+
+
+Notification = ChildNotification | QuestionAnswer | QuestionProgress
+"""Requests without a result. Their sender does not wait."""
+
+Request = JoinRun | ChildRequest | ClientRequest | SessionQuestion | Notification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,10 +355,6 @@ Message = (
     | StreamRead
     | CancelRequest
     | CancelKeyed
-    | PushQuestion
-    | CannotAsk
-    | QuestionAnswered
-    | QuestionProgress
     | Ask
     | Update
     | Result

@@ -9,6 +9,7 @@ from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.questions import PendingQuestions
+from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
@@ -19,4 +20,5 @@ class Delivery:
     broadcaster: ChangeBroadcaster
     hidden_updates: HiddenUpdates
     questions: PendingQuestions
+    remote_questions: RemoteQuestions
     pending_writes: PendingWrites

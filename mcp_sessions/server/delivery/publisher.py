@@ -18,11 +18,11 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import GET_STREAM, ConnectionId, SessionId, process_of
-from mcp_sessions.server.cluster.replica_messages import PushQuestion
 from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
+from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import Relay
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.records import AppendedChange, Attachment
@@ -38,11 +38,15 @@ class Publisher:
         attachments: Attachments,
         *,
         questions: PendingQuestions,
+        remote_questions: RemoteQuestions,
     ) -> None:
-        self._store, self._bus = environment.store, environment.bus
-        self._policy, self._clock = environment.policy, environment.clock
+        self._store, self._policy, self._clock = (
+            environment.store,
+            environment.policy,
+            environment.clock,
+        )
         self._connections, self._attachments = connections, attachments
-        self._questions = questions
+        self._questions, self._remote_questions = questions, remote_questions
 
     async def publish(
         self,
@@ -178,15 +182,4 @@ class Publisher:
             if may_ask(connection.peer, question.asked.method):
                 await connection.send(Draft(message, None, question.log_key, session_id))
             return
-        home = process_of(attachment.connection_id)
-        if home is not None:
-            push = PushQuestion(
-                session_id=session_id,
-                connection_id=attachment.connection_id,
-                fencing_epoch=attachment.fencing_epoch,
-                text=message.decode(),
-                call=question.id,
-                method=question.asked.method,
-                key=question.log_key,
-            )
-            await self._bus.try_send(push, to=home)
+        self._remote_questions.send(session_id, message, question, attachment)

@@ -40,6 +40,8 @@ class PendingQuestion:
     message: bytes = field(init=False)
     future: asyncio.Future[Answer] = field(init=False)
     is_withdrawn: bool = False
+    sending: asyncio.Task[None] | None = None
+    """Sends it to another process."""
 
     def __post_init__(self, process: str | None) -> None:
         self.id = mint_request_id(process)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, assert_never
 
-from mcp_sessions.core.log import Draft
-from mcp_sessions.core.messages import Answer, error_body
-from mcp_sessions.errors import INVALID_REQUEST, REQUEST_CANCELLED
+from mcp_sessions.core.messages import error_body
+from mcp_sessions.errors import REQUEST_CANCELLED
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import abort
 from mcp_sessions.server.cluster.child_host import ChildHost
@@ -23,7 +22,6 @@ from mcp_sessions.server.cluster.replica_messages import (
     Ask,
     CancelKeyed,
     CancelRequest,
-    CannotAsk,
     ChildNotification,
     ChildRequest,
     ClientRequest,
@@ -32,19 +30,19 @@ from mcp_sessions.server.cluster.replica_messages import (
     Gone,
     JoinRun,
     Message,
-    PushQuestion,
-    QuestionAnswered,
+    QuestionAnswer,
     QuestionProgress,
     Result,
     ServerChanged,
     SessionAttached,
     SessionEnded,
+    SessionQuestion,
     StreamRead,
     Update,
     Withdrawn,
 )
 from mcp_sessions.server.delivery.delivery import Delivery
-from mcp_sessions.server.delivery.questions import may_ask
+from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.joining import Joining
@@ -82,6 +80,8 @@ class RelayedRequests:
     children: ChildHost | None
     """Serves requests to children of this process. None: sessions have none."""
 
+    questions: RemoteQuestions
+
     def handle(self, sender: str, message: Ask | Update | Result | Alive | Gone) -> Work | None:
         match message:
             case Ask():
@@ -101,6 +101,8 @@ class RelayedRequests:
                 return self.joining.serve
             case ChildRequest() | ChildNotification() if self.children is not None:
                 return self.children.server_of(message.request)
+            case SessionQuestion() | QuestionAnswer() | QuestionProgress():
+                return self.questions.server_of(message.request)
             case ChildRequest() | ChildNotification() | ClientRequest():
                 # The last is within a request of this process, which serves it.
                 return None
@@ -150,14 +152,6 @@ class ClusterHandlers:
                 return self._cancel(message)
             case CancelKeyed():
                 return self._cancel_keyed(message)
-            case PushQuestion():
-                return self._push(sender, message)
-            case CannotAsk():
-                return self._cannot_ask(message)
-            case QuestionAnswered():
-                return self._answered(message)
-            case QuestionProgress():
-                return self._questions.progress(message.params, message.principal)
             case ServerChanged():
                 return self._changed(message)
             case Ask() | Update() | Result() | Alive() | Gone():
@@ -220,7 +214,7 @@ class ClusterHandlers:
         if (knows or known) and await self._store.load(session_id, now=0) is None:
             await self._forget(session_id, connection_id)
 
-    # --- requests, and questions to clients ----------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------
 
     async def _cancel(self, message: CancelRequest) -> None:
         for call in self._runner.calls.meant(message.connection_id, message.id):
@@ -230,27 +224,6 @@ class ClusterHandlers:
         running = await self._relayed.joining.find_running(message.session_id, message.key)
         if running is not None:
             await running.abort(_CANCELLED)
-
-    async def _push(self, sender: str, message: PushQuestion) -> None:
-        session_id = message.session_id
-        connection = self._connections.local(message.connection_id)
-        if connection is None or connection.attached.get(session_id) != message.fencing_epoch:
-            # It left meanwhile; what is open is asked again where it attaches next.
-            return
-        if message.method is not None and not may_ask(connection.peer, message.method):
-            await self._bus.try_send(CannotAsk(call=message.call), to=sender)
-            return
-        await connection.send(Draft(message.text.encode(), None, message.key, session_id))
-
-    async def _cannot_ask(self, message: CannotAsk) -> None:
-        call = self._questions.get(message.call)
-        if call is not None:
-            text = f"the client cannot be asked {call.asked.method!r}"
-            self._questions.fail(call, INVALID_REQUEST, text)
-
-    async def _answered(self, message: QuestionAnswered) -> None:
-        answer = Answer(message.id, message.result, message.error)
-        self._questions.resolve(answer, message.principal)
 
     # --- changes -----------------------------------------------------------------------------
 

@@ -24,10 +24,9 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage, abort
-from mcp_sessions.server.cluster.forwarding import forward_answer, forward_progress
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, CancelRequest
 from mcp_sessions.server.connection import ClientConnection, Inbound
-from mcp_sessions.server.delivery.questions import PendingQuestions
+from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
 from mcp_sessions.server.dispatch.path import Path, Stages
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
 from mcp_sessions.server.environment import Environment
@@ -53,7 +52,7 @@ class Router:
         stages: Stages,
         *,
         joining: Joining,
-        questions: PendingQuestions,
+        questions: RemoteQuestions,
         peers: UpstreamPeers,
         advertise: Callable[[dict[str, Any]], None],
         visibility: Visibility,
@@ -195,7 +194,6 @@ class Router:
         async def report() -> None:
             params, principal = notification.params, inbound.principal
             await self._questions.progress(params, principal)
-            await forward_progress(self._environment.bus, params, principal)
 
         return report()
 
@@ -228,9 +226,7 @@ class Router:
         return notify()
 
     async def answer(self, answer: Answer, inbound: Inbound) -> bool:
-        if self._questions.resolve(answer, inbound.principal):
-            return True
-        return await forward_answer(self._environment.bus, answer, inbound.principal)
+        return await self._questions.answer(answer, inbound.principal)
 
     async def cancel_keyed(self, notification: Message, inbound: Inbound) -> None:
         """Take a modern-era notification: a cancellation that names session and key, or

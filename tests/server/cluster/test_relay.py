@@ -232,11 +232,14 @@ async def test_a_notification_that_takes_long_is_not_cancelled() -> None:
     async with sides() as (here, there):
         there.may_end.clear()
         about = ChildNotification(session_id=SessionId("s"), method="notifications/x", params=None)
-        await here.send(Ask(ask="n", within=None, request=about), to=there.process)
+        await here.relay.notify(there.process, about)
         await asyncio.sleep(5 * relay.ALIVE_EVERY)
         await there.relay.round()
         await asyncio.sleep(1)
         assert len(there.relay.served(ChildNotification)) == 1
+        there.may_end.set()
+        await asyncio.sleep(1)
+        assert there.runs == 1 and not there.sent
 
 
 async def test_whether_the_client_listens_is_said_at_once_and_again() -> None:

@@ -36,7 +36,6 @@ BEFORE = (Path(__file__).parent / "written_before.jsonl").read_bytes().splitline
 YOUNGER = {
     "change": {"id"},
     "displaced": {"instance"},
-    "push": {"key"},
 }
 """Kind → the members that were added to it, and that an older release does not send."""
 

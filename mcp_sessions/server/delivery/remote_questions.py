@@ -1,0 +1,140 @@
+"""Ask clients that are at other replicas, and pass what clients answer to the replica that asked.
+
+The id of a question names the process that asked. The client may answer at any process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, assert_never
+
+from mcp_sessions.core.log import Draft
+from mcp_sessions.core.messages import Answer, error_body
+from mcp_sessions.errors import INVALID_REQUEST, OutcomeUnknown
+from mcp_sessions.ids import SessionId, process_of
+from mcp_sessions.principal import Principal
+from mcp_sessions.server.cluster.codec import understands
+from mcp_sessions.server.cluster.pending import Outcome
+from mcp_sessions.server.cluster.relay import Asker, RequestRelay, Serve, Unserved
+from mcp_sessions.server.cluster.replica_messages import (
+    QuestionAnswer,
+    QuestionProgress,
+    SessionQuestion,
+)
+from mcp_sessions.server.delivery.connections import ConnectionRegistry
+from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
+from mcp_sessions.stores.records import Attachment
+
+_TAKEN: Outcome = ({}, None)
+
+
+class RemoteQuestions:
+    def __init__(
+        self, relay: RequestRelay, connections: ConnectionRegistry, pending: PendingQuestions
+    ) -> None:
+        self._relay, self._connections, self._pending = relay, connections, pending
+
+    # --- where it is asked ----------------------------------------------------------------------
+
+    def send(
+        self,
+        session_id: SessionId,
+        message: bytes,
+        question: PendingQuestion,
+        attachment: Attachment,
+    ) -> None:
+        """Begin to send a question, or its withdrawal, to the process that has the session's
+        connection. It replaces what was on its way of that question.
+        """
+        home = process_of(attachment.connection_id)
+        if home is None:
+            return
+        asked = SessionQuestion(
+            session_id=session_id,
+            connection_id=attachment.connection_id,
+            fencing_epoch=attachment.fencing_epoch,
+            text=message.decode(),
+            method=question.asked.method,
+            key=question.log_key,
+        )
+        if question.sending is not None:
+            question.sending.cancel()
+        question.sending = self._relay.bus.spawn(self._send(home, asked, question))
+
+    async def _send(self, home: str, asked: SessionQuestion, question: PendingQuestion) -> None:
+        try:
+            sent = await self._relay.ask(home, asked, _no_update, is_repeatable=True)
+        except (Unserved, OutcomeUnknown):
+            # The session left that connection. The question is sent again where it is attached.
+            return
+        if sent.error is not None:
+            self._pending.fail(question, sent.error["code"], sent.error["message"])
+
+    # --- where it is answered -------------------------------------------------------------------
+
+    async def answer(self, answer: Answer, principal: Principal) -> bool:
+        """Take a client's answer to a question of any process; False if no such one lives.
+
+        Raises:
+            StoreUnavailable: Unknown whether it was passed on.
+        """
+        if self._pending.resolve(answer, principal):
+            return True
+        if not isinstance(answer.id, str):
+            return False
+        process, bus = process_of(answer.id), self._relay.bus
+        if not bus.is_remote(process) or not understands(process):
+            return False
+        if not await bus.is_alive(process):
+            return False
+        answered = QuestionAnswer(
+            id=answer.id, result=answer.result, error=answer.error, principal=principal
+        )
+        await self._relay.notify(process, answered)
+        return True
+
+    async def progress(self, params: Mapping[str, Any] | None, principal: Principal) -> None:
+        """Take a client's progress on a question of any process."""
+        await self._pending.progress(params, principal)
+        token = (params or {}).get("progressToken")
+        process = process_of(token) if isinstance(token, str) else None
+        if self._relay.bus.is_remote(process):
+            progress = QuestionProgress(params=params, principal=principal)
+            await self._relay.try_notify(process, progress)
+
+    # --- what other processes ask here ----------------------------------------------------------
+
+    def server_of(self, request: SessionQuestion | QuestionAnswer | QuestionProgress) -> Serve:
+        match request:
+            case SessionQuestion():
+                return self._asked
+            case QuestionAnswer():
+                return self._answered
+            case QuestionProgress():
+                return self._progressed
+            case _:
+                assert_never(request)
+
+    async def _asked(self, _: Asker, asked: SessionQuestion) -> Outcome:
+        session_id = asked.session_id
+        connection = self._connections.local(asked.connection_id)
+        if connection is None or connection.attached.get(session_id) != asked.fencing_epoch:
+            return None, None
+        if not may_ask(connection.peer, asked.method):
+            text = f"the client cannot be asked {asked.method!r}"
+            return None, error_body(INVALID_REQUEST, text)
+        await connection.send(Draft(asked.text.encode(), None, asked.key, session_id))
+        return _TAKEN
+
+    async def _answered(self, _: Asker, answered: QuestionAnswer) -> Outcome:
+        answer = Answer(answered.id, answered.result, answered.error)
+        self._pending.resolve(answer, answered.principal)
+        return _TAKEN
+
+    async def _progressed(self, _: Asker, reported: QuestionProgress) -> Outcome:
+        await self._pending.progress(reported.params, reported.principal)
+        return _TAKEN
+
+
+async def _no_update(_: Mapping[str, Any]) -> None:
+    """Nothing comes before the result."""
