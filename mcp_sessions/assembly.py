@@ -280,7 +280,10 @@ class Assembly:
             delivery,
             runner,
             relayed=RelayedRequests(
-                outside.relay, dispatch.joining, children, delivery.remote_questions
+                relay=outside.relay,
+                joining=dispatch.joining,
+                children=children,
+                questions=delivery.remote_questions,
             ),
             streams=streams,
             forget=self.lifecycle.forget_here,

@@ -71,7 +71,7 @@ class HttpStreams(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RelayedRequests:
     relay: RequestRelay
     joining: Joining
