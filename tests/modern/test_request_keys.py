@@ -9,8 +9,19 @@ import pytest
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.stores.memory import MemoryStore
 from tests.modern.test_sessions import not_found
-from tests.support.modern import ModernClient, session_meta
-from tests.support.raw import KEY, SESSION, Json, RawClient, Reply, call_params, keyed, text_of
+from tests.modern.test_state import called
+from tests.support.modern import ModernClient, Received, session_meta
+from tests.support.raw import (
+    KEY,
+    SESSION,
+    Json,
+    RawClient,
+    Reply,
+    Sent,
+    call_params,
+    keyed,
+    text_of,
+)
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, Toolbox, World, world
 
@@ -23,50 +34,31 @@ ERAS = ["handshake", "lone", "modern"]
 class Sender:
     """One client of each era, that sends keyed calls."""
 
-    def __init__(self, w: World, era: str, client: RawClient | ModernClient) -> None:
-        self.w = w
-        self.era = era
+    def __init__(self, client: RawClient | ModernClient) -> None:
         self.client = client
 
-    def call(self, tool: str, session: str, key: str | None, **arguments: Any) -> "Call":
-        if isinstance(self.client, ModernClient):
-            return Call(self.client.call(tool, arguments, session=session, key=key))
-        meta = session_meta(session, key=key)
-        return Call(self.client.call(tool, meta=meta, **arguments))
+    def call(self, tool: str, session: str, key: str | None, **arguments: Any) -> Sent | Received:
+        return called(self.client, tool, session_meta(session, key=key), **arguments)
+
+    async def text(self, tool: str, session: str, key: str | None, **arguments: Any) -> str:
+        return text_of(await self.call(tool, session, key, **arguments).result())
 
 
-class Call:
-    def __init__(self, sent: Any) -> None:
-        self.sent = sent
-
-    def leave(self) -> None:
-        """Its client goes away."""
-        self.sent.reply.leave()
-
-    async def gone(self) -> None:
-        """Its client goes away, and the server noticed."""
-        self.leave()
-        await self.sent.reply.done()
-        await cycles()
-
-    async def answer(self) -> Json:
-        return await self.sent.answer()
-
-    async def text(self) -> str:
-        return text_of(await self.sent.result())
-
-    async def error(self) -> Json:
-        return await self.sent.error()
+async def gone(call: Sent | Received) -> None:
+    """Its client goes away, and the server noticed."""
+    call.reply.leave()
+    await call.reply.done()
+    await cycles()
 
 
-async def sender(w: World, era: str, **options: Any) -> Sender:
+async def sender(w: World, era: str) -> Sender:
     match era:
         case "handshake":
-            return Sender(w, era, await w.connected(**options))
+            return Sender(await w.connected())
         case "lone":
-            return Sender(w, era, w.client())
+            return Sender(w.client())
         case _:
-            return Sender(w, era, ModernClient(w.carrier))
+            return Sender(ModernClient(w.carrier))
 
 
 @asynccontextmanager
@@ -119,7 +111,7 @@ async def test_in_the_handshake_era_nothing_is_cancelled() -> None:
         async with started() as (w, _, session):
             call = (await sender(w, era)).call("wait", session, None, gate="g")
             await w.box.gate("g").started.wait()
-            await call.gone()
+            await gone(call)
             assert not w.box.gate("g").cancelled.is_set()
             w.box.gate("g").go.set()
 
@@ -136,7 +128,7 @@ async def test_a_keyed_request_is_answered_where_it_is_sent_again(first: str, se
     async with started() as (w, _, session):
         call = (await sender(w, first)).call("wait", session, "k", gate="g")
         await w.box.gate("g").started.wait()
-        await call.gone()
+        await gone(call)
         other = await sender(w, second)
         again = other.call("wait", session, "k", gate="g")
         await cycles()
@@ -145,7 +137,7 @@ async def test_a_keyed_request_is_answered_where_it_is_sent_again(first: str, se
         answer = await again.answer()
 
         assert text_of(answer["result"]) == "through g"
-        assert answer["id"] == again.sent.id
+        assert answer["id"] == again.id
         assert answer["result"]["_meta"][SESSION]["sessionId"] == session
         # What the modern era demands of each result; the older one allows it.
         assert second != "modern" or answer["result"]["resultType"] == "complete"
@@ -159,7 +151,7 @@ async def test_a_kept_answer_is_given_again(first: str, second: str) -> None:
     async with started() as (w, _, session):
         call = (await sender(w, first)).call("wait", session, "k", gate="g")
         await w.box.gate("g").started.wait()
-        await call.gone()
+        await gone(call)
         w.box.gate("g").go.set()
         await cycles()
         other = await sender(w, second)
@@ -223,7 +215,7 @@ async def test_all_that_are_sent_while_it_runs_get_the_one_answer(first: str) ->
         await cycles()
         w.box.gate("g").go.set()
 
-        assert [await call.text() for call in calls] == ["through g"] * 4
+        assert [text_of(await call.result()) for call in calls] == ["through g"] * 4
         assert w.box.calls == ["wait"]
 
 
@@ -297,7 +289,7 @@ async def test_a_key_is_of_its_session(era: str) -> None:
         other = (await client.start())["sessionId"]
         asking = await sender(w, era)
         for named in (session, other, session):
-            assert await asking.call("session_id", named, "k").text() == named
+            assert await asking.text("session_id", named, "k") == named
         assert w.box.calls == ["session_id"] * 2
 
 
@@ -339,7 +331,7 @@ async def test_progress_goes_to_the_newest_sending_under_its_token(
         await w.box.gate("g").started.wait()
         await call.has(1)
         if leaves:
-            await Call(call).gone()
+            await gone(call)
         meta = {**session_meta(session, key="k"), "progressToken": "two"}
         sent: Any
         if second == "modern":
@@ -373,7 +365,7 @@ async def test_a_question_reaches_the_era_that_can_be_asked() -> None:
     async with started(box=box) as (w, client, session):
         call = client.call("wait_and_ask", {}, session=session, key="k")
         await box.gate("g").started.wait()
-        await Call(call).gone()
+        await gone(call)
         older = await w.connected(capabilities={"elicitation": {}})
         again = older.call("wait_and_ask", meta=keyed("k", session))
         await cycles()
@@ -488,7 +480,7 @@ async def test_a_runner_that_is_gone_leaves_an_unknown_outcome() -> None:
     async with started(store=store) as (w, client, session):
         call = client.call("wait", {"gate": "g"}, session=session, key="k")
         await w.box.gate("g").started.wait()
-        await Call(call).gone()
+        await gone(call)
         other_box = Toolbox()
         async with world(store=_Shared(store), box=other_box) as other:
             received = ModernClient(other.carrier).call(
@@ -519,15 +511,12 @@ async def test_an_answer_that_was_dropped_is_an_unknown_outcome(era: str) -> Non
     async with started(request_key_bytes=1_000) as (w, _, session):
         asking = await sender(w, era)
 
-        def echo(key: str) -> Call:
-            return asking.call("echo", session, key, text=key * 600)
-
         for key in "12":
-            await echo(key).text()
-        error = await echo("1").error()
+            await asking.text("echo", session, key, text=key * 600)
+        error = await asking.call("echo", session, "1", text="1" * 600).error()
 
         assert (error["code"], error["message"]) == (-31012, "Outcome unknown")
-        assert await echo("2").text() == "2" * 600
+        assert await asking.text("echo", session, "2", text="2" * 600) == "2" * 600
         assert w.box.calls == ["echo"] * 2
 
 
@@ -557,7 +546,7 @@ async def test_a_key_is_known_for_its_lifetime(era: str) -> None:
         asking = await sender(w, era)
         for seconds, ran in ((0, 1), (99, 1), (2, 2)):
             w.clock.advance(seconds)
-            await asking.call("echo", session, "k", text="x").text()
+            await asking.text("echo", session, "k", text="x")
             assert w.box.calls == ["echo"] * ran
 
 
