@@ -41,120 +41,114 @@ async def update(w: World, session: str, *changed: str) -> None:
 # --- events -----------------------------------------------------------------------------------
 
 
-async def test_a_session_event_names_itself_and_its_session() -> None:
+async def test_a_session_event_names_itself_and_its_session(
+    client: RawClient, stream: Reply, session: str
+) -> None:
     """Rule: "``params.sessionEventId`` and ``params._meta[…] = {"sessionId": …}`` (never
     ``state``)", next to what the sender put there.
     """
-    async with world() as w:
-        client, stream = await with_stream(w)
-        session = (await client.start())["sessionId"]
-        await client.text(
-            "tell",
-            method="notifications/x",
-            params={"a": 1, "sessionEventId": "forged", "_meta": {"b": 2, **in_session("forged")}},
-        )
+    await client.text(
+        "tell",
+        method="notifications/x",
+        params={"a": 1, "sessionEventId": "forged", "_meta": {"b": 2, **in_session("forged")}},
+    )
 
-        message = (await stream.has(1))[0]
+    message = (await stream.has(1))[0]
 
-        assert message == {
-            "jsonrpc": "2.0",
-            "method": "notifications/x",
-            "params": {
-                "a": 1,
-                "_meta": {"b": 2, **in_session(session)},
-                "sessionEventId": message["params"]["sessionEventId"],
-            },
-        }
-        assert message["params"]["sessionEventId"] != "forged"
+    assert message == {
+        "jsonrpc": "2.0",
+        "method": "notifications/x",
+        "params": {
+            "a": 1,
+            "_meta": {"b": 2, **in_session(session)},
+            "sessionEventId": message["params"]["sessionEventId"],
+        },
+    }
+    assert message["params"]["sessionEventId"] != "forged"
 
 
-async def test_ids_of_events_grow_as_text() -> None:
+async def test_ids_of_events_grow_as_text(client: RawClient, stream: Reply) -> None:
     """EVT8: "byte order, numeric order and order of issue agree", past 9 and 99."""
-    async with world() as w:
-        client, stream = await with_stream(w)
-        started = await client.start()
-        for number in range(120):
-            await client.text("update", uri=f"a:{number}")
+    started = await client.start()
+    for number in range(120):
+        await client.text("update", uri=f"a:{number}")
 
-        ids = [started["sessionEventId"], *event_ids(await stream.has(120))]
+    ids = [started["sessionEventId"], *event_ids(await stream.has(120))]
 
-        assert ids == sorted(set(ids))
-        assert {len(event_id) for event_id in ids} == {32}
+    assert ids == sorted(set(ids))
+    assert {len(event_id) for event_id in ids} == {32}
 
 
-async def test_what_a_handler_sends_on_the_standalone_channel_is_an_event_of_its_session() -> None:
+async def test_what_a_handler_sends_on_the_standalone_channel_is_an_event_of_its_session(
+    client: RawClient, stream: Reply
+) -> None:
     """Rule: "an event of that one session, subscribed or not"."""
-    async with world() as w:
-        client, stream = await with_stream(w)
-        other = (await client.start())["sessionId"]
-        session = (await client.start())["sessionId"]
-        await client.result("resources/subscribe", {"uri": "a:1", "_meta": in_session(other)})
+    other = (await client.start())["sessionId"]
+    session = (await client.start())["sessionId"]
+    await client.result("resources/subscribe", {"uri": "a:1", "_meta": in_session(other)})
 
-        await client.text("update", uri="a:1")
-        messages = await stream.has(1)
-        await cycles()
+    await client.text("update", uri="a:1")
+    messages = await stream.has(1)
+    await cycles()
 
-        assert [m["params"]["_meta"] for m in messages] == [in_session(session)]
+    assert [m["params"]["_meta"] for m in messages] == [in_session(session)]
 
 
-async def test_without_a_session_it_is_a_bare_message() -> None:
+async def test_without_a_session_it_is_a_bare_message(client: RawClient, stream: Reply) -> None:
     """Rule: "messages of a bare transport-mode session carry an SSE ``id`` and nothing of ours"."""
-    async with world() as w:
-        client, stream = await with_stream(w)
-        await client.text("update", uri="a:1")
+    await client.text("update", uri="a:1")
 
-        event = await stream.event(1)  # 0 is the priming event
+    event = await stream.event(1)  # 0 is the priming event
 
-        assert event.message == {"jsonrpc": "2.0", "method": UPDATED, "params": {"uri": "a:1"}}
-        assert event.id
+    assert event.message == {"jsonrpc": "2.0", "method": UPDATED, "params": {"uri": "a:1"}}
+    assert event.id
 
 
-async def test_a_server_wide_change_is_one_event_in_each_entitled_session() -> None:
+async def test_a_server_wide_change_is_one_event_in_each_entitled_session(
+    w: World, client: RawClient, stream: Reply
+) -> None:
     """Rule: "``resources/updated`` where the session subscribed, list changes in all"; on a
     connection with several sessions once per session, and no bare copy of list changes.
     """
-    async with world() as w:
-        client, stream = await with_stream(w)
-        first = (await client.start())["sessionId"]
-        second = (await client.start())["sessionId"]
-        for session in (first, second):
-            await client.result("resources/subscribe", {"uri": "a:1", "_meta": in_session(session)})
-        await client.result("resources/subscribe", {"uri": "a:2", "_meta": in_session(second)})
+    first = (await client.start())["sessionId"]
+    second = (await client.start())["sessionId"]
+    for session in (first, second):
+        await client.result("resources/subscribe", {"uri": "a:1", "_meta": in_session(session)})
+    await client.result("resources/subscribe", {"uri": "a:2", "_meta": in_session(second)})
 
-        await w.layer.notify_resource_updated("a:1")
-        await w.layer.notify_resource_updated("a:2")
-        await w.layer.notify_resource_updated("a:3")
-        await w.layer.notify_tools_changed()
-        messages = await stream.has(5)
-        await cycles()
+    await w.layer.notify_resource_updated("a:1")
+    await w.layer.notify_resource_updated("a:2")
+    await w.layer.notify_resource_updated("a:3")
+    await w.layer.notify_tools_changed()
+    messages = await stream.has(5)
+    await cycles()
 
-        named = [(uris([m])[0], m["params"].get("_meta")) for m in messages]
-        assert len(stream.messages) == 5
-        assert sorted(named, key=str) == sorted(
-            [
-                ("a:1", in_session(first)),
-                ("a:1", in_session(second)),
-                ("a:2", in_session(second)),
-                ("notifications/tools/list_changed", in_session(first)),
-                ("notifications/tools/list_changed", in_session(second)),
-            ],
-            key=str,
-        )
+    named = [(uris([m])[0], m["params"].get("_meta")) for m in messages]
+    assert len(stream.messages) == 5
+    assert sorted(named, key=str) == sorted(
+        [
+            ("a:1", in_session(first)),
+            ("a:1", in_session(second)),
+            ("a:2", in_session(second)),
+            ("notifications/tools/list_changed", in_session(first)),
+            ("notifications/tools/list_changed", in_session(second)),
+        ],
+        key=str,
+    )
 
 
-async def test_bare_copies_only_for_the_connections_own_subscriptions() -> None:
+async def test_bare_copies_only_for_the_connections_own_subscriptions(
+    w: World, client: RawClient, stream: Reply, session: str
+) -> None:
     """Rule: "bare copies only for its own session-less subscriptions"."""
-    async with world() as w:
-        client, stream = await with_stream(w)
-        session = (await client.start())["sessionId"]
-        await client.result("resources/subscribe", {"uri": "a:1"})  # rule 2: the session's
-        await client.result("resources/subscribe", {"uri": "a:1", "_meta": in_session(None)})
+    await client.result("resources/subscribe", {"uri": "a:1"})  # rule 2: the session's
+    await client.result("resources/subscribe", {"uri": "a:1", "_meta": in_session(None)})
 
-        await w.layer.notify_resource_updated("a:1")
-        messages = await stream.has(2)
+    await w.layer.notify_resource_updated("a:1")
+    messages = await stream.has(2)
 
-        metas = [m["params"].get("_meta") for m in messages]
-        assert sorted(metas, key=str) == sorted([None, in_session(session)], key=str)
+    metas = [m["params"].get("_meta") for m in messages]
+    assert sorted(metas, key=str) == sorted([None, in_session(session)], key=str)
 
 
 @pytest.mark.parametrize(
@@ -165,128 +159,119 @@ async def test_bare_copies_only_for_the_connections_own_subscriptions() -> None:
         ("notify_resources_changed", "notifications/resources/list_changed"),
     ],
 )
-async def test_list_changes_reach_clients_without_a_session(notify: str, method: str) -> None:
+async def test_list_changes_reach_clients_without_a_session(
+    notify: str, method: str, w: World
+) -> None:
     """Handshake-era clients that know nothing of us; once."""
-    async with world() as w:
-        _, stream = await with_stream(w)
+    _, stream = await with_stream(w)
 
-        await getattr(w.layer, notify)()
-        messages = await stream.has(1)
-        await cycles()
+    await getattr(w.layer, notify)()
+    messages = await stream.has(1)
+    await cycles()
 
-        assert messages == [{"jsonrpc": "2.0", "method": method}]
+    assert messages == [{"jsonrpc": "2.0", "method": method}]
 
 
-async def test_what_a_handler_emits_on_its_requests_channel_is_no_session_event() -> None:
+async def test_what_a_handler_emits_on_its_requests_channel_is_no_session_event(
+    client: RawClient, stream: Reply
+) -> None:
     """Rule: "progress, log messages … goes to the response stream that carries the request,
     unnumbered".
     """
-    async with world() as w:
-        client, stream = await with_stream(w)
-        await client.start()
+    await client.start()
 
-        progress = client.call("progress", steps=2, meta={"progressToken": "t"})
-        logged = client.call("log", text="hello")
+    progress = client.call("progress", steps=2, meta={"progressToken": "t"})
+    logged = client.call("log", text="hello")
 
-        assert [m["params"] for m in (await progress.reply.has(3))[:2]] == [
-            {"progressToken": "t", "progress": 1, "total": 2},
-            {"progressToken": "t", "progress": 2, "total": 2},
-        ]
-        assert (await logged.reply.has(2))[0]["params"] == {"level": "info", "data": "hello"}
-        assert stream.messages == []
+    assert [m["params"] for m in (await progress.reply.has(3))[:2]] == [
+        {"progressToken": "t", "progress": 1, "total": 2},
+        {"progressToken": "t", "progress": 2, "total": 2},
+    ]
+    assert (await logged.reply.has(2))[0]["params"] == {"level": "info", "data": "hello"}
+    assert stream.messages == []
 
 
 # --- who is attached ------------------------------------------------------------------------
 
 
-async def test_start_attaches_where_it_is_sent() -> None:
+async def test_start_attaches_where_it_is_sent(w: World, stream: Reply, session: str) -> None:
     """Rule: "attach where they are sent, if that connection can be pushed to"."""
-    async with world() as w:
-        client, stream = await with_stream(w)
-        session = (await client.start())["sessionId"]
+    await update(w, session, "a:1")
 
-        await update(w, session, "a:1")
-
-        assert uris(await stream.has(1)) == ["a:1"]
+    assert uris(await stream.has(1)) == ["a:1"]
 
 
-async def test_a_request_that_names_a_free_session_attaches_it() -> None:
+async def test_a_request_that_names_a_free_session_attaches_it(w: World) -> None:
     """Rule: "a rule-1 request on such a connection attaches its session if it is attached nowhere
     (nothing is replayed)".
     """
-    async with world() as w:
-        session = (await w.client().start())["sessionId"]
-        await update(w, session, "a:1")
-        client, stream = await with_stream(w)
+    session = (await w.client().start())["sessionId"]
+    await update(w, session, "a:1")
+    client, stream = await with_stream(w)
 
-        await client.text("session_id", meta=in_session(session))
-        await update(w, session, "a:2")
+    await client.text("session_id", meta=in_session(session))
+    await update(w, session, "a:2")
 
-        assert uris(await stream.has(1)) == ["a:2"]
+    assert uris(await stream.has(1)) == ["a:2"]
 
 
-async def test_a_request_that_names_an_attached_session_takes_nothing_over() -> None:
+async def test_a_request_that_names_an_attached_session_takes_nothing_over(w: World) -> None:
     """Only ``session/resume`` takes over."""
-    async with world() as w:
-        holder, stream = await with_stream(w)
-        session = (await holder.start())["sessionId"]
-        other, other_stream = await with_stream(w)
+    holder, stream = await with_stream(w)
+    session = (await holder.start())["sessionId"]
+    other, other_stream = await with_stream(w)
 
-        await other.text("session_id", meta=in_session(session))
-        await update(w, session, "a:1")
+    await other.text("session_id", meta=in_session(session))
+    await update(w, session, "a:1")
 
-        assert uris(await stream.has(1)) == ["a:1"]
-        assert other_stream.messages == []
-        assert await holder.text("session_id") == session
+    assert uris(await stream.has(1)) == ["a:1"]
+    assert other_stream.messages == []
+    assert await holder.text("session_id") == session
 
 
-async def test_a_lone_post_attaches_nothing() -> None:
+async def test_a_lone_post_attaches_nothing(w: World) -> None:
     """It "cannot be pushed to"."""
-    async with world() as w:
-        session = (await w.client().start())["sessionId"]
-        await w.client().text("session_id", meta=in_session(session))
-        client, stream = await with_stream(w)
+    session = (await w.client().start())["sessionId"]
+    await w.client().text("session_id", meta=in_session(session))
+    client, stream = await with_stream(w)
 
-        await client.text("session_id", meta=in_session(session))
-        await update(w, session, "a:1")
+    await client.text("session_id", meta=in_session(session))
+    await update(w, session, "a:1")
 
-        assert uris(await stream.has(1)) == ["a:1"]
+    assert uris(await stream.has(1)) == ["a:1"]
 
 
-async def test_a_request_by_rule_2_does_not_attach() -> None:
+async def test_a_request_by_rule_2_does_not_attach(w: World) -> None:
     """Sessions that a later GET detached "wait for ``session/resume``": a plain request must
     not attach them again, for the client would advance past what it missed and never get it.
     """
-    async with world() as w:
-        client, first = await with_stream(w)
-        started = await client.start()
-        first.leave()
-        stream = await client.get().started()  # no Last-Event-ID: detaches
-        await update(w, started["sessionId"], "a:1")
+    client, first = await with_stream(w)
+    started = await client.start()
+    first.leave()
+    stream = await client.get().started()  # no Last-Event-ID: detaches
+    await update(w, started["sessionId"], "a:1")
 
-        assert await client.text("session_id") == started["sessionId"]
-        await update(w, started["sessionId"], "a:2")
-        await cycles()
-        assert stream.messages == []
+    assert await client.text("session_id") == started["sessionId"]
+    await update(w, started["sessionId"], "a:2")
+    await cycles()
+    assert stream.messages == []
 
-        resumed = await client.resume(started["sessionId"], started["sessionEventId"])
-        assert resumed["replayed"] == 2
-        assert uris(await stream.has(2)) == ["a:1", "a:2"]
+    resumed = await client.resume(started["sessionId"], started["sessionEventId"])
+    assert resumed["replayed"] == 2
+    assert uris(await stream.has(2)) == ["a:1", "a:2"]
 
 
-async def test_delete_detaches() -> None:
+async def test_delete_detaches(w: World, client: RawClient) -> None:
     """A connection ends "with DELETE or expiry"; its sessions wait, attached nowhere."""
-    async with world() as w:
-        client = await w.connected()
-        started = await client.start()
-        await client.delete().done()
-        await update(w, started["sessionId"], "a:1")
+    started = await client.start()
+    await client.delete().done()
+    await update(w, started["sessionId"], "a:1")
 
-        other, stream = await with_stream(w)
-        resumed = await other.resume(started["sessionId"], started["sessionEventId"])
+    other, stream = await with_stream(w)
+    resumed = await other.resume(started["sessionId"], started["sessionEventId"])
 
-        assert resumed["catchup"]
-        assert uris(await stream.has(1)) == ["a:1"]
+    assert resumed["catchup"]
+    assert uris(await stream.has(1)) == ["a:1"]
 
 
 async def test_an_expired_connection_detaches() -> None:
@@ -309,46 +294,44 @@ async def test_an_expired_connection_detaches() -> None:
 # --- takeover --------------------------------------------------------------------------------
 
 
-async def test_a_takeover_moves_events() -> None:
+async def test_a_takeover_moves_events(w: World) -> None:
     """ATT1: "the displaced connection gets nothing more of that session"."""
-    async with world() as w:
-        old, old_stream = await with_stream(w)
-        started = await old.start()
-        await update(w, started["sessionId"], "a:1")
-        position = event_ids(await old_stream.has(1))[0]
-        new, new_stream = await with_stream(w)
+    old, old_stream = await with_stream(w)
+    started = await old.start()
+    await update(w, started["sessionId"], "a:1")
+    position = event_ids(await old_stream.has(1))[0]
+    new, new_stream = await with_stream(w)
 
-        await new.resume(started["sessionId"], position)
-        await update(w, started["sessionId"], "a:2")
+    await new.resume(started["sessionId"], position)
+    await update(w, started["sessionId"], "a:2")
 
-        assert uris(await new_stream.has(1)) == ["a:2"]
-        await cycles()
-        assert len(old_stream.messages) == 1
-        assert await new.text("session_id") == started["sessionId"]
+    assert uris(await new_stream.has(1)) == ["a:2"]
+    await cycles()
+    assert len(old_stream.messages) == 1
+    assert await new.text("session_id") == started["sessionId"]
 
 
-async def test_what_waited_on_the_old_connection_goes_to_the_new_one() -> None:
+async def test_what_waited_on_the_old_connection_goes_to_the_new_one(w: World) -> None:
     """ATT5: "Events enqueued during takeover are not lost", and not sent by the old stream,
     whether they wait for its GET or in its buffer.
     """
-    async with world() as w:
-        old, old_stream = await with_stream(w)
-        started = await old.start()
-        old_stream.stall()
-        await update(w, started["sessionId"], "a:1", "a:2", "a:3")
-        new, new_stream = await with_stream(w)
+    old, old_stream = await with_stream(w)
+    started = await old.start()
+    old_stream.stall()
+    await update(w, started["sessionId"], "a:1", "a:2", "a:3")
+    new, new_stream = await with_stream(w)
 
-        resumed = await new.resume(started["sessionId"], started["sessionEventId"])
-        old_stream.unstall()
+    resumed = await new.resume(started["sessionId"], started["sessionEventId"])
+    old_stream.unstall()
 
-        assert resumed["replayed"] == 3
-        assert uris(await new_stream.has(3)) == ["a:1", "a:2", "a:3"]
-        await cycles()
-        # The first was in the network already when it stalled.
-        assert len(old_stream.messages) <= 1
-        again = await old.get(old_stream.events[-1].id).started()
-        await cycles()
-        assert again.messages == []
+    assert resumed["replayed"] == 3
+    assert uris(await new_stream.has(3)) == ["a:1", "a:2", "a:3"]
+    await cycles()
+    # The first was in the network already when it stalled.
+    assert len(old_stream.messages) <= 1
+    again = await old.get(old_stream.events[-1].id).started()
+    await cycles()
+    assert again.messages == []
 
 
 @pytest.mark.parametrize(
@@ -356,27 +339,26 @@ async def test_what_waited_on_the_old_connection_goes_to_the_new_one() -> None:
     [KNOWS_US, {"experimental": {"experimental/sessions": {}}}],
     ids=["extension", "experimental"],
 )
-async def test_the_displaced_connection_is_notified_once(capabilities: Json) -> None:
+async def test_the_displaced_connection_is_notified_once(capabilities: Json, w: World) -> None:
     """TKO7: "one ``notifications/sessions/detached {sessionId, reason}`` with reason
     ``taken_over``"; "It is not a session event".
     """
-    async with world() as w:
-        old, old_stream = await with_stream(w, capabilities=capabilities)
-        session = (await old.start())["sessionId"]
-        new = await w.connected(capabilities=capabilities)
+    old, old_stream = await with_stream(w, capabilities=capabilities)
+    session = (await old.start())["sessionId"]
+    new = await w.connected(capabilities=capabilities)
 
-        await new.resume(session)
-        await new.resume(session)
-        messages = await old_stream.has(1)
-        await cycles()
+    await new.resume(session)
+    await new.resume(session)
+    messages = await old_stream.has(1)
+    await cycles()
 
-        assert messages == [
-            {
-                "jsonrpc": "2.0",
-                "method": DETACHED,
-                "params": {"sessionId": session, "reason": "taken_over"},
-            }
-        ]
+    assert messages == [
+        {
+            "jsonrpc": "2.0",
+            "method": DETACHED,
+            "params": {"sessionId": session, "reason": "taken_over"},
+        }
+    ]
 
 
 INSTANCE = "io.github.mcp-sessions/instance"
@@ -387,216 +369,206 @@ async def resumed_by(client: RawClient, session: str, instance: object) -> None:
     await client.result("session/resume", {"sessionId": session, "_meta": {INSTANCE: instance}})
 
 
-async def test_the_displaced_learns_which_client_has_the_session() -> None:
+async def test_the_displaced_learns_which_client_has_the_session(w: World) -> None:
     """TKO12: so that it knows a late request of its own from another client's."""
-    async with world() as w:
-        old, stream = await with_stream(w, capabilities=KNOWS_US)
-        session = (await old.start())["sessionId"]
+    old, stream = await with_stream(w, capabilities=KNOWS_US)
+    session = (await old.start())["sessionId"]
 
-        await resumed_by(await w.connected(), session, "one-of-ours")
+    await resumed_by(await w.connected(), session, "one-of-ours")
 
-        [notified] = await stream.has(1)
-        assert notified["params"] == {
-            "sessionId": session,
-            "reason": "taken_over",
-            "instance": "one-of-ours",
-        }
+    [notified] = await stream.has(1)
+    assert notified["params"] == {
+        "sessionId": session,
+        "reason": "taken_over",
+        "instance": "one-of-ours",
+    }
 
 
 @pytest.mark.parametrize("instance", ["", "two words", "ü", "x" * 65, 7, None, {}, "a\n"])
-async def test_a_name_that_cannot_be_repeated_is_not(instance: object) -> None:
+async def test_a_name_that_cannot_be_repeated_is_not(instance: object, w: World) -> None:
     """TKO12: "in no case is the request refused for it"."""
-    async with world() as w:
-        old, stream = await with_stream(w, capabilities=KNOWS_US)
-        session = (await old.start())["sessionId"]
+    old, stream = await with_stream(w, capabilities=KNOWS_US)
+    session = (await old.start())["sessionId"]
 
-        await resumed_by(await w.connected(), session, instance)
+    await resumed_by(await w.connected(), session, instance)
 
-        [notified] = await stream.has(1)
-        assert notified["params"] == {"sessionId": session, "reason": "taken_over"}
+    [notified] = await stream.has(1)
+    assert notified["params"] == {"sessionId": session, "reason": "taken_over"}
 
 
-async def test_a_client_that_knows_nothing_of_us_gets_nothing() -> None:
+async def test_a_client_that_knows_nothing_of_us_gets_nothing(w: World) -> None:
     """Rule: "If its client declared our extension it gets one"."""
-    async with world() as w:
-        old, old_stream = await with_stream(w, capabilities={"extensions": {"other/one": {}}})
-        session = (await old.start())["sessionId"]
+    old, old_stream = await with_stream(w, capabilities={"extensions": {"other/one": {}}})
+    session = (await old.start())["sessionId"]
 
-        await (await w.connected()).resume(session)
-        await cycles()
+    await (await w.connected()).resume(session)
+    await cycles()
 
-        assert old_stream.messages == []
+    assert old_stream.messages == []
 
 
-async def test_the_displaced_connection_is_refused_by_rule_2() -> None:
+async def test_the_displaced_connection_is_refused_by_rule_2(w: World) -> None:
     """Rule: "rule-2 requests on it get ``-31010``; ``ping``, ``initialize``, ``session/*`` and
     rule-1 requests are served".
     """
-    async with world() as w:
-        old = await w.connected()
-        session = (await old.start())["sessionId"]
-        await (await w.connected()).resume(session)
+    old = await w.connected()
+    session = (await old.start())["sessionId"]
+    await (await w.connected()).resume(session)
 
-        for method in ("tools/list", "tools/call", "resources/subscribe", "x/unknown"):
-            error = await old.error(method, call_params("echo", {"text": "x"}))
-            assert (error["code"], error["message"]) == (-31010, "Session detached")
-        assert w.box.calls == []
-        assert await old.result("ping") == {}
-        assert await old.text("session_id", meta=in_session(session)) == session
-        assert (await old.error("session/end", {"sessionId": "x"}))["code"] == -32043
-        initialized = w.client()
-        initialized.session_id = old.session_id
-        await initialized.initialize()
+    for method in ("tools/list", "tools/call", "resources/subscribe", "x/unknown"):
+        error = await old.error(method, call_params("echo", {"text": "x"}))
+        assert (error["code"], error["message"]) == (-31010, "Session detached")
+    assert w.box.calls == []
+    assert await old.result("ping") == {}
+    assert await old.text("session_id", meta=in_session(session)) == session
+    assert (await old.error("session/end", {"sessionId": "x"}))["code"] == -32043
+    initialized = w.client()
+    initialized.session_id = old.session_id
+    await initialized.initialize()
 
 
 @pytest.mark.parametrize("way", ["null", "start", "resume that session", "resume another"])
-async def test_the_displaced_connection_can_continue(way: str) -> None:
+async def test_the_displaced_connection_can_continue(way: str, w: World) -> None:
     """Rule: "Until the displaced connection starts or resumes a session there (or sends session
     ``null``)".
     """
-    async with world() as w:
-        old, old_stream = await with_stream(w)
-        started = await old.start()
-        session = expected = started["sessionId"]
-        new = await w.connected()
-        await new.resume(session)
+    old, old_stream = await with_stream(w)
+    started = await old.start()
+    session = expected = started["sessionId"]
+    new = await w.connected()
+    await new.resume(session)
 
-        if way == "null":
-            expected = "none"
-            assert await old.text("session_id", meta=in_session(None)) == "none"
-        elif way == "start":
-            expected = (await old.start())["sessionId"]
-        elif way == "resume another":
-            expected = (await w.client().start())["sessionId"]
-            await old.resume(expected)
-        else:
-            await old.resume(session, started["sessionEventId"])
-            await update(w, session, "a:1")
-            assert uris(await old_stream.has(1)) == ["a:1"]
-            assert (await new.error("tools/list"))["code"] == -31010
+    if way == "null":
+        expected = "none"
+        assert await old.text("session_id", meta=in_session(None)) == "none"
+    elif way == "start":
+        expected = (await old.start())["sessionId"]
+    elif way == "resume another":
+        expected = (await w.client().start())["sessionId"]
+        await old.resume(expected)
+    else:
+        await old.resume(session, started["sessionEventId"])
+        await update(w, session, "a:1")
+        assert uris(await old_stream.has(1)) == ["a:1"]
+        assert (await new.error("tools/list"))["code"] == -31010
 
-        assert await old.text("session_id") == expected
+    assert await old.text("session_id") == expected
 
 
-async def test_takeover_moves_events_not_answers() -> None:
+async def test_takeover_moves_events_not_answers(w: World) -> None:
     """Rule: "the displaced connection gets … the responses of requests it sent"; nothing runs twice
     and nothing is cancelled.
     """
-    async with world() as w:
-        old = await w.connected()
-        session = (await old.start())["sessionId"]
-        running = old.call("wait", gate="g")
-        await w.box.gate("g").started.wait()
+    old = await w.connected()
+    session = (await old.start())["sessionId"]
+    running = old.call("wait", gate="g")
+    await w.box.gate("g").started.wait()
 
-        await (await w.connected()).resume(session)
-        w.box.gate("g").go.set()
+    await (await w.connected()).resume(session)
+    w.box.gate("g").go.set()
 
-        assert (await running.result())["content"][0]["text"] == "through g"
-        assert w.box.calls == ["wait"]
+    assert (await running.result())["content"][0]["text"] == "through g"
+    assert w.box.calls == ["wait"]
 
 
-async def test_a_request_of_the_displaced_connection_emits_to_the_new_one() -> None:
+async def test_a_request_of_the_displaced_connection_emits_to_the_new_one(w: World) -> None:
     """What its handler sends on the standalone channel is the session's, wherever that is
     attached by now.
     """
-    async with world() as w:
-        old, old_stream = await with_stream(w)
-        session = (await old.start())["sessionId"]
+    old, old_stream = await with_stream(w)
+    session = (await old.start())["sessionId"]
 
-        async def later(ctx: Ctx, arguments: Json) -> str:
-            await w.box.gate("g").arrive()
-            return await w.box.tools["update"](ctx, arguments)
+    async def later(ctx: Ctx, arguments: Json) -> str:
+        await w.box.gate("g").arrive()
+        return await w.box.tools["update"](ctx, arguments)
 
-        w.box.tools["later"] = later
-        running = old.call("later", uri="a:1")
-        await w.box.gate("g").started.wait()
-        new, new_stream = await with_stream(w)
-        await new.resume(session)
-        w.box.gate("g").go.set()
+    w.box.tools["later"] = later
+    running = old.call("later", uri="a:1")
+    await w.box.gate("g").started.wait()
+    new, new_stream = await with_stream(w)
+    await new.resume(session)
+    w.box.gate("g").go.set()
 
-        await running.result()
-        assert uris(await new_stream.has(1)) == ["a:1"]
-        assert old_stream.messages == []
+    await running.result()
+    assert uris(await new_stream.has(1)) == ["a:1"]
+    assert old_stream.messages == []
 
 
-async def test_a_late_end_of_the_displaced_connection_changes_nothing() -> None:
+async def test_a_late_end_of_the_displaced_connection_changes_nothing(w: World) -> None:
     """TKO9: neither its GET's end, nor a new GET, nor its DELETE."""
-    async with world() as w:
-        old, old_stream = await with_stream(w)
-        started = await old.start()
-        new, new_stream = await with_stream(w)
-        await new.resume(started["sessionId"], started["sessionEventId"])
+    old, old_stream = await with_stream(w)
+    started = await old.start()
+    new, new_stream = await with_stream(w)
+    await new.resume(started["sessionId"], started["sessionEventId"])
 
-        old_stream.leave()
-        await old_stream.done()
-        await old.get().started()
-        await update(w, started["sessionId"], "a:1")
-        await old.delete().done()
-        await update(w, started["sessionId"], "a:2")
+    old_stream.leave()
+    await old_stream.done()
+    await old.get().started()
+    await update(w, started["sessionId"], "a:1")
+    await old.delete().done()
+    await update(w, started["sessionId"], "a:2")
 
-        assert uris(await new_stream.has(2)) == ["a:1", "a:2"]
-        assert await new.text("session_id") == started["sessionId"]
+    assert uris(await new_stream.has(2)) == ["a:1", "a:2"]
+    assert await new.text("session_id") == started["sessionId"]
 
 
-async def test_of_many_resumes_at_once_one_wins_and_the_others_know() -> None:
+async def test_of_many_resumes_at_once_one_wins_and_the_others_know(w: World) -> None:
     """TKO8, in one process: "never two owners, never none"; every loser receives it."""
-    async with world() as w:
-        started = await w.client().start()
-        session = started["sessionId"]
-        rivals = [await with_stream(w, capabilities=KNOWS_US) for _ in range(8)]
+    started = await w.client().start()
+    session = started["sessionId"]
+    rivals = [await with_stream(w, capabilities=KNOWS_US) for _ in range(8)]
 
-        answers = await asyncio.gather(
-            *(client.resume(session, started["sessionEventId"]) for client, _ in rivals)
-        )
-        await update(w, session, "a:1")
-        await cycles(50)
+    answers = await asyncio.gather(
+        *(client.resume(session, started["sessionEventId"]) for client, _ in rivals)
+    )
+    await update(w, session, "a:1")
+    await cycles(50)
 
-        assert all(answer["resumed"] for answer in answers)
-        received = [[m["method"] for m in stream.messages] for _, stream in rivals]
-        assert sorted(received) == sorted([[UPDATED], *([[DETACHED]] * 7)])
-        codes = [(await client.answer("tools/list")).get("error") for client, _ in rivals]
-        assert [code["code"] for code in codes if code is not None] == [-31010] * 7
+    assert all(answer["resumed"] for answer in answers)
+    received = [[m["method"] for m in stream.messages] for _, stream in rivals]
+    assert sorted(received) == sorted([[UPDATED], *([[DETACHED]] * 7)])
+    codes = [(await client.answer("tools/list")).get("error") for client, _ in rivals]
+    assert [code["code"] for code in codes if code is not None] == [-31010] * 7
 
 
-async def test_sessions_that_take_turns_never_lose_an_event() -> None:
+async def test_sessions_that_take_turns_never_lose_an_event(w: World) -> None:
     """ATT5, CUP2: twenty takeovers, an event between any two; each is seen once, in order."""
-    async with world() as w:
-        started = await w.client().start()
-        session, position = started["sessionId"], started["sessionEventId"]
-        clients = [await with_stream(w) for _ in range(2)]
-        seen: list[str] = []
+    started = await w.client().start()
+    session, position = started["sessionId"], started["sessionEventId"]
+    clients = [await with_stream(w) for _ in range(2)]
+    seen: list[str] = []
 
-        for turn in range(20):
-            client, stream = clients[turn % 2]
-            before = len(stream.messages)
-            await update(w, session, f"a:{turn}-missed")
-            await client.resume(session, position)
-            await update(w, session, f"a:{turn}-live")
-            messages = (await stream.has(before + 2))[before:]
-            seen += uris(messages)
-            position = event_ids(messages)[-1]
+    for turn in range(20):
+        client, stream = clients[turn % 2]
+        before = len(stream.messages)
+        await update(w, session, f"a:{turn}-missed")
+        await client.resume(session, position)
+        await update(w, session, f"a:{turn}-live")
+        messages = (await stream.has(before + 2))[before:]
+        seen += uris(messages)
+        position = event_ids(messages)[-1]
 
-        assert seen == [f"a:{turn}-{how}" for turn in range(20) for how in ("missed", "live")]
+    assert seen == [f"a:{turn}-{how}" for turn in range(20) for how in ("missed", "live")]
 
 
 # --- store first ----------------------------------------------------------------------------
 
 
-async def test_an_event_is_replayable_though_nobody_took_it() -> None:
+async def test_an_event_is_replayable_though_nobody_took_it(
+    w: World, client: RawClient, stream: Reply
+) -> None:
     """EVT10: "Store first, then send. A send failure leaves the event replayable"."""
-    async with world() as w:
-        client, stream = await with_stream(w)
-        started = await client.start()
-        stream.stall()
-        await update(w, started["sessionId"], "a:1")
-        stream.leave()  # with the event on its way
-        await stream.done()
-        other, other_stream = await with_stream(w)
+    started = await client.start()
+    stream.stall()
+    await update(w, started["sessionId"], "a:1")
+    stream.leave()  # with the event on its way
+    await stream.done()
+    other, other_stream = await with_stream(w)
 
-        resumed = await other.resume(started["sessionId"], started["sessionEventId"])
+    resumed = await other.resume(started["sessionId"], started["sessionEventId"])
 
-        assert resumed["replayed"] == 1
-        assert uris(await other_stream.has(1)) == ["a:1"]
+    assert resumed["replayed"] == 1
+    assert uris(await other_stream.has(1)) == ["a:1"]
 
 
 async def test_two_writers_repeat_no_id_and_leave_no_hole() -> None:
@@ -649,39 +621,38 @@ async def test_a_million_updates_of_ten_resources_are_ten_events() -> None:
         assert event_ids(messages)[-1] == resumed["sessionEventId"]
 
 
-async def test_only_listed_notifications_are_coalesced() -> None:
+async def test_only_listed_notifications_are_coalesced(w: World) -> None:
     """COA6: "Nothing else by default"; a list change is one per method, a malformed update
     hides nothing, and two sessions do not meet.
     """
-    async with world() as w:
-        started = await w.client().start()
-        other = (await w.client().start())["sessionId"]
-        named = in_session(started["sessionId"])
-        for _ in range(2):
-            for method, params in [
-                ("notifications/x", {"uri": "a:1"}),
-                (UPDATED, {"uri": "a:1"}),
-                (UPDATED, {"uri": 7}),
-                ("notifications/tools/list_changed", {}),
-                ("notifications/prompts/list_changed", {}),
-            ]:
-                await w.client().text("tell", method=method, params=params, meta=named)
-                await w.client().text("tell", method=method, params=params, meta=in_session(other))
-        client, stream = await with_stream(w)
+    started = await w.client().start()
+    other = (await w.client().start())["sessionId"]
+    named = in_session(started["sessionId"])
+    for _ in range(2):
+        for method, params in [
+            ("notifications/x", {"uri": "a:1"}),
+            (UPDATED, {"uri": "a:1"}),
+            (UPDATED, {"uri": 7}),
+            ("notifications/tools/list_changed", {}),
+            ("notifications/prompts/list_changed", {}),
+        ]:
+            await w.client().text("tell", method=method, params=params, meta=named)
+            await w.client().text("tell", method=method, params=params, meta=in_session(other))
+    client, stream = await with_stream(w)
 
-        resumed = await client.resume(started["sessionId"], started["sessionEventId"])
-        methods = [m["method"].removeprefix("notifications/") for m in await stream.has(7)]
+    resumed = await client.resume(started["sessionId"], started["sessionEventId"])
+    methods = [m["method"].removeprefix("notifications/") for m in await stream.has(7)]
 
-        assert resumed["replayed"] == 7
-        assert methods == [
-            "x",
-            "resources/updated",  # uri 7, the first
-            "x",
-            "resources/updated",
-            "resources/updated",  # uri 7, again
-            "tools/list_changed",
-            "prompts/list_changed",
-        ]
+    assert resumed["replayed"] == 7
+    assert methods == [
+        "x",
+        "resources/updated",  # uri 7, the first
+        "x",
+        "resources/updated",
+        "resources/updated",  # uri 7, again
+        "tools/list_changed",
+        "prompts/list_changed",
+    ]
 
 
 async def test_the_policy_says_what_is_coalesced() -> None:
@@ -727,75 +698,69 @@ async def test_what_is_known_of_evicted_events_goes_with_them() -> None:
         assert uris(await stream.has(10))[-2:] == ["a:1999", "a:0"]
 
 
-async def test_live_events_are_not_coalesced() -> None:
+async def test_live_events_are_not_coalesced(w: World, stream: Reply, session: str) -> None:
     """Rule: "An event stored while its session is attached and the stream is open is handed over in
     the same step: live events are sent one by one".
     """
-    async with world() as w:
-        client, stream = await with_stream(w)
-        session = (await client.start())["sessionId"]
+    for _ in range(5):
+        await update(w, session, "a:1")
 
-        for _ in range(5):
-            await update(w, session, "a:1")
-
-        assert uris(await stream.has(5)) == ["a:1"] * 5
+    assert uris(await stream.has(5)) == ["a:1"] * 5
 
 
-async def test_the_id_of_a_replaced_event_stays_a_position() -> None:
+async def test_the_id_of_a_replaced_event_stays_a_position(
+    w: World, stream: Reply, session: str
+) -> None:
     """Rule: "a replaced event's id stays a valid position"."""
-    async with world() as w:
-        client, stream = await with_stream(w)
-        session = (await client.start())["sessionId"]
-        await update(w, session, "a:1", "a:2", "a:1", "a:2")
-        replaced = event_ids(await stream.has(4))[0]
-        other, other_stream = await with_stream(w)
+    await update(w, session, "a:1", "a:2", "a:1", "a:2")
+    replaced = event_ids(await stream.has(4))[0]
+    other, other_stream = await with_stream(w)
 
-        resumed = await other.resume(session, replaced)
+    resumed = await other.resume(session, replaced)
 
-        assert (resumed["catchup"], resumed["replayed"]) == (True, 2)
-        assert uris(await other_stream.has(2)) == ["a:1", "a:2"]
+    assert (resumed["catchup"], resumed["replayed"]) == (True, 2)
+    assert uris(await other_stream.has(2)) == ["a:1", "a:2"]
 
 
 # --- after the call ---------------------------------------------------------------------------
 
 
-async def test_a_kept_session_still_reaches_its_client_after_the_call() -> None:
+async def test_a_kept_session_still_reaches_its_client_after_the_call(w: World) -> None:
     """Promised: "a notification sent through a kept ``ctx.session`` after its call has
     returned still reaches the session", on whatever connection it is by then.
     """
-    async with world() as w:
-        old = await w.connected()
-        session = (await old.start())["sessionId"]
-        await old.text("keep")
-        new, stream = await with_stream(w)
-        await new.resume(session)
+    old = await w.connected()
+    session = (await old.start())["sessionId"]
+    await old.text("keep")
+    new, stream = await with_stream(w)
+    await new.resume(session)
 
-        await w.box.kept[0].send_resource_updated("a:1")
-        message = (await stream.has(1))[0]
+    await w.box.kept[0].send_resource_updated("a:1")
+    message = (await stream.has(1))[0]
 
-        assert message["params"]["_meta"] == in_session(session)
+    assert message["params"]["_meta"] == in_session(session)
 
 
-async def test_a_kept_session_of_no_session_reaches_its_connection() -> None:
+async def test_a_kept_session_of_no_session_reaches_its_connection(
+    w: World, client: RawClient, stream: Reply
+) -> None:
     """The same without a session: bare, on the GET stream."""
-    async with world() as w:
-        client, stream = await with_stream(w)
-        await client.text("keep")
+    await client.text("keep")
 
-        await w.box.kept[0].send_resource_updated("a:1")
+    await w.box.kept[0].send_resource_updated("a:1")
 
-        assert (await stream.has(1))[0]["params"] == {"uri": "a:1"}
+    assert (await stream.has(1))[0]["params"] == {"uri": "a:1"}
 
 
-async def test_what_belonged_to_the_request_alone_ends_with_it() -> None:
+async def test_what_belonged_to_the_request_alone_ends_with_it(
+    w: World, client: RawClient, stream: Reply
+) -> None:
     """Late progress is no session event; a late log message was meant for the client."""
-    async with world() as w:
-        client, stream = await with_stream(w)
-        await client.call("keep", meta={"progressToken": 1}).result()
+    await client.call("keep", meta={"progressToken": 1}).result()
 
-        await w.box.kept[0].report_progress(1)
-        await w.box.kept[0].send_log_message(  # pyright: ignore[reportDeprecated]
-            "info", "late", related_request_id=1
-        )
+    await w.box.kept[0].report_progress(1)
+    await w.box.kept[0].send_log_message(  # pyright: ignore[reportDeprecated]
+        "info", "late", related_request_id=1
+    )
 
-        assert [m["method"] for m in await stream.has(1)] == ["notifications/message"]
+    assert [m["method"] for m in await stream.has(1)] == ["notifications/message"]

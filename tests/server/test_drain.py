@@ -107,23 +107,20 @@ async def test_stock_clients_come_back_spread_out() -> None:
     assert all(soonest <= each <= 8_000 for each in notified) and len(set(notified)) > 10
 
 
-async def test_what_runs_may_finish() -> None:
+async def test_what_runs_may_finish(w: World, client: RawClient, stream: Reply) -> None:
     """WSS17: "finish or park what runs": within the grace, and no longer than it takes."""
-    async with world() as w:
-        client = await w.connected()
-        stream = await client.get().started()
-        running, request_id = await waiting(w, client)
-        begun = asyncio.get_running_loop().time()
-        task = await draining(w, grace=100)
-        assert not task.done()
-        w.box.gate("g").go.set()
+    running, request_id = await waiting(w, client)
+    begun = asyncio.get_running_loop().time()
+    task = await draining(w, grace=100)
+    assert not task.done()
+    w.box.gate("g").go.set()
 
-        await task
-        await stream.done()
+    await task
+    await stream.done()
 
-        assert asyncio.get_running_loop().time() - begun < 1
-        answer = await running.answer(request_id)
-        assert text_of(answer["result"]) == "through g"
+    assert asyncio.get_running_loop().time() - begun < 1
+    answer = await running.answer(request_id)
+    assert text_of(answer["result"]) == "through g"
 
 
 class _AwayStore(MemoryStore):
@@ -299,84 +296,78 @@ async def test_a_request_for_something_else_holds_no_drain_up() -> None:
         await reply.done()
 
 
-async def test_what_does_not_finish_is_answered() -> None:
+async def test_what_does_not_finish_is_answered(w: World, client: RawClient) -> None:
     """CLI1: "running calls get grace then -31012", a keyed one among them; its sender is not
     left waiting, and its handler is cancelled.
     """
-    async with world() as w:
-        client = await w.connected()
-        await client.start()
-        running, request_id = await waiting(w, client, **keyed("k"))
-        begun = asyncio.get_running_loop().time()
+    await client.start()
+    running, request_id = await waiting(w, client, **keyed("k"))
+    begun = asyncio.get_running_loop().time()
 
-        await w.layer.drain(grace=10)
+    await w.layer.drain(grace=10)
 
-        assert 10 <= asyncio.get_running_loop().time() - begun < 11
-        error = (await running.answer(request_id))["error"]
-        assert (error["code"], error["message"]) == (-31012, "Outcome unknown")
-        await running.done()
-        assert w.box.gate("g").cancelled.is_set()
+    assert 10 <= asyncio.get_running_loop().time() - begun < 11
+    error = (await running.answer(request_id))["error"]
+    assert (error["code"], error["message"]) == (-31012, "Outcome unknown")
+    await running.done()
+    assert w.box.gate("g").cancelled.is_set()
 
 
-async def test_a_handler_that_ignores_its_cancellation_does_not_hold_the_server() -> None:
+async def test_a_handler_that_ignores_its_cancellation_does_not_hold_the_server(w: World) -> None:
     """Every wait at shutdown has an end."""
-    async with world() as w:
-        ended = asyncio.Event()
+    ended = asyncio.Event()
 
-        async def stubborn(ctx: Ctx, arguments: Json) -> str:
-            w.box.gate("g").started.set()
-            while not ended.is_set():
-                try:
-                    await ended.wait()
-                except asyncio.CancelledError:
-                    continue
-            return "at last"
+    async def stubborn(ctx: Ctx, arguments: Json) -> str:
+        w.box.gate("g").started.set()
+        while not ended.is_set():
+            try:
+                await ended.wait()
+            except asyncio.CancelledError:
+                continue
+        return "at last"
 
-        w.box.tools["stubborn"] = stubborn
-        client = await w.connected()
-        sent = client.call("stubborn")
-        await w.box.gate("g").started.wait()
+    w.box.tools["stubborn"] = stubborn
+    client = await w.connected()
+    sent = client.call("stubborn")
+    await w.box.gate("g").started.wait()
 
-        await w.layer.drain(grace=1)
+    await w.layer.drain(grace=1)
 
-        assert (await sent.error())["code"] == -31012
-        ended.set()
-        await cycles()
+    assert (await sent.error())["code"] == -31012
+    ended.set()
+    await cycles()
 
 
-async def test_sessions_stay_in_the_store() -> None:
+async def test_sessions_stay_in_the_store(w: World, client: RawClient) -> None:
     """Rule: "Sessions stay in the store": another process, or the next one, goes on with them."""
-    async with world() as w:
-        client = await w.connected()
-        started = await client.start()
-        await client.text("update", uri="a:1")
+    started = await client.start()
+    await client.text("update", uri="a:1")
 
-        await w.layer.drain(grace=0)
+    await w.layer.drain(grace=0)
 
-        records = await w.layer.store.all_sessions()
-        assert {record.session_id for record in records} == {
-            client.session_id,
-            started["sessionId"],
-        }
+    records = await w.layer.store.all_sessions()
+    assert {record.session_id for record in records} == {
+        client.session_id,
+        started["sessionId"],
+    }
 
 
-async def test_an_answer_is_taken_while_the_server_drains() -> None:
+async def test_an_answer_is_taken_while_the_server_drains(w: World) -> None:
     """A call that gets its grace may be waiting for its client: the client's answer is no new
     work, and neither is its cancellation; refused with 503, the grace would be for nothing.
     """
-    async with world() as w:
-        client = await w.connected(capabilities={"elicitation": {}})
-        asked = client.call("ask", question="?")
-        question = (await asked.reply.has(1))[0]
-        running, request_id = await waiting(w, client)
-        task = await draining(w, grace=10)
+    client = await w.connected(capabilities={"elicitation": {}})
+    asked = client.call("ask", question="?")
+    question = (await asked.reply.has(1))[0]
+    running, request_id = await waiting(w, client)
+    task = await draining(w, grace=10)
 
-        await client.respond(question, {"action": "accept", "content": {"answer": "1"}})
-        await client.notify("notifications/cancelled", {"requestId": request_id})
+    await client.respond(question, {"action": "accept", "content": {"answer": "1"}})
+    await client.notify("notifications/cancelled", {"requestId": request_id})
 
-        assert text_of(await asked.result()) == "accept: 1"
-        assert (await running.answer(request_id))["error"]["code"] == -32800
-        await task
+    assert text_of(await asked.result()) == "accept: 1"
+    assert (await running.answer(request_id))["error"]["code"] == -32800
+    await task
 
 
 async def test_leaving_the_lifespan_drains() -> None:

@@ -153,28 +153,25 @@ async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     assert digest(secrets[0]) in text
 
 
-async def test_answers_repeat_only_what_the_caller_sent() -> None:
+async def test_answers_repeat_only_what_the_caller_sent(client: RawClient, session: str) -> None:
     """SEC2, ERR2: an error text names no session; its data only what came with the request."""
-    async with world() as w:
-        client = await w.connected()
-        session = (await client.start())["sessionId"]
-        assert client.session_id is not None
-        replies: list[Reply] = []
-        for method, params in [
-            ("session/resume", {"sessionId": UNKNOWN}),
-            ("session/resume", {"sessionId": client.session_id}),
-            ("session/resume", {}),
-            ("tools/call", call_params("echo", {}, in_session(UNKNOWN))),
-            ("tools/call", call_params("nothing")),
-            ("x/unknown", {}),
-        ]:
-            sent = client.send(method, params)
-            replies.append(await sent.reply.done())
-            text = bytes(replies[-1].body).decode()
-            for secret in (session, client.session_id, UNKNOWN):
-                assert secret not in text or secret in str(params), (method, text)
-            message = sent.reply.json["error"]["message"]
-            assert not {session, client.session_id, UNKNOWN} & set(message.split())
+    assert client.session_id is not None
+    replies: list[Reply] = []
+    for method, params in [
+        ("session/resume", {"sessionId": UNKNOWN}),
+        ("session/resume", {"sessionId": client.session_id}),
+        ("session/resume", {}),
+        ("tools/call", call_params("echo", {}, in_session(UNKNOWN))),
+        ("tools/call", call_params("nothing")),
+        ("x/unknown", {}),
+    ]:
+        sent = client.send(method, params)
+        replies.append(await sent.reply.done())
+        text = bytes(replies[-1].body).decode()
+        for secret in (session, client.session_id, UNKNOWN):
+            assert secret not in text or secret in str(params), (method, text)
+        message = sent.reply.json["error"]["message"]
+        assert not {session, client.session_id, UNKNOWN} & set(message.split())
 
 
 @pytest.mark.parametrize(

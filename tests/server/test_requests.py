@@ -49,176 +49,160 @@ async def cut(reply: Reply) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_requests_with_one_id_are_each_served(is_stream: bool) -> None:
+async def test_requests_with_one_id_are_each_served(
+    is_stream: bool, w: World, client: RawClient
+) -> None:
     """REQ9: some hosts send each request with the same id. Each POST has its own answer."""
-    async with world() as w:
-        client = await w.connected()
-        params = [call_params("wait", {"gate": gate}) for gate in ("a", "b")]
-        sent = [client.send("tools/call", each, request_id=1) for each in params]
-        for gate, one in zip("ab", sent, strict=True):
-            await w.box.gate(gate).started.wait()
-            if is_stream:
-                await one.reply.started()
+    params = [call_params("wait", {"gate": gate}) for gate in ("a", "b")]
+    sent = [client.send("tools/call", each, request_id=1) for each in params]
+    for gate, one in zip("ab", sent, strict=True):
+        await w.box.gate(gate).started.wait()
+        if is_stream:
+            await one.reply.started()
 
-        for method in ("tools/list", "session/start", "ping"):
-            assert "result" in await client.send(method, request_id=1).answer()
-        for gate, one in zip("ba", reversed(sent), strict=True):
-            w.box.gate(gate).go.set()
-            assert text_of(await one.result()) == f"through {gate}"
+    for method in ("tools/list", "session/start", "ping"):
+        assert "result" in await client.send(method, request_id=1).answer()
+    for gate, one in zip("ba", reversed(sent), strict=True):
+        w.box.gate(gate).go.set()
+        assert text_of(await one.result()) == f"through {gate}"
 
 
-async def test_a_cancellation_reaches_all_that_have_the_id() -> None:
+async def test_a_cancellation_reaches_all_that_have_the_id(w: World, client: RawClient) -> None:
     """REQ3: which of them its host means nobody can say."""
-    async with world() as w:
-        client = await w.connected()
-        sent = [await waiting(w, client, gate, request_id=1) for gate in "abc"]
-        other = await waiting(w, client, "other", request_id=2)
+    sent = [await waiting(w, client, gate, request_id=1) for gate in "abc"]
+    other = await waiting(w, client, "other", request_id=2)
 
-        await client.notify("notifications/cancelled", {"requestId": 1})
+    await client.notify("notifications/cancelled", {"requestId": 1})
 
-        for one in sent:
-            assert (await one.error())["code"] == -32800
-        w.box.gate("other").go.set()
-        assert text_of(await other.result()) == "through other"
+    for one in sent:
+        assert (await one.error())["code"] == -32800
+    w.box.gate("other").go.set()
+    assert text_of(await other.result()) == "through other"
 
 
-async def test_an_id_can_be_used_again_when_it_was_answered() -> None:
+async def test_an_id_can_be_used_again_when_it_was_answered(client: RawClient) -> None:
     """Stock clients do not, and others may."""
-    async with world() as w:
-        client = await w.connected()
-        for _ in range(3):
-            sent = client.send("tools/call", call_params("echo", {"text": "x"}), request_id=5)
-            assert text_of(await sent.result()) == "x"
+    for _ in range(3):
+        sent = client.send("tools/call", call_params("echo", {"text": "x"}), request_id=5)
+        assert text_of(await sent.result()) == "x"
 
 
-async def test_one_and_the_text_one_are_two_ids() -> None:
+async def test_one_and_the_text_one_are_two_ids(w: World, client: RawClient) -> None:
     """REQ1: an id is a string or a number, and they never cross (the SDK's streams do)."""
-    async with world() as w:
-        client = await w.connected()
-        number = await waiting(w, client, "n", request_id=1)
-        text = await waiting(w, client, "t", request_id="1")
-        w.box.gate("t").go.set()
-        w.box.gate("n").go.set()
+    number = await waiting(w, client, "n", request_id=1)
+    text = await waiting(w, client, "t", request_id="1")
+    w.box.gate("t").go.set()
+    w.box.gate("n").go.set()
 
-        assert (await text.answer())["id"] == "1"
-        assert (await number.answer())["id"] == 1
-        assert text_of(await text.result()) == "through t"
+    assert (await text.answer())["id"] == "1"
+    assert (await number.answer())["id"] == 1
+    assert text_of(await text.result()) == "through t"
 
 
-async def test_a_cut_request_no_longer_counts() -> None:
+async def test_a_cut_request_no_longer_counts(w: World, client: RawClient) -> None:
     """Rule: "Over HTTP a request whose response stream was cut no longer counts": a TypeScript
     client reconnects with ids from 0.
     """
-    async with world() as w:
-        client = await w.connected()
-        first = await waiting(w, client, "a", request_id=0)
-        await cut(first.reply)
+    first = await waiting(w, client, "a", request_id=0)
+    await cut(first.reply)
 
-        second = await waiting(w, client, "b", request_id=0)
-        w.box.gate("a").go.set()
-        w.box.gate("b").go.set()
+    second = await waiting(w, client, "b", request_id=0)
+    w.box.gate("a").go.set()
+    w.box.gate("b").go.set()
 
-        assert text_of(await second.result()) == "through b"
-        answer = await client.get(first.reply.events[0].id).answer(0)
-        assert text_of(answer["result"]) == "through a"
+    assert text_of(await second.result()) == "through b"
+    answer = await client.get(first.reply.events[0].id).answer(0)
+    assert text_of(answer["result"]) == "through a"
 
 
-async def test_a_stream_that_was_fetched_again_is_cancelled_with_the_others() -> None:
+async def test_a_stream_that_was_fetched_again_is_cancelled_with_the_others(
+    w: World, client: RawClient
+) -> None:
     """REQ3: its response is open again."""
-    async with world() as w:
-        client = await w.connected()
-        first = await waiting(w, client, "a", request_id=0)
-        await cut(first.reply)
-        again = await client.get(first.reply.events[0].id).started()
-        second = await waiting(w, client, "b", request_id=0)
+    first = await waiting(w, client, "a", request_id=0)
+    await cut(first.reply)
+    again = await client.get(first.reply.events[0].id).started()
+    second = await waiting(w, client, "b", request_id=0)
 
-        await client.notify("notifications/cancelled", {"requestId": 0})
+    await client.notify("notifications/cancelled", {"requestId": 0})
 
-        assert (await again.answer(0))["error"]["code"] == -32800
-        assert (await second.error())["code"] == -32800
+    assert (await again.answer(0))["error"]["code"] == -32800
+    assert (await second.error())["code"] == -32800
 
 
-async def test_lone_posts_share_no_ids() -> None:
+async def test_lone_posts_share_no_ids(w: World) -> None:
     """Each is a connection of its own."""
-    async with world() as w:
-        session = (await w.client().start())["sessionId"]
-        params = call_params("wait", {"gate": "g"}, in_session(session))
-        sent = [w.client().send("tools/call", params, request_id=1) for _ in range(3)]
-        await cycles()
-        w.box.gate("g").go.set()
+    session = (await w.client().start())["sessionId"]
+    params = call_params("wait", {"gate": "g"}, in_session(session))
+    sent = [w.client().send("tools/call", params, request_id=1) for _ in range(3)]
+    await cycles()
+    w.box.gate("g").go.set()
 
-        assert [text_of(await one.result()) for one in sent] == ["through g"] * 3
+    assert [text_of(await one.result()) for one in sent] == ["through g"] * 3
 
 
 # --- cancellation ------------------------------------------------------------------------------
 
 
-async def test_a_cut_stream_cancels_nothing() -> None:
+async def test_a_cut_stream_cancels_nothing(w: World, client: RawClient) -> None:
     """Rule: "A broken … response stream never cancels a request in the handshake era"."""
-    async with world() as w:
-        client = await w.connected()
-        sent = await waiting(w, client)
-        await cut(sent.reply)
-        w.box.gate("g").go.set()
-        await cycles()
+    sent = await waiting(w, client)
+    await cut(sent.reply)
+    w.box.gate("g").go.set()
+    await cycles()
 
-        assert not w.box.gate("g").cancelled.is_set()
-        assert "result" in await client.get(sent.reply.events[0].id).answer(sent.id)
+    assert not w.box.gate("g").cancelled.is_set()
+    assert "result" in await client.get(sent.reply.events[0].id).answer(sent.id)
 
 
-async def test_an_explicit_cancel_ends_a_request() -> None:
+async def test_an_explicit_cancel_ends_a_request(w: World, client: RawClient) -> None:
     """REQ5: "An explicit cancel always wins"; the answer is the SDK's (-32800), and ends it."""
-    async with world() as w:
-        client = await w.connected()
-        sent = await waiting(w, client)
+    sent = await waiting(w, client)
 
-        await client.notify("notifications/cancelled", {"requestId": sent.id, "reason": "x"})
+    await client.notify("notifications/cancelled", {"requestId": sent.id, "reason": "x"})
 
-        error = await sent.error()
-        assert error == {"code": -32800, "message": "Request cancelled"}
-        await w.box.gate("g").cancelled.wait()
-        await sent.reply.done()
+    error = await sent.error()
+    assert error == {"code": -32800, "message": "Request cancelled"}
+    await w.box.gate("g").cancelled.wait()
+    await sent.reply.done()
 
 
-async def test_a_cancel_by_id_means_the_newest() -> None:
+async def test_a_cancel_by_id_means_the_newest(w: World, client: RawClient) -> None:
     """Rule: "and a cancel by that id means the newest"."""
-    async with world() as w:
-        client = await w.connected()
-        first = await waiting(w, client, "a", request_id=0)
-        await cut(first.reply)
-        second = await waiting(w, client, "b", request_id=0)
+    first = await waiting(w, client, "a", request_id=0)
+    await cut(first.reply)
+    second = await waiting(w, client, "b", request_id=0)
 
-        await client.notify("notifications/cancelled", {"requestId": 0})
+    await client.notify("notifications/cancelled", {"requestId": 0})
 
-        assert (await second.error())["code"] == -32800
-        assert not w.box.gate("a").cancelled.is_set()
+    assert (await second.error())["code"] == -32800
+    assert not w.box.gate("a").cancelled.is_set()
 
 
-async def test_a_cancel_reaches_only_its_own_connection() -> None:
+async def test_a_cancel_reaches_only_its_own_connection(w: World) -> None:
     """REQ1: ids "mean nothing beyond their connection"."""
-    async with world() as w:
-        client, other = await w.connected(), await w.connected()
-        sent = await waiting(w, client, request_id=7)
+    client, other = await w.connected(), await w.connected()
+    sent = await waiting(w, client, request_id=7)
 
-        await other.notify("notifications/cancelled", {"requestId": 7})
-        await cycles()
-        w.box.gate("g").go.set()
+    await other.notify("notifications/cancelled", {"requestId": 7})
+    await cycles()
+    w.box.gate("g").go.set()
 
-        assert text_of(await sent.result()) == "through g"
+    assert text_of(await sent.result()) == "through g"
 
 
 @pytest.mark.parametrize(
     "params", [None, {}, {"requestId": None}, {"requestId": 99}, {"requestId": []}], ids=str
 )
-async def test_a_cancel_of_nothing_does_nothing(params: Json | None) -> None:
+async def test_a_cancel_of_nothing_does_nothing(
+    params: Json | None, w: World, client: RawClient
+) -> None:
     """It is accepted (202), and nothing more."""
-    async with world() as w:
-        client = await w.connected()
-        sent = await waiting(w, client)
-        await client.notify("notifications/cancelled", params)
-        await cycles()
-        w.box.gate("g").go.set()
-        assert text_of(await sent.result()) == "through g"
+    sent = await waiting(w, client)
+    await client.notify("notifications/cancelled", params)
+    await cycles()
+    w.box.gate("g").go.set()
+    assert text_of(await sent.result()) == "through g"
 
 
 class Panic(BaseException):
@@ -240,261 +224,249 @@ async def test_a_call_is_answered_whatever_its_handler_raises(
     assert "tools/call failed inside the wrapped server" in caplog.text
 
 
-async def test_a_handler_that_ignores_its_cancellation_delays_nothing() -> None:
+async def test_a_handler_that_ignores_its_cancellation_delays_nothing(w: World) -> None:
     """The answer does not wait for it, and nothing of it follows the answer."""
-    async with world() as w:
 
-        async def stubborn(ctx: Ctx, arguments: Json) -> str:
-            w.box.gate("started").started.set()
-            for _ in range(3):
-                try:
-                    await asyncio.sleep(5)
-                except asyncio.CancelledError:
-                    await ctx.session.report_progress(1)
-            w.box.gate("over").started.set()
-            return "never mind"
+    async def stubborn(ctx: Ctx, arguments: Json) -> str:
+        w.box.gate("started").started.set()
+        for _ in range(3):
+            try:
+                await asyncio.sleep(5)
+            except asyncio.CancelledError:
+                await ctx.session.report_progress(1)
+        w.box.gate("over").started.set()
+        return "never mind"
 
-        w.box.tools["stubborn"] = stubborn
-        client = await w.connected()
-        sent = client.call("stubborn", meta={"progressToken": 1})
-        await w.box.gate("started").started.wait()
-        await sent.reply.started()
+    w.box.tools["stubborn"] = stubborn
+    client = await w.connected()
+    sent = client.call("stubborn", meta={"progressToken": 1})
+    await w.box.gate("started").started.wait()
+    await sent.reply.started()
 
-        await client.notify("notifications/cancelled", {"requestId": sent.id})
-        await sent.reply.done()
-        await w.box.gate("over").started.wait()
+    await client.notify("notifications/cancelled", {"requestId": sent.id})
+    await sent.reply.done()
+    await w.box.gate("over").started.wait()
 
-        assert [m.get("error", m)["code"] for m in sent.reply.messages] == [-32800]
+    assert [m.get("error", m)["code"] for m in sent.reply.messages] == [-32800]
 
 
-async def test_a_notification_is_handled_while_requests_run() -> None:
+async def test_a_notification_is_handled_while_requests_run(w: World) -> None:
     """Rule: "In a task: a handler may wait for the client, and the client for this 202"."""
-    async with world() as w:
-        client = await w.connected(capabilities=ASKS)
-        asked = client.call("ask", question="?")
-        question = (await asked.reply.has(1))[0]
-        await client.notify("notifications/roots/list_changed")
-        await client.respond(question, {"action": "decline"})
-        assert text_of(await asked.result()) == "decline: None"
+    client = await w.connected(capabilities=ASKS)
+    asked = client.call("ask", question="?")
+    question = (await asked.reply.has(1))[0]
+    await client.notify("notifications/roots/list_changed")
+    await client.respond(question, {"action": "decline"})
+    assert text_of(await asked.result()) == "decline: None"
 
 
 # --- questions to the client -------------------------------------------------------------------
 
 
-async def test_a_question_goes_to_the_stream_of_its_request() -> None:
+async def test_a_question_goes_to_the_stream_of_its_request(w: World) -> None:
     """elicitation, sampling and roots work; ids are random text."""
-    async with world() as w:
 
-        async def sample(ctx: Ctx, arguments: Json) -> str:
-            result = await ctx.session.create_message(  # pyright: ignore[reportDeprecated]
-                [types.SamplingMessage(role="user", content=types.TextContent(text="?"))],
-                max_tokens=20,
-                related_request_id=ctx.request_id,
-            )
-            return str(result.content)
-
-        async def roots(ctx: Ctx, arguments: Json) -> str:
-            result = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
-            return str(result.roots[0].uri)
-
-        w.box.tools.update(sample=sample, roots=roots)
-        client = await w.connected(capabilities=ASKS)
-        stream = client.get()
-        asked, sampled, rooted = (
-            client.call("ask", question="?"),
-            client.call("sample"),
-            client.call("roots"),
+    async def sample(ctx: Ctx, arguments: Json) -> str:
+        result = await ctx.session.create_message(  # pyright: ignore[reportDeprecated]
+            [types.SamplingMessage(role="user", content=types.TextContent(text="?"))],
+            max_tokens=20,
+            related_request_id=ctx.request_id,
         )
-        questions = [(await reply.has(1))[0] for reply in (asked.reply, sampled.reply, stream)]
+        return str(result.content)
 
-        assert [question["method"] for question in questions] == [
-            "elicitation/create",
-            "sampling/createMessage",
-            "roots/list",  # the SDK has it on the standalone channel only
-        ]
-        assert len({question["id"] for question in questions}) == 3
-        assert all(isinstance(q["id"], str) and len(q["id"]) >= 16 for q in questions)
-        await client.respond(questions[2], {"roots": [{"uri": "file:///r"}]})
-        text = {"type": "text", "text": "sampled"}
-        await client.respond(questions[1], {"role": "assistant", "content": text, "model": "m"})
-        await client.respond(questions[0], {"action": "accept", "content": {"answer": "42"}})
-        assert text_of(await asked.result()) == "accept: 42"
-        assert "sampled" in text_of(await sampled.result())
-        assert text_of(await rooted.result()) == "file:///r"
+    async def roots(ctx: Ctx, arguments: Json) -> str:
+        result = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
+        return str(result.roots[0].uri)
+
+    w.box.tools.update(sample=sample, roots=roots)
+    client = await w.connected(capabilities=ASKS)
+    stream = client.get()
+    asked, sampled, rooted = (
+        client.call("ask", question="?"),
+        client.call("sample"),
+        client.call("roots"),
+    )
+    questions = [(await reply.has(1))[0] for reply in (asked.reply, sampled.reply, stream)]
+
+    assert [question["method"] for question in questions] == [
+        "elicitation/create",
+        "sampling/createMessage",
+        "roots/list",  # the SDK has it on the standalone channel only
+    ]
+    assert len({question["id"] for question in questions}) == 3
+    assert all(isinstance(q["id"], str) and len(q["id"]) >= 16 for q in questions)
+    await client.respond(questions[2], {"roots": [{"uri": "file:///r"}]})
+    text = {"type": "text", "text": "sampled"}
+    await client.respond(questions[1], {"role": "assistant", "content": text, "model": "m"})
+    await client.respond(questions[0], {"action": "accept", "content": {"answer": "42"}})
+    assert text_of(await asked.result()) == "accept: 42"
+    assert "sampled" in text_of(await sampled.result())
+    assert text_of(await rooted.result()) == "file:///r"
 
 
-async def test_a_question_is_answered_from_any_connection_of_its_owner() -> None:
+async def test_a_question_is_answered_from_any_connection_of_its_owner(w: World) -> None:
     """Rule: "the first answer from any of the owner's connections counts", a lone POST among them;
     the second is accepted and ignored.
     """
-    async with world() as w:
-        client = await w.connected(capabilities=ASKS)
-        for answering in (client, await w.connected(), w.client()):
-            asked = client.call("ask", question="?")
-            question = (await asked.reply.has(1))[0]
-            await answering.respond(question, {"action": "accept", "content": {"answer": "1"}})
-            await client.respond(question, {"action": "accept", "content": {"answer": "2"}})
-            assert text_of(await asked.result()) == "accept: 1"
-
-
-async def test_an_answer_to_nothing_is_taken_from_a_connection_only() -> None:
-    """As the SDK answers it: 202; and 400 where there is no session at all."""
-    async with world() as w:
-        client = await w.connected()
-        answer: Json = {"jsonrpc": "2.0", "id": "x", "result": {}}
-
-        assert (await client.post(answer).done()).status == 202
-        assert (await w.client().post(answer).done()).status == 400
-
-
-async def test_an_error_answers_a_question_too() -> None:
-    """The handler receives the client's own error."""
-    async with world() as w:
-        client = await w.connected(capabilities=ASKS)
+    client = await w.connected(capabilities=ASKS)
+    for answering in (client, await w.connected(), w.client()):
         asked = client.call("ask", question="?")
         question = (await asked.reply.has(1))[0]
-        error = {"code": -1, "message": "no", "data": {"x": 1}}
-        reply = client.post({"jsonrpc": "2.0", "id": question["id"], "error": error})
+        await answering.respond(question, {"action": "accept", "content": {"answer": "1"}})
+        await client.respond(question, {"action": "accept", "content": {"answer": "2"}})
+        assert text_of(await asked.result()) == "accept: 1"
 
-        assert (await reply.done()).status == 202
-        assert await asked.error() == error
+
+async def test_an_answer_to_nothing_is_taken_from_a_connection_only(
+    w: World, client: RawClient
+) -> None:
+    """As the SDK answers it: 202; and 400 where there is no session at all."""
+    answer: Json = {"jsonrpc": "2.0", "id": "x", "result": {}}
+
+    assert (await client.post(answer).done()).status == 202
+    assert (await w.client().post(answer).done()).status == 400
+
+
+async def test_an_error_answers_a_question_too(w: World) -> None:
+    """The handler receives the client's own error."""
+    client = await w.connected(capabilities=ASKS)
+    asked = client.call("ask", question="?")
+    question = (await asked.reply.has(1))[0]
+    error = {"code": -1, "message": "no", "data": {"x": 1}}
+    reply = client.post({"jsonrpc": "2.0", "id": question["id"], "error": error})
+
+    assert (await reply.done()).status == 202
+    assert await asked.error() == error
 
 
 @pytest.mark.parametrize("tool", ["ask", "ask_standalone"])
-async def test_a_client_that_declared_nothing_is_not_asked(tool: str) -> None:
+async def test_a_client_that_declared_nothing_is_not_asked(tool: str, w: World) -> None:
     """Rule: "They go only to a handshake-era peer that declared the capability; else the handler
     gets an error at once"; with a session and without.
     """
-    async with world() as w:
-        client = await w.connected(capabilities={"sampling": {}})
-        stream = await client.get().started()
-        for _ in range(2):
-            sent = client.call(tool, question="?")
-            assert "code" in await sent.error()
-            assert len(sent.reply.messages) == 1
-            await client.start()
-        assert stream.messages == []
+    client = await w.connected(capabilities={"sampling": {}})
+    stream = await client.get().started()
+    for _ in range(2):
+        sent = client.call(tool, question="?")
+        assert "code" in await sent.error()
+        assert len(sent.reply.messages) == 1
+        await client.start()
+    assert stream.messages == []
 
 
 @pytest.mark.parametrize("tool", ["ask", "ask_standalone"])
-async def test_a_client_without_a_handshake_is_not_asked(tool: str) -> None:
+async def test_a_client_without_a_handshake_is_not_asked(tool: str, w: World) -> None:
     """A lone POST cannot be."""
-    async with world() as w:
-        session = (await w.client().start())["sessionId"]
-        sent = w.client().call(tool, question="?", meta=in_session(session))
+    session = (await w.client().start())["sessionId"]
+    sent = w.client().call(tool, question="?", meta=in_session(session))
 
-        assert "code" in await sent.error()
-        assert len(sent.reply.messages) == 1
+    assert "code" in await sent.error()
+    assert len(sent.reply.messages) == 1
 
 
-async def test_a_question_in_addition_to_the_request_goes_to_the_get_stream() -> None:
+async def test_a_question_in_addition_to_the_request_goes_to_the_get_stream(w: World) -> None:
     """The standalone channel: of the session, or of the bare connection."""
-    async with world() as w:
-        client = await w.connected(capabilities=ASKS)
-        stream = client.get()
-        for number in range(2):
-            asked = client.call("ask_standalone", question="?")
-            question = (await stream.has(number + 1))[-1]
-            assert "sessionEventId" not in question["params"]  # no session event
-            await client.respond(question, {"action": "accept", "content": {"answer": "1"}})
-            assert text_of(await asked.result()) == "accept: 1"
-            await client.start()
+    client = await w.connected(capabilities=ASKS)
+    stream = client.get()
+    for number in range(2):
+        asked = client.call("ask_standalone", question="?")
+        question = (await stream.has(number + 1))[-1]
+        assert "sessionEventId" not in question["params"]  # no session event
+        await client.respond(question, {"action": "accept", "content": {"answer": "1"}})
+        assert text_of(await asked.result()) == "accept: 1"
+        await client.start()
 
 
-async def test_an_open_question_is_asked_again_of_the_new_connection() -> None:
+async def test_an_open_question_is_asked_again_of_the_new_connection(w: World) -> None:
     """ASK2: "never left hanging": after a takeover it goes, with its id, to the new connection;
     the old one's copy is withdrawn where it was not sent yet.
     """
-    async with world() as w:
-        old = await w.connected(capabilities=ASKS)
-        started = await old.start()
-        asked = old.call("ask_standalone", question="?")  # waits for the first GET
-        await cycles()
-        new = await w.connected(capabilities=ASKS)
-        stream = await new.get().started()
+    old = await w.connected(capabilities=ASKS)
+    started = await old.start()
+    asked = old.call("ask_standalone", question="?")  # waits for the first GET
+    await cycles()
+    new = await w.connected(capabilities=ASKS)
+    stream = await new.get().started()
 
-        await new.resume(started["sessionId"])
-        question = (await stream.has(1))[0]
-        await new.respond(question, {"action": "accept", "content": {"answer": "new"}})
+    await new.resume(started["sessionId"])
+    question = (await stream.has(1))[0]
+    await new.respond(question, {"action": "accept", "content": {"answer": "new"}})
 
-        assert text_of(await asked.result()) == "accept: new"
-        old_stream = await old.get().started()
-        await cycles()
-        assert old_stream.messages == []
+    assert text_of(await asked.result()) == "accept: new"
+    old_stream = await old.get().started()
+    await cycles()
+    assert old_stream.messages == []
 
 
-async def test_a_question_asked_while_nobody_is_attached_waits() -> None:
+async def test_a_question_asked_while_nobody_is_attached_waits(w: World) -> None:
     """Rule: "a session's client, wherever it is": it is asked when it comes back."""
-    async with world() as w:
-        old = await w.connected(capabilities=ASKS)
-        started = await old.start()
-        asked = await waiting(w, old, "g")
-        del asked
+    old = await w.connected(capabilities=ASKS)
+    started = await old.start()
+    asked = await waiting(w, old, "g")
+    del asked
 
-        async def later(ctx: Ctx, arguments: Json) -> str:
-            await w.box.gate("h").arrive()
-            return await w.box.tools["ask_standalone"](ctx, arguments)
+    async def later(ctx: Ctx, arguments: Json) -> str:
+        await w.box.gate("h").arrive()
+        return await w.box.tools["ask_standalone"](ctx, arguments)
 
-        w.box.tools["later"] = later
-        call = w.client().call("later", question="?", meta=keyed("k", started["sessionId"]))
-        await w.box.gate("h").started.wait()
-        await old.delete().done()
-        w.box.gate("h").go.set()
-        await cycles()
-        new = await w.connected(capabilities=ASKS)
-        stream = await new.get().started()
+    w.box.tools["later"] = later
+    call = w.client().call("later", question="?", meta=keyed("k", started["sessionId"]))
+    await w.box.gate("h").started.wait()
+    await old.delete().done()
+    w.box.gate("h").go.set()
+    await cycles()
+    new = await w.connected(capabilities=ASKS)
+    stream = await new.get().started()
 
-        await new.resume(started["sessionId"])
-        question = (await stream.has(1))[0]
-        await new.respond(question, {"action": "accept", "content": {"answer": "late"}})
+    await new.resume(started["sessionId"])
+    question = (await stream.has(1))[0]
+    await new.respond(question, {"action": "accept", "content": {"answer": "late"}})
 
-        assert text_of(await call.result()) == "accept: late"
+    assert text_of(await call.result()) == "accept: late"
 
 
-async def test_an_open_question_is_not_asked_of_a_client_that_cannot_answer() -> None:
+async def test_an_open_question_is_not_asked_of_a_client_that_cannot_answer(w: World) -> None:
     """Rule: "They go only to a handshake-era peer that declared the capability", also when they go
     again; the question stays open for one that did.
     """
-    async with world() as w:
-        old = await w.connected(capabilities=ASKS)
-        started = await old.start()
-        asked = old.call("ask_standalone", question="?")
-        await cycles()
-        mute = await w.connected()
-        mute_stream = await mute.get().started()
-        await mute.resume(started["sessionId"])
-        await cycles()
-        assert mute_stream.messages == []
+    old = await w.connected(capabilities=ASKS)
+    started = await old.start()
+    asked = old.call("ask_standalone", question="?")
+    await cycles()
+    mute = await w.connected()
+    mute_stream = await mute.get().started()
+    await mute.resume(started["sessionId"])
+    await cycles()
+    assert mute_stream.messages == []
 
-        able = await w.connected(capabilities=ASKS)
-        stream = await able.get().started()
-        await able.resume(started["sessionId"])
-        question = (await stream.has(1))[0]
-        await able.respond(question, {"action": "decline"})
+    able = await w.connected(capabilities=ASKS)
+    stream = await able.get().started()
+    await able.resume(started["sessionId"])
+    question = (await stream.has(1))[0]
+    await able.respond(question, {"action": "decline"})
 
-        assert text_of(await asked.result()) == "decline: None"
+    assert text_of(await asked.result()) == "decline: None"
 
 
-async def test_a_question_times_out_and_is_taken_back() -> None:
+async def test_a_question_times_out_and_is_taken_back(w: World) -> None:
     """CLI1: a handler's wait has an end; the client is notified."""
-    async with world() as w:
 
-        async def impatient(ctx: Ctx, arguments: Json) -> str:
-            await ctx.session.send_request(
-                types.PingRequest(), types.EmptyResult, request_read_timeout_seconds=5
-            )
-            return "answered"
+    async def impatient(ctx: Ctx, arguments: Json) -> str:
+        await ctx.session.send_request(
+            types.PingRequest(), types.EmptyResult, request_read_timeout_seconds=5
+        )
+        return "answered"
 
-        w.box.tools["impatient"] = impatient
-        client = await w.connected()
-        stream = client.get()
-        sent = client.call("impatient")
+    w.box.tools["impatient"] = impatient
+    client = await w.connected()
+    stream = client.get()
+    sent = client.call("impatient")
 
-        assert (await sent.error())["code"] == -32001
-        ping, cancelled = await stream.has(2)
-        assert ping["method"] == "ping"
-        assert cancelled["method"] == "notifications/cancelled"
-        assert cancelled["params"]["requestId"] == ping["id"]
+    assert (await sent.error())["code"] == -32001
+    ping, cancelled = await stream.has(2)
+    assert ping["method"] == "ping"
+    assert cancelled["method"] == "notifications/cancelled"
+    assert cancelled["params"]["requestId"] == ping["id"]
 
 
 # --- without a listener work ----------------------------------------------------------------------
@@ -593,35 +565,33 @@ async def test_work_without_a_listener_is_bounded_in_bytes() -> None:
 @pytest.mark.parametrize(
     "value", [2**64, -(2**70), "\ud800", [2**200]], ids=["2**64", "-2**70", "surrogate", "nested"]
 )
-async def test_an_answer_that_is_hard_to_write_is_still_an_answer(value: object) -> None:
+async def test_an_answer_that_is_hard_to_write_is_still_an_answer(value: object, w: World) -> None:
     """CLI1: "nothing waits forever". Python's integers have no end and its text may hold half a
     character; orjson takes neither, and the caller waited for ever.
     """
-    async with world() as w:
 
-        async def big(ctx: Ctx, params: Any) -> Json:
-            return {"value": value}
+    async def big(ctx: Ctx, params: Any) -> Json:
+        return {"value": value}
 
-        w.box.server.add_request_handler("x/big", types.RequestParams, big)
-        client = await w.connected()
-        session = (await client.start())["sessionId"]
+    w.box.server.add_request_handler("x/big", types.RequestParams, big)
+    client = await w.connected()
+    session = (await client.start())["sessionId"]
 
-        for meta in ({}, in_session(session), keyed("k")):
-            sent = client.send("x/big", {"_meta": meta})
-            result = await sent.result()
-            assert json.loads(json.dumps(result["value"])) == value
+    for meta in ({}, in_session(session), keyed("k")):
+        sent = client.send("x/big", {"_meta": meta})
+        result = await sent.result()
+        assert json.loads(json.dumps(result["value"])) == value
 
 
-async def test_a_handler_that_returns_what_is_no_json_is_answered() -> None:
+async def test_a_handler_that_returns_what_is_no_json_is_answered(w: World) -> None:
     """An error, as the SDK answers it; not silence."""
-    async with world() as w:
 
-        async def odd(ctx: Ctx, params: Any) -> Json:
-            return {"value": object()}
+    async def odd(ctx: Ctx, params: Any) -> Json:
+        return {"value": object()}
 
-        w.box.server.add_request_handler("x/odd", types.RequestParams, odd)
-        client = await w.connected()
-        await client.start()
+    w.box.server.add_request_handler("x/odd", types.RequestParams, odd)
+    client = await w.connected()
+    await client.start()
 
-        for meta in ({}, keyed("k")):
-            assert "code" in await client.error("x/odd", {"_meta": meta})
+    for meta in ({}, keyed("k")):
+        assert "code" in await client.error("x/odd", {"_meta": meta})

@@ -102,36 +102,34 @@ async def test_ten_thousand_that_come_and_go_leave_nothing() -> None:
 
 
 @pytest.mark.in_memory
-async def test_sessions_that_are_ended_leave_nothing_before_their_time() -> None:
+async def test_sessions_that_are_ended_leave_nothing_before_their_time(w: World) -> None:
     """END2: the place that a session had in the queue of deadlines was kept until then: a
     client that starts and ends sessions all day filled the memory.
     """
-    async with world() as w:
-        client = w.client()
-        for _ in range(3_000):
-            await client.end((await client.start())["sessionId"])
-            w.carrier.forget()
+    client = w.client()
+    for _ in range(3_000):
+        await client.end((await client.start())["sessionId"])
+        w.carrier.forget()
 
-        store: Any = w.layer.store
-        assert len(store._sessions) == 0
-        assert len(store._deadlines) < 300
+    store: Any = w.layer.store
+    assert len(store._sessions) == 0
+    assert len(store._deadlines) < 300
 
 
 @pytest.mark.in_memory
-async def test_connections_that_are_deleted_leave_nothing() -> None:
+async def test_connections_that_are_deleted_leave_nothing(w: World) -> None:
     """END2: with an open stream, a session attached, and a request that nobody waits for."""
-    async with world() as w:
-        for number in range(100):
-            client: RawClient = await w.connected()
-            stream = await client.get().started()
-            await client.start()
-            sent = client.call("wait", gate=f"g{number}", meta=in_session(None))
-            await w.box.gate(f"g{number}").started.wait()
-            await client.delete().done()
-            await stream.done()
-            await sent.reply.done()
-        await cycles()
+    for number in range(100):
+        client: RawClient = await w.connected()
+        stream = await client.get().started()
+        await client.start()
+        sent = client.call("wait", gate=f"g{number}", meta=in_session(None))
+        await w.box.gate(f"g{number}").started.wait()
+        await client.delete().done()
+        await stream.done()
+        await sent.reply.done()
+    await cycles()
 
-        left = sizes(w)
-        assert left["connections"] == left["running"] == left["used on"] == 0
-        assert left["sessions"] == 100  # the protocol-mode ones, which nobody ended
+    left = sizes(w)
+    assert left["connections"] == left["running"] == left["used on"] == 0
+    assert left["sessions"] == 100  # the protocol-mode ones, which nobody ended

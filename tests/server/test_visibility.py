@@ -336,33 +336,32 @@ async def test_who_was_not_notified_is_notified_when_it_is_asked_again(fails: st
             assert await _events(w, session) == [CHANGED[2]]
 
 
-async def test_a_sessions_state_shows_nothing_of_it_and_its_token_neither() -> None:
-    async with world() as w:
-        tools(w)
-        client = await w.connected()
-        before = await client.start()
-        after = await client.result(
-            "tools/call", {"name": "sight", "arguments": {"reveals": False, "tools": ["pay"] * 99}}
-        )
-        assert json.loads(after["content"][0]["text"]) == {"before": 1, "after": 2}
-        [record] = [
-            each
-            for each in await w.layer.store.all_sessions()
-            if each.session_id == before["sessionId"]
-        ]
-        assert set(record.state.values) == {"before", "after", STATE_KEY}
+async def test_a_sessions_state_shows_nothing_of_it_and_its_token_neither(w: World) -> None:
+    tools(w)
+    client = await w.connected()
+    before = await client.start()
+    after = await client.result(
+        "tools/call", {"name": "sight", "arguments": {"reveals": False, "tools": ["pay"] * 99}}
+    )
+    assert json.loads(after["content"][0]["text"]) == {"before": 1, "after": 2}
+    [record] = [
+        each
+        for each in await w.layer.store.all_sessions()
+        if each.session_id == before["sessionId"]
+    ]
+    assert set(record.state.values) == {"before", "after", STATE_KEY}
 
-        async def meddle(ctx: Ctx, arguments: Json) -> str:
-            session = current_session()
-            assert STATE_KEY not in session.state
-            with pytest.raises(ValueError, match="the layer itself"):
-                session.state[STATE_KEY] = {}
-            session.state.clear()
-            return "cleared"
+    async def meddle(ctx: Ctx, arguments: Json) -> str:
+        session = current_session()
+        assert STATE_KEY not in session.state
+        with pytest.raises(ValueError, match="the layer itself"):
+            session.state[STATE_KEY] = {}
+        session.state.clear()
+        return "cleared"
 
-        w.box.tools["meddle"] = meddle
-        assert await client.text("meddle") == "cleared"
-        assert "pay" not in [tool["name"] for tool in (await client.result("tools/list"))["tools"]]
+    w.box.tools["meddle"] = meddle
+    assert await client.text("meddle") == "cleared"
+    assert "pay" not in [tool["name"] for tool in (await client.result("tools/list"))["tools"]]
 
 
 async def test_requests_that_change_it_at_once_change_it_both() -> None:

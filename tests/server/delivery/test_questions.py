@@ -10,7 +10,7 @@ import pytest
 from tests.support.apps import DEPRECATED
 from tests.support.raw import Json, RawClient, at_most, text_of
 from tests.support.virtual_time import cycles
-from tests.support.world import Ctx, World, world
+from tests.support.world import Ctx, World
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(DEPRECATED)]
 
@@ -51,144 +51,140 @@ def check_withdrawn(question: Json, cancelled: Json) -> None:
 
 
 @IN_SESSION
-async def test_a_handler_that_gives_up_its_question_takes_it_back(in_session: bool) -> None:
+async def test_a_handler_that_gives_up_its_question_takes_it_back(
+    in_session: bool, w: World
+) -> None:
     """On the request's own stream, before the answer."""
-    async with world() as w:
-        gives_up(w, related=True)
-        client = await client_of(w, in_session)
-        sent = client.call("impatient")
+    gives_up(w, related=True)
+    client = await client_of(w, in_session)
+    sent = client.call("impatient")
 
-        assert text_of(await at_most(20, sent.result())) == "gave up"
-        question, cancelled, _ = sent.reply.messages
-        check_withdrawn(question, cancelled)
+    assert text_of(await at_most(20, sent.result())) == "gave up"
+    question, cancelled, _ = sent.reply.messages
+    check_withdrawn(question, cancelled)
 
 
 @IN_SESSION
-async def test_a_question_on_the_standalone_channel_is_taken_back_there(in_session: bool) -> None:
+async def test_a_question_on_the_standalone_channel_is_taken_back_there(
+    in_session: bool, w: World
+) -> None:
     """Where it was asked."""
-    async with world() as w:
-        gives_up(w, related=False)
-        client = await client_of(w, in_session)
-        stream = await client.get().started()
-        sent = client.call("impatient")
+    gives_up(w, related=False)
+    client = await client_of(w, in_session)
+    stream = await client.get().started()
+    sent = client.call("impatient")
 
-        assert text_of(await at_most(20, sent.result())) == "gave up"
-        question, cancelled = await stream.has(2)
-        check_withdrawn(question, cancelled)
+    assert text_of(await at_most(20, sent.result())) == "gave up"
+    question, cancelled = await stream.has(2)
+    check_withdrawn(question, cancelled)
 
 
 @IN_SESSION
 @pytest.mark.parametrize("related", [True, False], ids=["own stream", "standalone"])
 async def test_a_call_that_its_client_cancels_takes_its_questions_along(
-    in_session: bool, related: bool
+    in_session: bool, related: bool, w: World
 ) -> None:
     """REQ6: the handler ends, and with it what it asked."""
-    async with world() as w:
 
-        async def ask(ctx: Ctx, arguments: Json) -> str:
-            await _asks(ctx, related=related)
-            return "answered"
+    async def ask(ctx: Ctx, arguments: Json) -> str:
+        await _asks(ctx, related=related)
+        return "answered"
 
-        w.box.tools["ask"] = ask
-        client = await client_of(w, in_session)
-        stream = await client.get().started()
-        sent = client.call("ask")
-        asked_on = sent.reply if related else stream
-        question = (await asked_on.has(1))[0]
-        await client.notify("notifications/cancelled", {"requestId": sent.id})
+    w.box.tools["ask"] = ask
+    client = await client_of(w, in_session)
+    stream = await client.get().started()
+    sent = client.call("ask")
+    asked_on = sent.reply if related else stream
+    question = (await asked_on.has(1))[0]
+    await client.notify("notifications/cancelled", {"requestId": sent.id})
 
-        assert (await sent.error())["code"] == -32800
-        check_withdrawn(question, (await asked_on.has(2))[1])
+    assert (await sent.error())["code"] == -32800
+    check_withdrawn(question, (await asked_on.has(2))[1])
 
 
-async def test_an_answer_takes_back_what_its_handler_left_open() -> None:
+async def test_an_answer_takes_back_what_its_handler_left_open(w: World) -> None:
     """Nobody waits for it any more, though a task of the handler's does."""
-    async with world() as w:
-        tasks: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[None]] = []
 
-        async def leaves(ctx: Ctx, arguments: Json) -> str:
-            tasks.append(asyncio.create_task(_asks(ctx, related=True)))
-            await cycles()
-            return "left"
+    async def leaves(ctx: Ctx, arguments: Json) -> str:
+        tasks.append(asyncio.create_task(_asks(ctx, related=True)))
+        await cycles()
+        return "left"
 
-        w.box.tools["leaves"] = leaves
-        client = await client_of(w, True)
-        sent = client.call("leaves")
+    w.box.tools["leaves"] = leaves
+    client = await client_of(w, True)
+    sent = client.call("leaves")
 
-        assert text_of(await sent.result()) == "left"
-        question, cancelled, _ = sent.reply.messages
-        check_withdrawn(question, cancelled)
-        await asyncio.gather(*tasks, return_exceptions=True)
+    assert text_of(await sent.result()) == "left"
+    question, cancelled, _ = sent.reply.messages
+    check_withdrawn(question, cancelled)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @IN_SESSION
 async def test_a_client_that_comes_back_for_a_stream_is_not_asked_a_dead_question(
-    in_session: bool,
+    in_session: bool, w: World
 ) -> None:
     """What its log keeps of it is that it was taken back."""
-    async with world() as w:
-        gives_up(w, related=False)
-        client = await client_of(w, in_session)
-        first = await client.get().started()
-        position = first.events[0].id
-        first.leave()
-        await first.done()
-        sent = client.call("impatient")
-        assert text_of(await at_most(20, sent.result())) == "gave up"
+    gives_up(w, related=False)
+    client = await client_of(w, in_session)
+    first = await client.get().started()
+    position = first.events[0].id
+    first.leave()
+    await first.done()
+    sent = client.call("impatient")
+    assert text_of(await at_most(20, sent.result())) == "gave up"
 
-        again = await client.get(position).started()
-        await again.has(1)
-        await cycles()
-        assert [message["method"] for message in again.messages] == ["notifications/cancelled"]
+    again = await client.get(position).started()
+    await again.has(1)
+    await cycles()
+    assert [message["method"] for message in again.messages] == ["notifications/cancelled"]
 
 
-async def test_a_session_that_attaches_is_not_asked_what_was_given_up() -> None:
+async def test_a_session_that_attaches_is_not_asked_what_was_given_up(w: World) -> None:
     """ASK2 is of open questions: nobody was attached while this one was open."""
-    async with world() as w:
-        gives_up(w, related=False)
-        lone = await client_of(w, False)
-        session = (await lone.start())["sessionId"]
-        stream = await lone.get().started()
-        await lone.notify("notifications/initialized")
-        sent = lone.call("impatient")
-        assert text_of(await at_most(20, sent.result())) == "gave up"
-        await stream.has(2)
+    gives_up(w, related=False)
+    lone = await client_of(w, False)
+    session = (await lone.start())["sessionId"]
+    stream = await lone.get().started()
+    await lone.notify("notifications/initialized")
+    sent = lone.call("impatient")
+    assert text_of(await at_most(20, sent.result())) == "gave up"
+    await stream.has(2)
 
-        other = await client_of(w, False)
-        fresh = await other.get().started()
-        await other.resume(session)
-        await cycles(50)
-        assert [m for m in fresh.messages if m["method"] == "elicitation/create"] == []
+    other = await client_of(w, False)
+    fresh = await other.get().started()
+    await other.resume(session)
+    await cycles(50)
+    assert [m for m in fresh.messages if m["method"] == "elicitation/create"] == []
 
 
-async def test_a_question_that_is_answered_is_not_taken_back() -> None:
+async def test_a_question_that_is_answered_is_not_taken_back(w: World) -> None:
     """It was not given up."""
-    async with world() as w:
-        gives_up(w, related=True)
-        client = await client_of(w, True)
-        sent = client.call("impatient")
-        question = (await sent.reply.has(1))[0]
-        await client.respond(question, {"action": "decline"})
+    gives_up(w, related=True)
+    client = await client_of(w, True)
+    sent = client.call("impatient")
+    question = (await sent.reply.has(1))[0]
+    await client.respond(question, {"action": "decline"})
 
-        assert text_of(await sent.result()) == "gave up"
-        assert len(sent.reply.messages) == 2
+    assert text_of(await sent.result()) == "gave up"
+    assert len(sent.reply.messages) == 2
 
 
-async def test_a_question_that_times_out_is_taken_back_before_the_answer() -> None:
+async def test_a_question_that_times_out_is_taken_back_before_the_answer(w: World) -> None:
     """The SDK's own timeout."""
-    async with world() as w:
 
-        async def impatient(ctx: Ctx, arguments: Json) -> str:
-            await ctx.session.send_request(
-                types.ListRootsRequest(), types.ListRootsResult, request_read_timeout_seconds=5
-            )
-            return "answered"
+    async def impatient(ctx: Ctx, arguments: Json) -> str:
+        await ctx.session.send_request(
+            types.ListRootsRequest(), types.ListRootsResult, request_read_timeout_seconds=5
+        )
+        return "answered"
 
-        w.box.tools["impatient"] = impatient
-        client = await client_of(w, True)
-        stream = await client.get().started()
-        sent = client.call("impatient")
+    w.box.tools["impatient"] = impatient
+    client = await client_of(w, True)
+    stream = await client.get().started()
+    sent = client.call("impatient")
 
-        assert (await sent.error())["code"] == -32001
-        question, cancelled = await stream.has(2)
-        check_withdrawn(question, cancelled)
+    assert (await sent.error())["code"] == -32001
+    question, cancelled = await stream.has(2)
+    check_withdrawn(question, cancelled)

@@ -92,11 +92,10 @@ async def test_the_eras_share_a_conversation() -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_off_a_key_is_nothing(era: Era) -> None:
-    async with world() as w:
-        tools(w)
-        said = [await text(w.carrier, era, OPENAI, "one") for _ in range(2)]
-        assert said == (["none"] * 2 if era == "modern" else ["connection 1 1"] * 2)
+async def test_off_a_key_is_nothing(era: Era, w: World) -> None:
+    tools(w)
+    said = [await text(w.carrier, era, OPENAI, "one") for _ in range(2)]
+    assert said == (["none"] * 2 if era == "modern" else ["connection 1 1"] * 2)
 
 
 async def test_a_session_that_the_client_started_comes_first_then_the_conversations() -> None:

@@ -399,49 +399,47 @@ LARGE = "x" * 100_000
 
 @pytest.mark.parametrize("member", ["clientInfo", "capabilities", "_meta", "unknown"])
 async def test_of_what_a_client_says_of_itself_is_kept_what_is_read_and_that_is_bounded(
-    member: str,
+    member: str, w: World
 ) -> None:
     """ERR6: a session keeps it as long as it lives, and every replica reads it."""
-    async with world() as w:
-        params: Json = {
-            "protocolVersion": "2025-11-25",
-            "capabilities": {"roots": {}},
-            "clientInfo": {"name": "x", "version": "1"},
-        }
-        large = {"title": LARGE, "experimental": {"x": {"y": LARGE}}}
-        params[member] = params.get(member, {}) | large
-        request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    params: Json = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"roots": {}},
+        "clientInfo": {"name": "x", "version": "1"},
+    }
+    large = {"title": LARGE, "experimental": {"x": {"y": LARGE}}}
+    params[member] = params.get(member, {}) | large
+    request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
 
-        answer = (await w.client().post(request).done()).json
+    answer = (await w.client().post(request).done()).json
 
-        records = await w.layer.store.all_sessions()
-        if member in ("clientInfo", "capabilities"):
-            assert answer["error"]["code"] == -31011
-            assert answer["error"]["data"]["limit"] == "max_client_bytes"
-            assert records == []
-        else:
-            assert answer["result"]["protocolVersion"] == "2025-11-25"
-            peers = [record.client.peer for record in records]
-            assert [peer and peer.initialize_params for peer in peers] == [
-                {name: value for name, value in params.items() if name != member}
-            ]
+    records = await w.layer.store.all_sessions()
+    if member in ("clientInfo", "capabilities"):
+        assert answer["error"]["code"] == -31011
+        assert answer["error"]["data"]["limit"] == "max_client_bytes"
+        assert records == []
+    else:
+        assert answer["result"]["protocolVersion"] == "2025-11-25"
+        peers = [record.client.peer for record in records]
+        assert [peer and peer.initialize_params for peer in peers] == [
+            {name: value for name, value in params.items() if name != member}
+        ]
 
 
-async def test_a_session_keeps_no_copy_of_what_its_connections_client_said() -> None:
+async def test_a_session_keeps_no_copy_of_what_its_connections_client_said(w: World) -> None:
     """Whoever uses it later says so again; what it can be asked, and its name, are enough."""
-    async with world() as w:
-        capabilities = {"roots": {"listChanged": True}, "experimental": {"x": {"y": "z" * 9_000}}}
-        client = await w.connected(capabilities=capabilities)
-        session = (await client.start())["sessionId"]
+    capabilities = {"roots": {"listChanged": True}, "experimental": {"x": {"y": "z" * 9_000}}}
+    client = await w.connected(capabilities=capabilities)
+    session = (await client.start())["sessionId"]
 
-        record = await w.layer.store.load(SessionId(session), now=w.clock())
-        assert record is not None and record.client.peer is not None
-        assert record.client.peer.protocol_version == "2025-11-25"
-        assert len(str(record.client.peer.initialize_params)) < 200
-        assert record.client.peer.initialize_params == {
-            "capabilities": {"roots": {}},
-            "clientInfo": {"name": "raw", "version": "1"},
-        }
+    record = await w.layer.store.load(SessionId(session), now=w.clock())
+    assert record is not None and record.client.peer is not None
+    assert record.client.peer.protocol_version == "2025-11-25"
+    assert len(str(record.client.peer.initialize_params)) < 200
+    assert record.client.peer.initialize_params == {
+        "capabilities": {"roots": {}},
+        "clientInfo": {"name": "raw", "version": "1"},
+    }
 
 
 async def test_a_handler_whose_data_is_too_large_is_notified_which_limit() -> None:
@@ -521,50 +519,49 @@ async def test_the_end_removes_every_trace(end: str) -> None:
         assert len(log) == 0
 
 
-async def test_a_late_write_does_not_bring_a_session_back() -> None:
+async def test_a_late_write_does_not_bring_a_session_back(w: World) -> None:
     """SES18: "a late write or touch cannot re-create a deleted session": by the handler that
     was cancelled with it, by its kept channel, by its handle.
     """
-    async with world() as w:
-        results: list[str] = []
+    results: list[str] = []
 
-        async def late(ctx: Ctx, arguments: Json) -> str:
-            from mcp_sessions import current_session
+    async def late(ctx: Ctx, arguments: Json) -> str:
+        from mcp_sessions import current_session
 
-            session = current_session()
-            try:
-                await w.box.gate("g").arrive()
-            except asyncio.CancelledError:
-                for attempt in (
-                    lambda: session.notify("notifications/x"),
-                    lambda: _edit(session),
-                    lambda: session.data.read(),
-                ):
-                    try:
-                        await attempt()
-                        results.append("done")
-                    except Exception as error:
-                        results.append(type(error).__name__)
-                await ctx.session.send_resource_updated("a:1")
-                w.box.gate("over").started.set()
-                raise
-            return "not cancelled"
+        session = current_session()
+        try:
+            await w.box.gate("g").arrive()
+        except asyncio.CancelledError:
+            for attempt in (
+                lambda: session.notify("notifications/x"),
+                lambda: _edit(session),
+                lambda: session.data.read(),
+            ):
+                try:
+                    await attempt()
+                    results.append("done")
+                except Exception as error:
+                    results.append(type(error).__name__)
+            await ctx.session.send_resource_updated("a:1")
+            w.box.gate("over").started.set()
+            raise
+        return "not cancelled"
 
-        w.box.tools["late"] = late
-        client = await w.connected()
-        session = (await client.start())["sessionId"]
-        running = client.call("late")
-        await w.box.gate("g").started.wait()
+    w.box.tools["late"] = late
+    client = await w.connected()
+    session = (await client.start())["sessionId"]
+    running = client.call("late")
+    await w.box.gate("g").started.wait()
 
-        await client.end(session)
-        await w.box.gate("over").started.wait()
+    await client.end(session)
+    await w.box.gate("over").started.wait()
 
-        assert (await running.error())["code"] == -32043
-        assert results == ["SessionNotFound"] * 3
-        assert not await is_there(w, session)
-        assert (await client.error("tools/list", call_params("x", {}, in_session(session))))[
-            "code"
-        ] == -32043
+    assert (await running.error())["code"] == -32043
+    assert results == ["SessionNotFound"] * 3
+    assert not await is_there(w, session)
+    assert (await client.error("tools/list", call_params("x", {}, in_session(session))))[
+        "code"
+    ] == -32043
 
 
 async def _edit(session: Any) -> None:

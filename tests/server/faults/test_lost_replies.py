@@ -37,38 +37,38 @@ async def _remembers(ctx: Ctx, arguments: Json) -> str:
 @pytest.mark.parametrize("after", [True, False], ids=["after its effect", "before"])
 @pytest.mark.parametrize("meta", [keyed("k"), None], ids=["keyed", "without a key"])
 async def test_a_call_whose_state_may_not_be_stored_has_an_unknown_outcome(
-    after: bool, meta: Json | None
+    after: bool, meta: Json | None, w: World
 ) -> None:
     """KEY11: it began, and whether its state is written nobody knows: ``-31012``, not "Internal
     error", now and under its key.
     """
-    async with world() as w:
-        w.box.tools["remember"] = _remembers
-        client, _ = await session_of(w)
-        failed = fails(w.layer.store, "change_state", after=after)
+    w.box.tools["remember"] = _remembers
+    client, _ = await session_of(w)
+    failed = fails(w.layer.store, "change_state", after=after)
 
-        error = await client.call("remember", n=1, meta=meta).error()
+    error = await client.call("remember", n=1, meta=meta).error()
 
-        assert failed and error["code"] == -31012
-        if meta is not None:
-            again = await client.call("remember", n=1, meta=meta).error()
-            assert again["code"] == -31012
-            assert w.box.calls == ["remember"]
+    assert failed and error["code"] == -31012
+    if meta is not None:
+        again = await client.call("remember", n=1, meta=meta).error()
+        assert again["code"] == -31012
+        assert w.box.calls == ["remember"]
 
 
-async def test_every_sender_is_answered_though_a_response_stream_cannot_be_put_away() -> None:
+async def test_every_sender_is_answered_though_a_response_stream_cannot_be_put_away(
+    w: World,
+) -> None:
     """KEY5: the answer is due to each, whatever becomes of another's stream."""
-    async with world() as w:
-        client, session = await session_of(w)
-        client.call("wait", gate="g", meta=keyed("k", progressToken="t"))
-        await w.box.gate("g").started.wait()
-        again = w.client().call("wait", gate="g", meta=keyed("k", session))
-        await cycles()
-        answered = sent_channel_fails(w)
-        w.box.gate("g").go.set()
+    client, session = await session_of(w)
+    client.call("wait", gate="g", meta=keyed("k", progressToken="t"))
+    await w.box.gate("g").started.wait()
+    again = w.client().call("wait", gate="g", meta=keyed("k", session))
+    await cycles()
+    answered = sent_channel_fails(w)
+    w.box.gate("g").go.set()
 
-        assert text_of(await again.result()) == "through g"
-        assert answered
+    assert text_of(await again.result()) == "through g"
+    assert answered
 
 
 def sent_channel_fails(w: World) -> list[str]:
@@ -99,118 +99,118 @@ async def test_a_call_refused_because_its_admissions_reply_was_lost_runs_when_se
         assert w.box.calls == ["echo"]
 
 
-async def test_a_call_whose_admission_is_lost_again_and_again_runs_once_in_the_end() -> None:
+async def test_a_call_whose_admission_is_lost_again_and_again_runs_once_in_the_end(
+    w: World,
+) -> None:
     """Each sending is a run of its own, and none but the last began."""
-    async with world() as w:
-        client, session = await session_of(w)
-        for after in (True, False, True, True):
-            fails(w.layer.store, "admit", after=after, when=is_keyed)
-            refused = await client.call("echo", text="x", meta=keyed("k", session)).reply.done()
-            assert refused.status == 503
-
-        sent = [client.call("echo", text="x", meta=keyed("k", session)) for _ in range(5)]
-
-        assert [text_of(await one.result()) for one in sent] == ["x"] * 5
-        assert w.box.calls == ["echo"]
-
-
-async def test_a_call_that_failed_between_admission_and_start_runs_when_sent_again() -> None:
-    """Its session could not be attached in passing: the key is recorded, and nothing ran."""
-    async with world() as w:
-        session = (await w.client().start())["sessionId"]
-        client = await w.connected()
-        failed = fails(w.layer.store, "attach", after=False)
-
+    client, session = await session_of(w)
+    for after in (True, False, True, True):
+        fails(w.layer.store, "admit", after=after, when=is_keyed)
         refused = await client.call("echo", text="x", meta=keyed("k", session)).reply.done()
-        again = await client.call("echo", text="x", meta=keyed("k", session)).result()
+        assert refused.status == 503
 
-        assert failed and refused.status == 503
-        assert text_of(again) == "x"
-        assert w.box.calls == ["echo"]
+    sent = [client.call("echo", text="x", meta=keyed("k", session)) for _ in range(5)]
+
+    assert [text_of(await one.result()) for one in sent] == ["x"] * 5
+    assert w.box.calls == ["echo"]
+
+
+async def test_a_call_that_failed_between_admission_and_start_runs_when_sent_again(
+    w: World,
+) -> None:
+    """Its session could not be attached in passing: the key is recorded, and nothing ran."""
+    session = (await w.client().start())["sessionId"]
+    client = await w.connected()
+    failed = fails(w.layer.store, "attach", after=False)
+
+    refused = await client.call("echo", text="x", meta=keyed("k", session)).reply.done()
+    again = await client.call("echo", text="x", meta=keyed("k", session)).result()
+
+    assert failed and refused.status == 503
+    assert text_of(again) == "x"
+    assert w.box.calls == ["echo"]
 
 
 @pytest.mark.parametrize("after", [True, False], ids=["after its effect", "before"])
-async def test_what_ran_and_could_not_be_kept_never_runs_again(after: bool) -> None:
+async def test_what_ran_and_could_not_be_kept_never_runs_again(after: bool, w: World) -> None:
     """KEY3: here it began. As long as the store does not take its answer, the client asks again
     later. When the store is back, the answer is stored at once (KEY4).
     """
-    async with world() as w:
-        client, session = await session_of(w)
-        failed = fails(w.layer.store, "finish_request", after=after, times=3)
-        first = await client.call("echo", text="x", meta=keyed("k", session)).result()
-        soon = await client.call("echo", text="x", meta=keyed("k", session)).reply.done()
-        again = await client.call("echo", text="x", meta=keyed("k", session)).result()
+    client, session = await session_of(w)
+    failed = fails(w.layer.store, "finish_request", after=after, times=3)
+    first = await client.call("echo", text="x", meta=keyed("k", session)).result()
+    soon = await client.call("echo", text="x", meta=keyed("k", session)).reply.done()
+    again = await client.call("echo", text="x", meta=keyed("k", session)).result()
 
-        assert text_of(first) == text_of(again) == "x"
-        if not after:
-            assert (soon.status, len(failed)) == (503, 3)
-        assert w.box.calls == ["echo"]
+    assert text_of(first) == text_of(again) == "x"
+    if not after:
+        assert (soon.status, len(failed)) == (503, 3)
+    assert w.box.calls == ["echo"]
 
 
-async def test_a_key_that_is_being_admitted_holds_nobody_elses_up() -> None:
+async def test_a_key_that_is_being_admitted_holds_nobody_elses_up(w: World) -> None:
     """A key belongs to its session: who waits for its admission is who sent it there again."""
-    async with world() as w:
-        client, session = await session_of(w)
-        other, others = await session_of(w)
-        slow = w.box.gate("slow")
-        admit = w.layer.store.admit
+    client, session = await session_of(w)
+    other, others = await session_of(w)
+    slow = w.box.gate("slow")
+    admit = w.layer.store.admit
 
-        async def slowly(session_id: SessionId, *args: Any, **named: Any) -> Any:
-            if session_id == session and is_keyed(named):
-                await slow.arrive()
-            return await admit(session_id, *args, **named)
+    async def slowly(session_id: SessionId, *args: Any, **named: Any) -> Any:
+        if session_id == session and is_keyed(named):
+            await slow.arrive()
+        return await admit(session_id, *args, **named)
 
-        w.layer.store.admit = slowly
-        first = client.call("echo", text="first", meta=keyed("k", session))
-        await slow.started.wait()
+    w.layer.store.admit = slowly
+    first = client.call("echo", text="first", meta=keyed("k", session))
+    await slow.started.wait()
 
-        second = await at_most(1, other.call("echo", text="x", meta=keyed("k", others)).result())
-        slow.go.set()
+    second = await at_most(1, other.call("echo", text="x", meta=keyed("k", others)).result())
+    slow.go.set()
 
-        assert text_of(second) == "x"
-        assert text_of(await first.result()) == "first"
+    assert text_of(second) == "x"
+    assert text_of(await first.result()) == "first"
 
 
-async def test_a_session_that_has_ended_ends_what_is_running_for_it_though_a_write_fails() -> None:
+async def test_a_session_that_has_ended_ends_what_is_running_for_it_though_a_write_fails(
+    w: World,
+) -> None:
     """END2: nobody can end it again, so what is left of it ends when the store is back."""
-    async with world() as w:
-        client, session = await session_of(w)
-        await client.get().started()
-        running = client.call("wait", gate="g")
-        await w.box.gate("g").started.wait()
-        failed = fails(w.layer.store, "drop_origin", after=False, times=3)
+    client, session = await session_of(w)
+    await client.get().started()
+    running = client.call("wait", gate="g")
+    await w.box.gate("g").started.wait()
+    failed = fails(w.layer.store, "drop_origin", after=False, times=3)
 
-        await client.end(session)
+    await client.end(session)
 
-        assert (await at_most(60, running.error()))["code"] == -32043
-        assert failed
+    assert (await at_most(60, running.error()))["code"] == -32043
+    assert failed
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["current session", "named"])
-async def test_who_asks_as_the_request_ends_is_answered(named: bool) -> None:
+async def test_who_asks_as_the_request_ends_is_answered(named: bool, w: World) -> None:
     """KEY4 and KEY5: the store says that it runs, and when its reply is here it does no more."""
-    async with world() as w:
-        client, session = await session_of(w)
-        first = client.call("wait", gate="g", meta=keyed("k"))
-        await w.box.gate("g").started.wait()
-        late, again = w.box.gate("late"), w.client() if named else client
-        admit = w.layer.store.admit
+    client, session = await session_of(w)
+    first = client.call("wait", gate="g", meta=keyed("k"))
+    await w.box.gate("g").started.wait()
+    late, again = w.box.gate("late"), w.client() if named else client
+    admit = w.layer.store.admit
 
-        async def slowly(*args: Any, **arguments: Any) -> Any:
-            admitted = await admit(*args, **arguments)
-            if is_keyed(arguments) and not late.arrivals:
-                await late.arrive()
-            return admitted
+    async def slowly(*args: Any, **arguments: Any) -> Any:
+        admitted = await admit(*args, **arguments)
+        if is_keyed(arguments) and not late.arrivals:
+            await late.arrive()
+        return admitted
 
-        w.layer.store.admit = slowly
-        second = again.call("wait", gate="g", meta=keyed("k", session) if named else keyed("k"))
-        await late.started.wait()
-        w.box.gate("g").go.set()
-        await first.result()
-        late.go.set()
+    w.layer.store.admit = slowly
+    second = again.call("wait", gate="g", meta=keyed("k", session) if named else keyed("k"))
+    await late.started.wait()
+    w.box.gate("g").go.set()
+    await first.result()
+    late.go.set()
 
-        assert text_of(await at_most(10, second.result())) == "through g"
-        assert w.box.calls == ["wait"]
+    assert text_of(await at_most(10, second.result())) == "through g"
+    assert w.box.calls == ["wait"]
 
 
 async def test_what_runs_for_one_connection_or_session_is_bounded() -> None:

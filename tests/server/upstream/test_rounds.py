@@ -162,29 +162,28 @@ async def test_a_handler_whose_client_does_not_come_back_gets_a_timeout_error() 
         assert error["code"] == UNKNOWN
 
 
-async def test_a_round_opens_nothing_to_others_and_runs_once() -> None:
-    async with world() as w:
-        alice, bob = [
-            ModernClient(await w.carrier_of(user(name)), capabilities=ELICITS)
-            for name in ("alice", "bob")
-        ]
-        session = (await alice.create())["sessionId"]
-        other = (await alice.create())["sessionId"]
-        asked = await alice.send("tools/call", ASK, session=session).result()
-        right = again(asked, TWO, params=ASK)
-        wrong = [
-            bob.send("tools/call", right),
-            alice.send("tools/call", right),
-            alice.send("tools/call", right, session=other),
-            alice.send("tools/call", {**right, "name": "echo"}, session=session),
-            alice.send("tools/call", {**right, "requestState": "mcp-sessions-call:x"}),
-        ]
-        for sent in wrong:
-            assert (await sent.error())["code"] == UNKNOWN
-        copies = [alice.send("tools/call", right, session=session) for _ in range(3)]
-        results = [await sent.result() for sent in copies]
-        assert [text_of(result) for result in results] == ["accept: two"] * 3
-        assert w.box.calls == ["ask"]
+async def test_a_round_opens_nothing_to_others_and_runs_once(w: World) -> None:
+    alice, bob = [
+        ModernClient(await w.carrier_of(user(name)), capabilities=ELICITS)
+        for name in ("alice", "bob")
+    ]
+    session = (await alice.create())["sessionId"]
+    other = (await alice.create())["sessionId"]
+    asked = await alice.send("tools/call", ASK, session=session).result()
+    right = again(asked, TWO, params=ASK)
+    wrong = [
+        bob.send("tools/call", right),
+        alice.send("tools/call", right),
+        alice.send("tools/call", right, session=other),
+        alice.send("tools/call", {**right, "name": "echo"}, session=session),
+        alice.send("tools/call", {**right, "requestState": "mcp-sessions-call:x"}),
+    ]
+    for sent in wrong:
+        assert (await sent.error())["code"] == UNKNOWN
+    copies = [alice.send("tools/call", right, session=session) for _ in range(3)]
+    results = [await sent.result() for sent in copies]
+    assert [text_of(result) for result in results] == ["accept: two"] * 3
+    assert w.box.calls == ["ask"]
 
 
 async def test_a_call_ends_with_its_session() -> None:
@@ -347,9 +346,8 @@ async def test_a_tool_that_is_written_for_rounds_passes_through() -> None:
         assert box.calls == ["None", own]
 
 
-async def test_a_layer_that_stops_waits_for_nobody_who_was_asked() -> None:
-    async with world() as w:
-        asked = await client_of(w).send("tools/call", ASK).result()
+async def test_a_layer_that_stops_waits_for_nobody_who_was_asked(w: World) -> None:
+    asked = await client_of(w).send("tools/call", ASK).result()
     assert asked["resultType"] == "input_required", "and it ended"
 
 

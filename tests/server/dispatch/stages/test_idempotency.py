@@ -40,40 +40,38 @@ async def waiting(w: World, client: RawClient) -> Sent:
 # --- the same key again ---------------------------------------------------------------------
 
 
-async def test_an_error_is_an_answer_too() -> None:
+async def test_an_error_is_an_answer_too(w: World) -> None:
     """KEY3: what failed once failed; the key does not make it run again."""
-    async with world() as w:
-        client, session = await session_of(w)
+    client, session = await session_of(w)
 
-        async def fail(ctx: Ctx, arguments: Json) -> str:
-            raise RuntimeError("no")
+    async def fail(ctx: Ctx, arguments: Json) -> str:
+        raise RuntimeError("no")
 
-        w.box.tools["fail"] = fail
-        errors = [await client.call("fail", meta=keyed("k")).error() for _ in range(2)]
-        named = await w.client().call("fail", meta=keyed("k", session)).answer()
+    w.box.tools["fail"] = fail
+    errors = [await client.call("fail", meta=keyed("k")).error() for _ in range(2)]
+    named = await w.client().call("fail", meta=keyed("k", session)).answer()
 
-        assert errors[0] == errors[1] == named["error"]
-        assert w.box.calls == ["fail"]
+    assert errors[0] == errors[1] == named["error"]
+    assert w.box.calls == ["fail"]
 
 
-async def test_after_a_reconnect_a_client_resumes_and_sends_again() -> None:
+async def test_after_a_reconnect_a_client_resumes_and_sends_again(w: World) -> None:
     """Rule: "So after a reconnect our client resumes, then simply re-sends what it still waits
     for": new handshake, ids from 0, and the call ran once.
     """
-    async with world() as w:
-        old, session = await session_of(w)
-        first = await waiting(w, old)
-        first.reply.leave()
-        await first.reply.done()
-        w.box.gate("g").go.set()
-        await cycles()
-        new = await w.connected()
-        await new.resume(session)
+    old, session = await session_of(w)
+    first = await waiting(w, old)
+    first.reply.leave()
+    await first.reply.done()
+    w.box.gate("g").go.set()
+    await cycles()
+    new = await w.connected()
+    await new.resume(session)
 
-        again = new.call("wait", gate="g", meta=keyed("k"))
+    again = new.call("wait", gate="g", meta=keyed("k"))
 
-        assert text_of(await again.result()) == "through g"
-        assert w.box.calls == ["wait"]
+    assert text_of(await again.result()) == "through g"
+    assert w.box.calls == ["wait"]
 
 
 # --- what is forgotten, and what is not -----------------------------------------------------
@@ -171,106 +169,98 @@ async def test_what_was_sent_again_gets_a_listener_again() -> None:
     ids=["no key", "no session", "a null session"],
 )
 async def test_without_a_key_and_a_session_nothing_is_remembered(
-    starts: bool, meta: Json | None
+    starts: bool, meta: Json | None, w: World, client: RawClient
 ) -> None:
     """Rule: "Without a key nothing is ever sent again on its own", and "A key on a request that
     belongs to no session is ignored": the same content runs again.
     """
-    async with world() as w:
-        client = await w.connected()
-        if starts:
-            await client.start()
-        for _ in range(2):
-            assert await client.text("echo", text="x", meta=meta) == "x"
-        assert w.box.calls == ["echo", "echo"]
+    if starts:
+        await client.start()
+    for _ in range(2):
+        assert await client.text("echo", text="x", meta=meta) == "x"
+    assert w.box.calls == ["echo", "echo"]
 
 
 # --- where a key counts ----------------------------------------------------------------------
 
 
-async def test_a_refused_request_records_no_key() -> None:
+async def test_a_refused_request_records_no_key(w: World) -> None:
     """Displaced: ``-31010``, and the key is as new as before."""
-    async with world() as w:
-        old, session = await session_of(w)
-        new = await w.connected()
-        await new.resume(session)
+    old, session = await session_of(w)
+    new = await w.connected()
+    await new.resume(session)
 
-        error = await old.call("echo", text="x", meta=keyed("k")).error()
-        assert error["code"] == -31010
-        assert text_of(await new.call("echo", text="x", meta=keyed("k")).result()) == "x"
-        assert w.box.calls == ["echo"]
+    error = await old.call("echo", text="x", meta=keyed("k")).error()
+    assert error["code"] == -31010
+    assert text_of(await new.call("echo", text="x", meta=keyed("k")).result()) == "x"
+    assert w.box.calls == ["echo"]
 
 
 # --- progress, questions, cancellation ------------------------------------------------------
 
 
-async def test_a_newest_sending_without_a_token_gets_no_progress() -> None:
+async def test_a_newest_sending_without_a_token_gets_no_progress(w: World) -> None:
     """Progress is for who asked for it."""
-    async with world() as w:
-        client, _ = await session_of(w)
-        first = client.call("progress", steps=3, gate="g", meta=keyed("k", progressToken=1))
-        await first.reply.has(1)
-        second = client.call("progress", steps=3, gate="g", meta=keyed("k"))
-        await cycles()
-        w.box.gate("g").go.set()
+    client, _ = await session_of(w)
+    first = client.call("progress", steps=3, gate="g", meta=keyed("k", progressToken=1))
+    await first.reply.has(1)
+    second = client.call("progress", steps=3, gate="g", meta=keyed("k"))
+    await cycles()
+    w.box.gate("g").go.set()
 
-        await second.result()
-        assert len(second.reply.messages) == 1
+    await second.result()
+    assert len(second.reply.messages) == 1
 
 
-async def test_an_open_question_goes_to_the_newest_sending() -> None:
+async def test_an_open_question_goes_to_the_newest_sending(w: World) -> None:
     """ASK2: "kept when sent again": the same id, so that either answer counts."""
-    async with world() as w:
-        old = await w.connected(capabilities=ASKS)
-        session = (await old.start())["sessionId"]
-        first = old.call("ask", question="?", meta=keyed("k"))
-        question = (await first.reply.has(1))[0]
-        first.reply.leave()
-        await first.reply.done()
-        new = await w.connected(capabilities=ASKS)
-        await new.resume(session)
+    old = await w.connected(capabilities=ASKS)
+    session = (await old.start())["sessionId"]
+    first = old.call("ask", question="?", meta=keyed("k"))
+    question = (await first.reply.has(1))[0]
+    first.reply.leave()
+    await first.reply.done()
+    new = await w.connected(capabilities=ASKS)
+    await new.resume(session)
 
-        second = new.call("ask", question="?", meta=keyed("k"))
-        again = (await second.reply.has(1))[0]
-        await new.respond(again, {"action": "accept", "content": {"answer": "1"}})
+    second = new.call("ask", question="?", meta=keyed("k"))
+    again = (await second.reply.has(1))[0]
+    await new.respond(again, {"action": "accept", "content": {"answer": "1"}})
 
-        assert again == question
-        assert text_of(await second.result()) == "accept: 1"
-        assert w.box.calls == ["ask"]
+    assert again == question
+    assert text_of(await second.result()) == "accept: 1"
+    assert w.box.calls == ["ask"]
 
 
-async def test_an_open_question_does_not_go_to_who_cannot_answer() -> None:
+async def test_an_open_question_does_not_go_to_who_cannot_answer(w: World) -> None:
     """Rule: "They go only to a handshake-era peer that declared the capability": not to a lone POST
     and not to a client without it; the first sender may still answer.
     """
-    async with world() as w:
-        old = await w.connected(capabilities=ASKS)
-        session = (await old.start())["sessionId"]
-        first = old.call("ask", question="?", meta=keyed("k"))
-        question = (await first.reply.has(1))[0]
-        mute = await w.connected()
-        others = [
-            sender.call("ask", question="?", meta=keyed("k", session))
-            for sender in (mute, w.client())
-        ]
-        await cycles()
-        await old.respond(question, {"action": "accept", "content": {"answer": "1"}})
+    old = await w.connected(capabilities=ASKS)
+    session = (await old.start())["sessionId"]
+    first = old.call("ask", question="?", meta=keyed("k"))
+    question = (await first.reply.has(1))[0]
+    mute = await w.connected()
+    others = [
+        sender.call("ask", question="?", meta=keyed("k", session)) for sender in (mute, w.client())
+    ]
+    await cycles()
+    await old.respond(question, {"action": "accept", "content": {"answer": "1"}})
 
-        for sent in (first, *others):
-            assert text_of(await sent.result()) == "accept: 1"
-        for sent in others:
-            assert len(sent.reply.messages) == 1
+    for sent in (first, *others):
+        assert text_of(await sent.result()) == "accept: 1"
+    for sent in others:
+        assert len(sent.reply.messages) == 1
 
 
-async def test_a_keyed_request_is_cancelled_by_id_too() -> None:
+async def test_a_keyed_request_is_cancelled_by_id_too(w: World) -> None:
     """Rule: "An explicit cancel always wins": by the id of any of its sendings."""
-    async with world() as w:
-        client, _ = await session_of(w)
-        first = await waiting(w, client)
-        second = client.call("wait", gate="g", meta=keyed("k"))
-        await cycles()
+    client, _ = await session_of(w)
+    first = await waiting(w, client)
+    second = client.call("wait", gate="g", meta=keyed("k"))
+    await cycles()
 
-        await client.notify("notifications/cancelled", {"requestId": first.id})
+    await client.notify("notifications/cancelled", {"requestId": first.id})
 
-        for sent in (first, second):
-            assert (await sent.error())["code"] == -32800
+    for sent in (first, second):
+        assert (await sent.error())["code"] == -32800

@@ -12,7 +12,7 @@ from mcp.server.mcpserver import Context
 from mcp_sessions.ids import digest
 from tests.support.modern import ModernClient
 from tests.support.raw import in_session
-from tests.support.world import Ctx, world
+from tests.support.world import Ctx, World, world
 
 pytestmark = pytest.mark.anyio
 
@@ -66,14 +66,12 @@ def sha256(credential: str) -> str:
     return hashlib.sha256(credential.encode()).hexdigest()
 
 
-async def test_a_lowlevel_servers_context_says_the_same() -> None:
-    async with world() as w:
+async def test_a_lowlevel_servers_context_says_the_same(w: World) -> None:
+    async def own(ctx: Ctx, arguments: Any) -> str:
+        return str(ctx.session._connection.session_id)  # pyright: ignore[reportPrivateUsage]
 
-        async def own(ctx: Ctx, arguments: Any) -> str:
-            return str(ctx.session._connection.session_id)  # pyright: ignore[reportPrivateUsage]
-
-        w.box.tools["own"] = own
-        modern = ModernClient(w.carrier)
-        started = (await modern.start())["sessionId"]
-        assert await modern.text("own", meta=in_session(started)) == sha256(started)
-        assert await modern.text("own") == "None"
+    w.box.tools["own"] = own
+    modern = ModernClient(w.carrier)
+    started = (await modern.start())["sessionId"]
+    assert await modern.text("own", meta=in_session(started)) == sha256(started)
+    assert await modern.text("own") == "None"
