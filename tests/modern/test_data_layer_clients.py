@@ -4,14 +4,13 @@ what real clients were seen to do is honoured, all of it (ASC11, HTP3).
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import mcp_types as types
 import pytest
 
 from tests.modern.test_sessions import UNKNOWN_ID, not_found
-from tests.support.modern import EVENT_ID, ModernClient
+from tests.support.modern import EVENT_ID
 from tests.support.raw import SESSION, Json, RawClient, call_params, in_session
 from tests.support.world import Ctx, Toolbox, World, started_session, world
 
@@ -69,9 +68,9 @@ class DraftClient:
         return await self.client.result(method, {**params, "meta": {SESSION: self.session}})
 
 
-@asynccontextmanager
-async def draft() -> AsyncGenerator[tuple[World, DraftClient]]:
-    """A world whose toolbox counts in ``session.state``, and a draft client."""
+@pytest.fixture
+async def w() -> AsyncGenerator[World]:
+    """A world whose toolbox counts in ``session.state``."""
     box = Toolbox()
 
     async def count(ctx: Ctx, arguments: Json) -> str:
@@ -82,66 +81,83 @@ async def draft() -> AsyncGenerator[tuple[World, DraftClient]]:
         return str(session.state["count"])
 
     box.tools["count"] = count
-    async with world(box=box) as w:
-        client = DraftClient(w.client(capabilities={"experimental": {"experimental/sessions": {}}}))
-        await client.connect()
-        yield w, client
+    async with world(box=box) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(w: World) -> DraftClient:
+    client = DraftClient(w.client(capabilities={"experimental": {"experimental/sessions": {}}}))
+    await client.connect()
+    return client
+
+
+@pytest.fixture
+async def session(client: DraftClient) -> str:
+    """The id of the session that ``client`` created."""
+    await client.create()
+    assert client.session is not None
+    return client.session["sessionId"]
 
 
 def text(result: Json) -> str:
     return str(result["content"][0]["text"])
 
 
-async def test_it_finds_the_capability_and_creates_without_params() -> None:
+async def test_it_finds_the_capability_and_creates_without_params(
+    w: World, client: DraftClient
+) -> None:
     """It looks for an object at ``result.capabilities.sessions``; right after
     ``notifications/initialized`` it creates, with id 1 and no ``params``.
     """
-    async with draft() as (w, client):
-        assert client.supports_sessions
-        result = await client.create()
+    assert client.supports_sessions
+    result = await client.create()
 
-        assert set(result["session"]) == {"sessionId", "state", "expiresAt"}
-        assert all(isinstance(value, str) for value in result["session"].values())
-        assert set(result["_meta"]) == {EVENT_ID}
-        assert len(await w.layer.sessions.list()) == 2
+    assert set(result["session"]) == {"sessionId", "state", "expiresAt"}
+    assert all(isinstance(value, str) for value in result["session"].values())
+    assert set(result["_meta"]) == {EVENT_ID}
+    assert len(await w.layer.sessions.list()) == 2
 
 
 @pytest.mark.parametrize("params", [{}, None, {"_meta": {}}, {"_meta": {SESSION: None}}], ids=repr)
-async def test_create_takes_every_spelling_of_no_params(params: Json | None) -> None:
-    async with draft() as (_, client):
-        message = {"jsonrpc": "2.0", "id": 1, "method": "sessions/create", "params": params}
-        reply = client.client.post(message)
-        assert (await reply.answer(1))["result"]["session"]["sessionId"]
+async def test_create_takes_every_spelling_of_no_params(
+    params: Json | None, client: DraftClient
+) -> None:
+    message = {"jsonrpc": "2.0", "id": 1, "method": "sessions/create", "params": params}
+    reply = client.client.post(message)
+    assert (await reply.answer(1))["result"]["session"]["sessionId"]
 
 
-async def test_its_calls_name_the_session_in_addition_to_another_header() -> None:
+async def test_its_calls_name_the_session_in_addition_to_another_header(
+    client: DraftClient,
+) -> None:
     """Rule: "Over HTTP its ``Mcp-Session-Id`` is the id from ``initialize``, next to another
     ``_meta`` sessionId": no conflict in this era.
     """
-    async with draft() as (_, client):
-        await client.create()
-        assert client.session is not None
-        assert client.client.session_id not in (None, client.session["sessionId"])
-        states = {client.session["state"]}
-        for number in (1, 2, 3):
-            assert text(await client.call("count")) == str(number)
-            states.add(client.session["state"])
-        assert len(states) == 4
+    await client.create()
+    assert client.session is not None
+    assert client.client.session_id not in (None, client.session["sessionId"])
+    states = {client.session["state"]}
+    for number in (1, 2, 3):
+        assert text(await client.call("count")) == str(number)
+        states.add(client.session["state"])
+    assert len(states) == 4
 
 
-async def test_create_makes_nothing_current() -> None:
+async def test_create_makes_nothing_current(client: DraftClient) -> None:
     """Rule: "``sessions/create`` makes nothing current": its lists and its calls without a
     session are served without one.
     """
-    async with draft() as (_, client):
-        await client.create()
-        assert "_meta" not in await client.client.result("tools/list")
-        assert "_meta" not in await client.client.result("resources/list")
-        assert await client.client.text("session_id") == "none"
+    await client.create()
+    assert "_meta" not in await client.client.result("tools/list")
+    assert "_meta" not in await client.client.result("resources/list")
+    assert await client.client.text("session_id") == "none"
 
 
 @pytest.mark.parametrize("method", ["resources/read", "prompts/get", "tools/call"])
-async def test_metadata_in_the_wrong_position_is_ignored(method: str) -> None:
+async def test_metadata_in_the_wrong_position_is_ignored(
+    method: str, w: World, client: DraftClient
+) -> None:
     """Rule: "under ``params.meta`` (its bug): ignore that, serve without a session"; not even a
     session that is not there is refused.
     """
@@ -154,142 +170,91 @@ async def test_metadata_in_the_wrong_position_is_ignored(method: str) -> None:
         assert started_session() is None
         return types.GetPromptResult(messages=[])
 
-    async with draft() as (w, client):
-        server = w.box.server
-        server.add_request_handler("resources/read", types.ReadResourceRequestParams, read)
-        server.add_request_handler("prompts/get", types.GetPromptRequestParams, get)
-        await client.create()
-        params: dict[str, Json] = {
-            "resources/read": {"uri": "note://a"},
-            "prompts/get": {"name": "greet"},
-            "tools/call": {"name": "session_id", "arguments": {}},
-        }
-        for session in (client.session, {"sessionId": UNKNOWN_ID}):
-            client.session = session
-            result = await client.misplaced(method, params[method])
-            assert method != "tools/call" or text(result) == "none"
-            assert SESSION not in (result.get("_meta") or {})
+    server = w.box.server
+    server.add_request_handler("resources/read", types.ReadResourceRequestParams, read)
+    server.add_request_handler("prompts/get", types.GetPromptRequestParams, get)
+    await client.create()
+    params: dict[str, Json] = {
+        "resources/read": {"uri": "note://a"},
+        "prompts/get": {"name": "greet"},
+        "tools/call": {"name": "session_id", "arguments": {}},
+    }
+    for session in (client.session, {"sessionId": UNKNOWN_ID}):
+        client.session = session
+        result = await client.misplaced(method, params[method])
+        assert method != "tools/call" or text(result) == "none"
+        assert SESSION not in (result.get("_meta") or {})
 
 
-async def test_a_missing_state_is_no_error() -> None:
+async def test_a_missing_state_is_no_error(w: World, client: DraftClient) -> None:
     """Rule: "it uses a stored session on a new connection with no create, perhaps without
     ``state``"; what is stored is there.
     """
-    async with draft() as (w, client):
-        await client.create()
-        await client.call("count")
-        assert client.session is not None
-        for kept in (["sessionId"], ["sessionId", "state"]):
-            again = DraftClient(w.client())
-            await again.connect()
-            again.session = {name: client.session[name] for name in kept}
-            result = await again.call("count")
-            assert int(text(result)) > 1
-            assert set(again.session) == {"sessionId", "state", "expiresAt"}
+    await client.create()
+    await client.call("count")
+    assert client.session is not None
+    for kept in (["sessionId"], ["sessionId", "state"]):
+        again = DraftClient(w.client())
+        await again.connect()
+        again.session = {name: client.session[name] for name in kept}
+        result = await again.call("count")
+        assert int(text(result)) > 1
+        assert set(again.session) == {"sessionId", "state", "expiresAt"}
 
 
-async def test_null_means_no_session() -> None:
+async def test_null_means_no_session(client: DraftClient) -> None:
     """Rule: "``null`` drops the session": in a request it is served without one."""
-    async with draft() as (_, client):
-        await client.create()
-        result = await client.client.result("tools/call", call_params("count", {}, {SESSION: None}))
-        assert text(result) == "no session"
-        assert "_meta" not in result
+    await client.create()
+    result = await client.client.result("tools/call", call_params("count", {}, {SESSION: None}))
+    assert text(result) == "no session"
+    assert "_meta" not in result
 
 
-async def test_a_session_that_is_gone_is_reported_with_status_200() -> None:
+async def test_a_session_that_is_gone_is_reported_with_status_200(
+    w: World, client: DraftClient, session: str
+) -> None:
     """Quirk 2: "on 404 the 1.x Python client throws the body away and reports "Session
     terminated"; on some other 4xx its whole transport dies".
     """
-    async with draft() as (w, client):
-        await client.create()
-        assert client.session is not None
-        session = client.session["sessionId"]
-        await client.client.result("sessions/delete", {"_meta": in_session(session)})
-        for method, params in (
-            ("tools/call", call_params("count", {}, in_session(session))),
-            ("sessions/delete", {"_meta": in_session(session)}),
-            ("session/end", {"sessionId": session}),
-            ("session/resume", {"sessionId": session}),
-        ):
-            sent = client.client.send(method, params)
-            assert await sent.error() == not_found(session)
-            assert sent.reply.status == 200
-        assert text(await client.client.result("tools/call", call_params("count"))) == "no session"
-        assert w.box.calls == ["count"]
+    await client.client.result("sessions/delete", {"_meta": in_session(session)})
+    for method, params in (
+        ("tools/call", call_params("count", {}, in_session(session))),
+        ("sessions/delete", {"_meta": in_session(session)}),
+        ("session/end", {"sessionId": session}),
+        ("session/resume", {"sessionId": session}),
+    ):
+        sent = client.client.send(method, params)
+        assert await sent.error() == not_found(session)
+        assert sent.reply.status == 200
+    assert text(await client.client.result("tools/call", call_params("count"))) == "no session"
+    assert w.box.calls == ["count"]
 
 
-async def test_the_header_may_mirror_the_session() -> None:
+async def test_the_header_may_mirror_the_session(
+    w: World, client: DraftClient, session: str
+) -> None:
     """Rule: "equal to the ``_meta`` sessionId it is a mirror (the data-layer document wants it …),
     accepted, no transport session meant".
     """
-    async with draft() as (w, client):
-        await client.create()
-        assert client.session is not None
-        session = client.session["sessionId"]
-        lone = w.client()
-        lone.session_id = session
-        sent = lone.call("session_id", meta=in_session(session))
-        assert text(await sent.result()) == session
-        assert sent.reply.header("mcp-session-id") is None
-        deleted = await lone.result("sessions/delete", {"_meta": in_session(session)})
-        assert deleted == {}
+    lone = w.client()
+    lone.session_id = session
+    sent = lone.call("session_id", meta=in_session(session))
+    assert text(await sent.result()) == session
+    assert sent.reply.header("mcp-session-id") is None
+    deleted = await lone.result("sessions/delete", {"_meta": in_session(session)})
+    assert deleted == {}
 
 
-@pytest.mark.parametrize("method", ["tools/list", "ping", "session/resume", "notifications/x"])
-async def test_without_metadata_such_a_header_is_a_mode_conflict(method: str) -> None:
-    """Rule: "a POST with such a ``Mcp-Session-Id`` and no ``_meta`` session, answer 400 with
-    the ``mode_conflict`` body", and so do GET and DELETE; ``session/resume`` keeps it.
-    """
-    async with draft() as (w, client):
-        await client.create()
-        assert client.session is not None
-        session = client.session["sessionId"]
-        lone = w.client()
-        lone.session_id = session
-        if method.startswith("notifications"):
-            reply = await lone.post({"jsonrpc": "2.0", "method": method}).done()
-        else:
-            params: Json = {"sessionId": session}
-            reply = await lone.send(method, params).reply.done()
-        replies = [reply, await lone.get().done(), await lone.delete().done()]
-        for reply in replies:
-            assert reply.status == 400, reply
-            error = reply.json["error"]
-            assert (error["code"], error["data"]) == (-32600, {"reason": "mode_conflict"})
-        assert await ModernClient(w.carrier).text("session_id", session=session) == session
-
-
-@pytest.mark.parametrize("mirrored", [False, True])
-async def test_resume_with_its_own_header_is_a_mode_conflict(mirrored: bool) -> None:
-    """Rule: "``session/resume`` with an equal ``Mcp-Session-Id`` keeps its ``mode_conflict``",
-    also where the metadata says the same a third time.
-    """
-    async with draft() as (w, client):
-        await client.create()
-        assert client.session is not None
-        session = client.session["sessionId"]
-        lone = w.client()
-        lone.session_id = session
-        params: Json = {"sessionId": session}
-        if mirrored:
-            params["_meta"] = in_session(session)
-        error = await lone.error("session/resume", params)
-        assert (error["code"], error["data"]) == (-32600, {"reason": "mode_conflict"})
-        assert (await client.client.resume(session))["resumed"] is True
-
-
-async def test_it_may_use_several_sessions_at_once() -> None:
+async def test_it_may_use_several_sessions_at_once(client: DraftClient) -> None:
     """The elevation document: "Connection multiplexing"."""
-    async with draft() as (_, client):
-        ids: list[str] = []
-        for _ in range(3):
-            await client.create()
-            assert client.session is not None
-            ids.append(client.session["sessionId"])
-            await client.call("count")
-        counts: list[str] = []
-        for session in ids * 2:
-            client.session = {"sessionId": session}
-            counts.append(text(await client.call("count")))
-        assert counts == ["2"] * 3 + ["3"] * 3
+    ids: list[str] = []
+    for _ in range(3):
+        await client.create()
+        assert client.session is not None
+        ids.append(client.session["sessionId"])
+        await client.call("count")
+    counts: list[str] = []
+    for session in ids * 2:
+        client.session = {"sessionId": session}
+        counts.append(text(await client.call("count")))
+    assert counts == ["2"] * 3 + ["3"] * 3

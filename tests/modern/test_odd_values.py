@@ -135,25 +135,24 @@ async def _asked(
     return await older.answer(method, params)
 
 
-async def test_whatever_a_client_sends_can_have_a_key() -> None:
+async def test_whatever_a_client_sends_can_have_a_key(
+    w: World, client: ModernClient, session: str
+) -> None:
     """Large integers, lone surrogates and depth in the arguments of a keyed request: the same
     content is the same, and other content is other.
     """
-    async with world() as w:
-        client = ModernClient(w.carrier)
-        session = (await client.start())["sessionId"]
-        deep: Any = 1
-        for _ in range(300):
-            deep = [deep]
-        odd: list[Any] = [2**70, "\ud800", deep, {"\ud800": 2**70}, 1e22]
-        for number, value in enumerate(odd):
-            for _ in range(2):
-                arguments = {"text": "x", "odd": value}
-                text = await client.text("echo", arguments, session=session, key=f"k{number}")
-                assert text == "x"
-            other = client.call("echo", {"text": "x", "odd": 0}, session=session, key=f"k{number}")
-            assert (await other.error())["data"] == {"reason": "key_reused"}
-        assert len(w.box.calls) == len(odd)
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    odd: list[Any] = [2**70, "\ud800", deep, {"\ud800": 2**70}, 1e22]
+    for number, value in enumerate(odd):
+        for _ in range(2):
+            arguments = {"text": "x", "odd": value}
+            text = await client.text("echo", arguments, session=session, key=f"k{number}")
+            assert text == "x"
+        other = client.call("echo", {"text": "x", "odd": 0}, session=session, key=f"k{number}")
+        assert (await other.error())["data"] == {"reason": "key_reused"}
+    assert len(w.box.calls) == len(odd)
 
 
 async def test_whatever_a_handler_sends_its_client_arrives() -> None:

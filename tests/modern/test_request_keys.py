@@ -72,48 +72,48 @@ async def started(**options: Any) -> AsyncGenerator[tuple[World, ModernClient, s
 
 
 @pytest.mark.parametrize("in_a_session", [False, True])
-async def test_without_a_key_a_broken_stream_cancels(in_a_session: bool) -> None:
+async def test_without_a_key_a_broken_stream_cancels(
+    in_a_session: bool, w: World, client: ModernClient, session: str
+) -> None:
     """REQ5: "Plain 2026-07-28 HTTP still cancels on disconnect"."""
-    async with started() as (w, client, session):
-        call = client.call("wait", {"gate": "g"}, session=session if in_a_session else None)
-        await w.box.gate("g").started.wait()
-        call.leave()
-        await w.box.gate("g").cancelled.wait()
+    call = client.call("wait", {"gate": "g"}, session=session if in_a_session else None)
+    await w.box.gate("g").started.wait()
+    call.leave()
+    await w.box.gate("g").cancelled.wait()
 
-        assert w.box.calls == ["wait"]
+    assert w.box.calls == ["wait"]
 
 
-async def test_without_a_session_a_key_is_ignored() -> None:
+async def test_without_a_session_a_key_is_ignored(w: World, client: ModernClient) -> None:
     """Rule: "A key on a request that belongs to no session is ignored"."""
-    async with started() as (w, client, _):
-        call = client.call("wait", {"gate": "g"}, key="k")
-        await w.box.gate("g").started.wait()
-        call.leave()
-        await w.box.gate("g").cancelled.wait()
-        assert await client.text("echo", {"text": "x"}, key="k") == "x"
+    call = client.call("wait", {"gate": "g"}, key="k")
+    await w.box.gate("g").started.wait()
+    call.leave()
+    await w.box.gate("g").cancelled.wait()
+    assert await client.text("echo", {"text": "x"}, key="k") == "x"
 
 
-async def test_a_stream_that_broke_before_it_began_cancels_too() -> None:
+async def test_a_stream_that_broke_before_it_began_cancels_too(
+    w: World, client: ModernClient
+) -> None:
     """The client is gone when the handler starts."""
-    async with started() as (w, client, _):
-        call = client.call("wait", {"gate": "g"})
-        call.leave()
-        await w.box.gate("g").cancelled.wait()
-        await call.done()
-        assert call.messages == []
+    call = client.call("wait", {"gate": "g"})
+    call.leave()
+    await w.box.gate("g").cancelled.wait()
+    await call.done()
+    assert call.messages == []
 
 
-async def test_in_the_handshake_era_nothing_is_cancelled() -> None:
+@pytest.mark.parametrize("era", ["handshake", "lone"])
+async def test_in_the_handshake_era_nothing_is_cancelled(era: str, w: World, session: str) -> None:
     """Rule: "A broken connection or response stream never cancels a request in the handshake
     era", on a lone POST neither.
     """
-    for era in ("handshake", "lone"):
-        async with started() as (w, _, session):
-            call = (await sender(w, era)).call("wait", session, None, gate="g")
-            await w.box.gate("g").started.wait()
-            await gone(call)
-            assert not w.box.gate("g").cancelled.is_set()
-            w.box.gate("g").go.set()
+    call = (await sender(w, era)).call("wait", session, None, gate="g")
+    await w.box.gate("g").started.wait()
+    await gone(call)
+    assert not w.box.gate("g").cancelled.is_set()
+    w.box.gate("g").go.set()
 
 
 # --- with a key ----------------------------------------------------------------------------
@@ -121,46 +121,48 @@ async def test_in_the_handshake_era_nothing_is_cancelled() -> None:
 
 @pytest.mark.parametrize("second", ERAS)
 @pytest.mark.parametrize("first", ERAS)
-async def test_a_keyed_request_is_answered_where_it_is_sent_again(first: str, second: str) -> None:
+async def test_a_keyed_request_is_answered_where_it_is_sent_again(
+    first: str, second: str, w: World, session: str
+) -> None:
     """C1 (HTTP to HTTP), C2: sent, cut while it runs, sent again on another connection and in
     another era; it ran once, and the answer has the new request's id and the session's stamp.
     """
-    async with started() as (w, _, session):
-        call = (await sender(w, first)).call("wait", session, "k", gate="g")
-        await w.box.gate("g").started.wait()
-        await gone(call)
-        other = await sender(w, second)
-        again = other.call("wait", session, "k", gate="g")
-        await cycles()
-        assert not w.box.gate("g").cancelled.is_set()
-        w.box.gate("g").go.set()
-        answer = await again.answer()
+    call = (await sender(w, first)).call("wait", session, "k", gate="g")
+    await w.box.gate("g").started.wait()
+    await gone(call)
+    other = await sender(w, second)
+    again = other.call("wait", session, "k", gate="g")
+    await cycles()
+    assert not w.box.gate("g").cancelled.is_set()
+    w.box.gate("g").go.set()
+    answer = await again.answer()
 
-        assert text_of(answer["result"]) == "through g"
-        assert answer["id"] == again.id
-        assert answer["result"]["_meta"][SESSION]["sessionId"] == session
-        # What the modern era demands of each result; the older one allows it.
-        assert second != "modern" or answer["result"]["resultType"] == "complete"
-        assert w.box.calls == ["wait"]
+    assert text_of(answer["result"]) == "through g"
+    assert answer["id"] == again.id
+    assert answer["result"]["_meta"][SESSION]["sessionId"] == session
+    # What the modern era demands of each result; the older one allows it.
+    assert second != "modern" or answer["result"]["resultType"] == "complete"
+    assert w.box.calls == ["wait"]
 
 
 @pytest.mark.parametrize("second", ERAS)
 @pytest.mark.parametrize("first", ERAS)
-async def test_a_kept_answer_is_given_again(first: str, second: str) -> None:
+async def test_a_kept_answer_is_given_again(
+    first: str, second: str, w: World, session: str
+) -> None:
     """REQ4, HTL10: its client was gone when it was done; it is answered as often as it is asked."""
-    async with started() as (w, _, session):
-        call = (await sender(w, first)).call("wait", session, "k", gate="g")
-        await w.box.gate("g").started.wait()
-        await gone(call)
-        w.box.gate("g").go.set()
-        await cycles()
-        other = await sender(w, second)
-        for _ in range(2):
-            answer = await other.call("wait", session, "k", gate="g").answer()
-            assert second != "modern" or answer["result"]["resultType"] == "complete"
-            assert text_of(answer["result"]) == "through g"
-            assert answer["result"]["_meta"][SESSION]["sessionId"] == session
-        assert w.box.calls == ["wait"]
+    call = (await sender(w, first)).call("wait", session, "k", gate="g")
+    await w.box.gate("g").started.wait()
+    await gone(call)
+    w.box.gate("g").go.set()
+    await cycles()
+    other = await sender(w, second)
+    for _ in range(2):
+        answer = await other.call("wait", session, "k", gate="g").answer()
+        assert second != "modern" or answer["result"]["resultType"] == "complete"
+        assert text_of(answer["result"]) == "through g"
+        assert answer["result"]["_meta"][SESSION]["sessionId"] == session
+    assert w.box.calls == ["wait"]
 
 
 async def test_a_kept_answer_is_the_same_to_the_byte() -> None:
@@ -193,30 +195,30 @@ def _nested(levels: int) -> Any:
     return value
 
 
-async def test_a_kept_error_is_an_answer() -> None:
-    async with started() as (w, client, session):
-        for _ in range(2):
-            received = client.send("x/unknown", session=session, key="k")
-            assert (await received.error())["code"] == -32601
-            assert received.status == 404
-        older = await w.connected()
-        assert (await older.error("x/unknown", {"_meta": keyed("k", session)}))["code"] == -32601
+async def test_a_kept_error_is_an_answer(w: World, client: ModernClient, session: str) -> None:
+    for _ in range(2):
+        received = client.send("x/unknown", session=session, key="k")
+        assert (await received.error())["code"] == -32601
+        assert received.status == 404
+    older = await w.connected()
+    assert (await older.error("x/unknown", {"_meta": keyed("k", session)}))["code"] == -32601
 
 
 @pytest.mark.parametrize("first", ERAS)
-async def test_all_that_are_sent_while_it_runs_get_the_one_answer(first: str) -> None:
+async def test_all_that_are_sent_while_it_runs_get_the_one_answer(
+    first: str, w: World, session: str
+) -> None:
     """Rule: "The same key again … never runs it again: it gets the one answer, now or when it is
     done"; the first one, still there, is answered too.
     """
-    async with started() as (w, _, session):
-        calls = [(await sender(w, first)).call("wait", session, "k", gate="g")]
-        await w.box.gate("g").started.wait()
-        calls += [(await sender(w, era)).call("wait", session, "k", gate="g") for era in ERAS]
-        await cycles()
-        w.box.gate("g").go.set()
+    calls = [(await sender(w, first)).call("wait", session, "k", gate="g")]
+    await w.box.gate("g").started.wait()
+    calls += [(await sender(w, era)).call("wait", session, "k", gate="g") for era in ERAS]
+    await cycles()
+    w.box.gate("g").go.set()
 
-        assert [text_of(await call.result()) for call in calls] == ["through g"] * 4
-        assert w.box.calls == ["wait"]
+    assert [text_of(await call.result()) for call in calls] == ["through g"] * 4
+    assert w.box.calls == ["wait"]
 
 
 @pytest.mark.parametrize(
@@ -232,86 +234,88 @@ async def test_all_that_are_sent_while_it_runs_get_the_one_answer(first: str) ->
 )
 @pytest.mark.parametrize("done", [False, True])
 async def test_another_request_with_a_known_key_is_refused(
-    method: str, params: Json, done: bool
+    method: str, params: Json, done: bool, w: World, client: ModernClient, session: str
 ) -> None:
     """Rule: "Same key, other content: ``-32600`` ``key_reused``"; 400, as the core says of it."""
-    async with started() as (w, client, session):
-        call = client.call("wait", {"gate": "g"}, session=session, key="k")
-        await w.box.gate("g").started.wait()
-        if done:
-            w.box.gate("g").go.set()
-            await call.result()
-        received = client.send(method, params, session=session, key="k")
-        older = await w.connected()
-        errors = [
-            await received.error(),
-            await older.error(method, {**params, "_meta": keyed("k", session)}),
-        ]
-        for error in errors:
-            assert (error["code"], error["data"]) == (-32600, {"reason": "key_reused"})
-        assert received.status == 400
+    call = client.call("wait", {"gate": "g"}, session=session, key="k")
+    await w.box.gate("g").started.wait()
+    if done:
         w.box.gate("g").go.set()
-        assert await client.text("wait", {"gate": "g"}, session=session, key="k") == "through g"
-        assert w.box.calls == ["wait"]
+        await call.result()
+    received = client.send(method, params, session=session, key="k")
+    older = await w.connected()
+    errors = [
+        await received.error(),
+        await older.error(method, {**params, "_meta": keyed("k", session)}),
+    ]
+    for error in errors:
+        assert (error["code"], error["data"]) == (-32600, {"reason": "key_reused"})
+    assert received.status == 400
+    w.box.gate("g").go.set()
+    assert await client.text("wait", {"gate": "g"}, session=session, key="k") == "through g"
+    assert w.box.calls == ["wait"]
 
 
-async def test_what_is_new_in_the_metadata_is_not_other_content() -> None:
+async def test_what_is_new_in_the_metadata_is_not_other_content(
+    w: World, client: ModernClient
+) -> None:
     """Progress token, ``state``, envelope: they differ when a request is sent again. So does the
     order of members, and how the request names its session.
     """
-    async with world() as w:
-        client = ModernClient(w.carrier)
-        created = await client.create()
-        session = created["sessionId"]
-        call = client.call("echo", {"text": "x"}, session=session, key="k")
-        await call.result()
-        again = client.call(
-            "echo",
-            {"text": "x"},
-            session=session,
-            state=created["state"],
-            key="k",
-            meta={"progressToken": 5, "example.com/x": [1]},
-        )
-        assert text_of(await again.result()) == "x"
-        older = await w.connected()
-        await older.resume(session)
-        reordered = {"arguments": {"text": "x"}, "name": "echo"}
-        for meta in (keyed("k", session, progressToken=2), keyed("k", progressToken=3)):
-            await older.result("tools/call", {"_meta": meta, **reordered})
-        assert w.box.calls == ["echo"]
+    created = await client.create()
+    session = created["sessionId"]
+    call = client.call("echo", {"text": "x"}, session=session, key="k")
+    await call.result()
+    again = client.call(
+        "echo",
+        {"text": "x"},
+        session=session,
+        state=created["state"],
+        key="k",
+        meta={"progressToken": 5, "example.com/x": [1]},
+    )
+    assert text_of(await again.result()) == "x"
+    older = await w.connected()
+    await older.resume(session)
+    reordered = {"arguments": {"text": "x"}, "name": "echo"}
+    for meta in (keyed("k", session, progressToken=2), keyed("k", progressToken=3)):
+        await older.result("tools/call", {"_meta": meta, **reordered})
+    assert w.box.calls == ["echo"]
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_key_is_of_its_session(era: str) -> None:
+async def test_a_key_is_of_its_session(
+    era: str, w: World, client: ModernClient, session: str
+) -> None:
     """SEC7: two sessions that share a store and a key do not cross."""
-    async with started() as (w, client, session):
-        other = (await client.start())["sessionId"]
-        asking = await sender(w, era)
-        for named in (session, other, session):
-            assert await asking.text("session_id", named, "k") == named
-        assert w.box.calls == ["session_id"] * 2
+    other = (await client.start())["sessionId"]
+    asking = await sender(w, era)
+    for named in (session, other, session):
+        assert await asking.text("session_id", named, "k") == named
+    assert w.box.calls == ["session_id"] * 2
 
 
 @pytest.mark.parametrize("key", ["", "x" * 257, 5, None, ["k"], {}], ids=repr)
-async def test_a_malformed_key_is_invalid_params(key: Any) -> None:
+async def test_a_malformed_key_is_invalid_params(
+    key: Any, w: World, client: ModernClient, session: str
+) -> None:
     """Rule: "malformed params or metadata": it must not run as if it had none."""
-    async with started() as (w, client, session):
-        received = client.call("echo", {"text": "x"}, session=session, meta={KEY: key})
-        assert (await received.error())["code"] == -32602
-        assert received.status == 400
-        older = await w.connected()
-        await older.resume(session)
-        assert (await older.call("echo", text="x", meta={KEY: key}).error())["code"] == -32602
-        assert w.box.calls == []
+    received = client.call("echo", {"text": "x"}, session=session, meta={KEY: key})
+    assert (await received.error())["code"] == -32602
+    assert received.status == 400
+    older = await w.connected()
+    await older.resume(session)
+    assert (await older.call("echo", text="x", meta={KEY: key}).error())["code"] == -32602
+    assert w.box.calls == []
 
 
 @pytest.mark.parametrize("key", ["k", "x" * 256, "ø\u2028", "\ud800", '"'], ids=repr)
-async def test_any_string_of_1_to_256_characters_is_a_key(key: str) -> None:
-    async with started() as (w, client, session):
-        for _ in range(2):
-            assert await client.text("echo", {"text": "x"}, session=session, key=key) == "x"
-        assert w.box.calls == ["echo"]
+async def test_any_string_of_1_to_256_characters_is_a_key(
+    key: str, w: World, client: ModernClient, session: str
+) -> None:
+    for _ in range(2):
+        assert await client.text("echo", {"text": "x"}, session=session, key=key) == "x"
+    assert w.box.calls == ["echo"]
 
 
 # --- what goes with it ---------------------------------------------------------------------
@@ -320,35 +324,34 @@ async def test_any_string_of_1_to_256_characters_is_a_key(key: str) -> None:
 @pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("second", ["handshake", "modern"])
 async def test_progress_goes_to_the_newest_sending_under_its_token(
-    second: str, leaves: bool
+    second: str, leaves: bool, w: World, client: ModernClient, session: str
 ) -> None:
     """Rule: "from then on its progress and server-to-client requests"."""
-    async with started() as (w, client, session):
-        arguments = {"steps": 3, "gate": "g"}
-        call = client.call(
-            "progress", arguments, session=session, key="k", meta={"progressToken": "one"}
-        )
-        await w.box.gate("g").started.wait()
-        await call.has(1)
-        if leaves:
-            await gone(call)
-        meta = {**session_meta(session, key="k"), "progressToken": "two"}
-        sent: Any
-        if second == "modern":
-            sent = client.call("progress", arguments, meta=meta)
-        else:
-            sent = (await w.connected()).call("progress", meta=meta, **arguments)
-        await cycles()
-        w.box.gate("g").go.set()
-        await sent.answer()
+    arguments = {"steps": 3, "gate": "g"}
+    call = client.call(
+        "progress", arguments, session=session, key="k", meta={"progressToken": "one"}
+    )
+    await w.box.gate("g").started.wait()
+    await call.has(1)
+    if leaves:
+        await gone(call)
+    meta = {**session_meta(session, key="k"), "progressToken": "two"}
+    sent: Any
+    if second == "modern":
+        sent = client.call("progress", arguments, meta=meta)
+    else:
+        sent = (await w.connected()).call("progress", meta=meta, **arguments)
+    await cycles()
+    w.box.gate("g").go.set()
+    await sent.answer()
 
-        def tokens(reply: Reply) -> list[tuple[str, int]]:
-            params = [m["params"] for m in reply.messages if m.get("method")]
-            return [(p["progressToken"], p["progress"]) for p in params]
+    def tokens(reply: Reply) -> list[tuple[str, int]]:
+        params = [m["params"] for m in reply.messages if m.get("method")]
+        return [(p["progressToken"], p["progress"]) for p in params]
 
-        assert tokens(call.reply) == [("one", 1)]
-        # KEY21: what was reported before comes there, too.
-        assert tokens(sent.reply) == [("two", 1), ("two", 2), ("two", 3)]
+    assert tokens(call.reply) == [("one", 1)]
+    # KEY21: what was reported before comes there, too.
+    assert tokens(sent.reply) == [("two", 1), ("two", 2), ("two", 3)]
 
 
 async def test_a_question_reaches_the_era_that_can_be_asked() -> None:
@@ -378,19 +381,20 @@ async def test_a_question_reaches_the_era_that_can_be_asked() -> None:
         assert box.calls == ["wait_and_ask"]
 
 
-async def test_in_the_modern_era_a_question_that_the_client_does_not_accept_fails_at_once() -> None:
+async def test_in_the_modern_era_a_question_that_the_client_does_not_accept_fails_at_once(
+    w: World,
+) -> None:
     """Rule: "They go only to a peer that declared the capability; else the handler gets an error at
     once": C8, nothing waits for ever.
     """
-    async with world() as w:
-        client = ModernClient(w.carrier, capabilities={"sampling": {}})
-        session = (await client.start())["sessionId"]
-        await client.listening(session)
-        for tool in ("ask", "ask_standalone"):
-            for named in (None, session):
-                received = client.call(tool, {"question": "?"}, session=named)
-                assert (await received.error())["code"] == -32600
-                assert received.status == 400
+    client = ModernClient(w.carrier, capabilities={"sampling": {}})
+    session = (await client.start())["sessionId"]
+    await client.listening(session)
+    for tool in ("ask", "ask_standalone"):
+        for named in (None, session):
+            received = client.call(tool, {"question": "?"}, session=named)
+            assert (await received.error())["code"] == -32600
+            assert received.status == 400
 
 
 # --- cancelling ----------------------------------------------------------------------------
@@ -398,36 +402,37 @@ async def test_in_the_modern_era_a_question_that_the_client_does_not_accept_fail
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("request_id", [None, 0, "other", 999])
-async def test_a_keyed_request_is_cancelled_by_its_key(era: str, request_id: object) -> None:
+async def test_a_keyed_request_is_cancelled_by_its_key(
+    era: str, request_id: object, w: World, client: ModernClient, session: str
+) -> None:
     """Rule: "cancelled by a ``notifications/cancelled`` whose ``params._meta`` carries session
     and key (``requestId`` is then ignored)". C5: "An explicit cancel always wins".
     """
-    async with started() as (w, client, session):
-        call = client.call("wait", {"gate": "g"}, session=session, key="k")
-        await w.box.gate("g").started.wait()
-        sent_again = client.call("wait", {"gate": "g"}, session=session, key="k")
-        bystander = client.call("wait", {"gate": "h"}, session=session, key="other")
-        await w.box.gate("h").started.wait()
-        params: Json = {"_meta": session_meta(session, key="k")}
-        if request_id is not None:
-            params["requestId"] = request_id
-        if era == "modern":
-            reply = await client.notify("notifications/cancelled", params)
-        else:
-            older = (await w.connected()) if era == "handshake" else w.client()
-            message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
-            reply = await older.post(message).done()
+    call = client.call("wait", {"gate": "g"}, session=session, key="k")
+    await w.box.gate("g").started.wait()
+    sent_again = client.call("wait", {"gate": "g"}, session=session, key="k")
+    bystander = client.call("wait", {"gate": "h"}, session=session, key="other")
+    await w.box.gate("h").started.wait()
+    params: Json = {"_meta": session_meta(session, key="k")}
+    if request_id is not None:
+        params["requestId"] = request_id
+    if era == "modern":
+        reply = await client.notify("notifications/cancelled", params)
+    else:
+        older = (await w.connected()) if era == "handshake" else w.client()
+        message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+        reply = await older.post(message).done()
 
-        assert reply.status == 202, reply
-        await w.box.gate("g").cancelled.wait()
-        later = client.call("wait", {"gate": "g"}, session=session, key="k")
-        errors = [await sent.error() for sent in (call, sent_again, later)]
-        assert errors[0]["code"] == -32800
-        assert errors == errors[:1] * 3
-        assert not w.box.gate("h").cancelled.is_set()
-        w.box.gate("h").go.set()
-        assert text_of(await bystander.result()) == "through h"
-        assert w.box.calls == ["wait", "wait"]
+    assert reply.status == 202, reply
+    await w.box.gate("g").cancelled.wait()
+    later = client.call("wait", {"gate": "g"}, session=session, key="k")
+    errors = [await sent.error() for sent in (call, sent_again, later)]
+    assert errors[0]["code"] == -32800
+    assert errors == errors[:1] * 3
+    assert not w.box.gate("h").cancelled.is_set()
+    w.box.gate("h").go.set()
+    assert text_of(await bystander.result()) == "through h"
+    assert w.box.calls == ["wait", "wait"]
 
 
 @pytest.mark.parametrize(
@@ -443,35 +448,37 @@ async def test_a_keyed_request_is_cancelled_by_its_key(era: str, request_id: obj
     ],
     ids=repr,
 )
-async def test_what_names_no_keyed_request_cancels_nothing(meta: Any) -> None:
+async def test_what_names_no_keyed_request_cancels_nothing(
+    meta: Any, w: World, client: ModernClient, session: str
+) -> None:
     """In the modern era a request is never cancelled by its id: ids mean nothing beyond their
     connection, and a POST is one.
     """
-    async with started() as (w, client, session):
-        call = client.call("wait", {"gate": "g"}, session=session, key="k", request_id=7)
-        await w.box.gate("g").started.wait()
-        params: Mapping[str, Any] = {"requestId": 7, "_meta": meta}
-        reply = await client.notify("notifications/cancelled", dict(params))
-        await cycles()
+    call = client.call("wait", {"gate": "g"}, session=session, key="k", request_id=7)
+    await w.box.gate("g").started.wait()
+    params: Mapping[str, Any] = {"requestId": 7, "_meta": meta}
+    reply = await client.notify("notifications/cancelled", dict(params))
+    await cycles()
 
-        assert reply.status == 202
-        assert not w.box.gate("g").cancelled.is_set()
-        w.box.gate("g").go.set()
-        assert text_of(await call.result()) == "through g"
+    assert reply.status == 202
+    assert not w.box.gate("g").cancelled.is_set()
+    w.box.gate("g").go.set()
+    assert text_of(await call.result()) == "through g"
 
 
 # --- when it cannot be answered ------------------------------------------------------------
 
 
-async def test_a_sessions_end_answers_its_keyed_requests() -> None:
+async def test_a_sessions_end_answers_its_keyed_requests(
+    w: World, client: ModernClient, session: str
+) -> None:
     """They answer ``-32043``, also to who asks again."""
-    async with started() as (w, client, session):
-        received = client.call("wait", {"gate": "g"}, session=session, key="k")
-        await w.box.gate("g").started.wait()
-        await client.send("session/end", {"sessionId": session}).result()
-        assert await received.error() == not_found(session, started=True)
-        again = client.call("wait", {"gate": "g"}, session=session, key="k")
-        assert await again.error() == not_found(session)
+    received = client.call("wait", {"gate": "g"}, session=session, key="k")
+    await w.box.gate("g").started.wait()
+    await client.send("session/end", {"sessionId": session}).result()
+    assert await received.error() == not_found(session, started=True)
+    again = client.call("wait", {"gate": "g"}, session=session, key="k")
+    assert await again.error() == not_found(session)
 
 
 async def test_a_runner_that_is_gone_leaves_an_unknown_outcome() -> None:
@@ -520,21 +527,22 @@ async def test_an_answer_that_was_dropped_is_an_unknown_outcome(era: str) -> Non
         assert w.box.calls == ["echo"] * 2
 
 
-async def test_at_shutdown_what_runs_is_answered() -> None:
+async def test_at_shutdown_what_runs_is_answered(
+    w: World, client: ModernClient, session: str
+) -> None:
     """WSS17, CLI1: after the grace time ``-31012``; new requests 503 with ``Retry-After``."""
-    async with started() as (w, client, session):
-        calls = [
-            client.call("wait", {"gate": "g"}, session=session, key="k"),
-            client.call("wait", {"gate": "h"}),
-        ]
-        await w.box.gate("g").started.wait()
-        await w.box.gate("h").started.wait()
-        await w.layer.drain(grace=0)
+    calls = [
+        client.call("wait", {"gate": "g"}, session=session, key="k"),
+        client.call("wait", {"gate": "h"}),
+    ]
+    await w.box.gate("g").started.wait()
+    await w.box.gate("h").started.wait()
+    await w.layer.drain(grace=0)
 
-        for call in calls:
-            assert (await call.error())["code"] == -31012
-        refused = await client.call("echo", {"text": "x"}).done()
-        assert (refused.status, refused.reply.header("retry-after")) == (503, "10")
+    for call in calls:
+        assert (await call.error())["code"] == -31012
+    refused = await client.call("echo", {"text": "x"}).done()
+    assert (refused.status, refused.reply.header("retry-after")) == (503, "10")
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -582,66 +590,64 @@ class _SlowToFinish(MemoryStore):
 # --- the response --------------------------------------------------------------------------
 
 
-async def test_an_answer_is_json_until_something_was_emitted() -> None:
+async def test_an_answer_is_json_until_something_was_emitted(
+    w: World, client: ModernClient, session: str
+) -> None:
     """The SDK's deferral: JSON with the mapped status, or a stream."""
-    async with started() as (w, client, session):
-        for named in (None, session):
-            plain = await client.call("echo", {"text": "x"}, session=named).done()
-            assert (plain.status, plain.is_sse) == (200, False)
-            token = {"progressToken": 1}
-            emitted = client.call("progress", {"steps": 2}, session=named, meta=token)
-            await emitted.done()
-            assert emitted.is_sse and len(emitted.messages) == 3
-            # Without a token there is nothing to emit.
-            silent = await client.call("progress", {"steps": 2}, session=named).done()
-            assert not silent.is_sse
-            # However long it takes, below the SDK's 15 seconds.
-            slow = client.call("wait", {"gate": f"g {named}"}, session=named)
-            gate = w.box.gate(f"g {named}")
-            await gate.started.wait()
-            w.clock.advance(5)
-            gate.go.set()
-            await slow.done()
-            assert not slow.is_sse
+    for named in (None, session):
+        plain = await client.call("echo", {"text": "x"}, session=named).done()
+        assert (plain.status, plain.is_sse) == (200, False)
+        token = {"progressToken": 1}
+        emitted = client.call("progress", {"steps": 2}, session=named, meta=token)
+        await emitted.done()
+        assert emitted.is_sse and len(emitted.messages) == 3
+        # Without a token there is nothing to emit.
+        silent = await client.call("progress", {"steps": 2}, session=named).done()
+        assert not silent.is_sse
+        # However long it takes, below the SDK's 15 seconds.
+        slow = client.call("wait", {"gate": f"g {named}"}, session=named)
+        gate = w.box.gate(f"g {named}")
+        await gate.started.wait()
+        w.clock.advance(5)
+        gate.go.set()
+        await slow.done()
+        assert not slow.is_sse
 
 
 @pytest.mark.parametrize("keyed_or_not", [None, "k"])
 async def test_a_silent_request_becomes_a_stream_after_15_seconds(
-    keyed_or_not: str | None,
+    keyed_or_not: str | None, w: World, client: ModernClient, session: str
 ) -> None:
     """Then an error cannot have a status of its own any more."""
-    async with started() as (w, client, session):
-        call = client.call("wait", {"gate": "g"}, session=session, key=keyed_or_not)
-        await call.until(lambda: call.pings == 1, "a ping")
-        assert call.is_sse and call.messages == []
-        w.box.gate("g").go.set()
-        assert text_of(await call.result()) == "through g"
+    call = client.call("wait", {"gate": "g"}, session=session, key=keyed_or_not)
+    await call.until(lambda: call.pings == 1, "a ping")
+    assert call.is_sse and call.messages == []
+    w.box.gate("g").go.set()
+    assert text_of(await call.result()) == "through g"
 
 
-async def test_two_requests_with_one_id_are_two() -> None:
+async def test_two_requests_with_one_id_are_two(
+    w: World, client: ModernClient, session: str
+) -> None:
     """Rule: ``duplicate_id`` is for one connection; each modern POST is its own."""
-    async with started() as (w, client, session):
-        calls = [
-            client.call("wait", {"gate": gate}, session=session, request_id=0) for gate in "gh"
-        ]
-        for gate in "gh":
-            await w.box.gate(gate).started.wait()
-            w.box.gate(gate).go.set()
-        assert [text_of(await call.result()) for call in calls] == ["through g", "through h"]
+    calls = [client.call("wait", {"gate": gate}, session=session, request_id=0) for gate in "gh"]
+    for gate in "gh":
+        await w.box.gate(gate).started.wait()
+        w.box.gate(gate).go.set()
+    assert [text_of(await call.result()) for call in calls] == ["through g", "through h"]
 
 
-async def test_a_rule_2_request_with_a_key_is_the_same_request() -> None:
+async def test_a_rule_2_request_with_a_key_is_the_same_request(w: World) -> None:
     """A key is of its session, however the request came to belong to it."""
-    async with world() as w:
-        older = await w.connected()
-        session = (await older.start())["sessionId"]
-        call = older.call("wait", meta={KEY: "k"}, gate="g")
-        await w.box.gate("g").started.wait()
-        call.reply.leave()
-        client = ModernClient(w.carrier)
-        again = client.call("wait", {"gate": "g"}, session=session, key="k")
-        await cycles()
-        w.box.gate("g").go.set()
+    older = await w.connected()
+    session = (await older.start())["sessionId"]
+    call = older.call("wait", meta={KEY: "k"}, gate="g")
+    await w.box.gate("g").started.wait()
+    call.reply.leave()
+    client = ModernClient(w.carrier)
+    again = client.call("wait", {"gate": "g"}, session=session, key="k")
+    await cycles()
+    w.box.gate("g").go.set()
 
-        assert (await again.result())["_meta"][SESSION]["sessionId"] == session
-        assert w.box.calls == ["wait"]
+    assert (await again.result())["_meta"][SESSION]["sessionId"] == session
+    assert w.box.calls == ["wait"]

@@ -1,7 +1,6 @@
 """``state`` on the wire, in both eras: minted here, echoed there, never read back."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -54,11 +53,15 @@ class Notebook(Toolbox):
         raise RuntimeError("after it was set")
 
 
-@asynccontextmanager
-async def notebook(**options: Any) -> AsyncGenerator[tuple[World, Notebook, ModernClient]]:
-    box = Notebook()
-    async with world(box=box, **options) as w:
-        yield w, box, ModernClient(w.carrier)
+@pytest.fixture
+def box() -> Notebook:
+    return Notebook()
+
+
+@pytest.fixture
+async def w(box: Notebook) -> AsyncGenerator[World]:
+    async with world(box=box) as running:
+        yield running
 
 
 def called(
@@ -97,94 +100,103 @@ async def client_of(w: World, era: str) -> ModernClient | RawClient:
     return await w.connected() if era == "handshake" else w.client()
 
 
-async def test_the_token_is_new_only_when_the_state_is(era: str) -> None:
+@pytest.fixture
+async def asking(w: World, era: str) -> ModernClient | RawClient:
+    """A client of each era."""
+    return await client_of(w, era)
+
+
+@pytest.fixture
+async def created(client: ModernClient) -> Json:
+    """A session that a client of the modern era created."""
+    return await client.create()
+
+
+async def test_the_token_is_new_only_when_the_state_is(
+    box: Notebook, w: World, asking: ModernClient | RawClient, created: Json
+) -> None:
     """Rule: "the token is minted anew only when the state changed"."""
-    async with notebook() as (w, box, modern):
-        client = await client_of(w, era)
-        created = await modern.create()
-        session, empty = created["sessionId"], created["state"]
-        assert token_of(await result_of(client, "look", session)) == empty
-        assert token_of(await result_of(client, "set", session, values={})) == empty
+    session, empty = created["sessionId"], created["state"]
+    assert token_of(await result_of(asking, "look", session)) == empty
+    assert token_of(await result_of(asking, "set", session, values={})) == empty
 
-        first = token_of(await result_of(client, "set", session, values={"lang": "en"}))
-        assert first != empty
-        w.clock.advance(10)
-        assert token_of(await result_of(client, "look", session, state=first)) == first
-        assert token_of(await result_of(client, "set", session, values={"lang": "en"})) == first
-        second = token_of(await result_of(client, "set", session, values={"lang": "fr"}))
-        assert second != first
-        await result_of(client, "set", session, without=["lang"])
+    first = token_of(await result_of(asking, "set", session, values={"lang": "en"}))
+    assert first != empty
+    w.clock.advance(10)
+    assert token_of(await result_of(asking, "look", session, state=first)) == first
+    assert token_of(await result_of(asking, "set", session, values={"lang": "en"})) == first
+    second = token_of(await result_of(asking, "set", session, values={"lang": "fr"}))
+    assert second != first
+    await result_of(asking, "set", session, without=["lang"])
 
-        await result_of(client, "look", session)
-        assert box.seen == [{}, {"lang": "en"}, {}]
+    await result_of(asking, "look", session)
+    assert box.seen == [{}, {"lang": "en"}, {}]
 
 
-async def test_a_request_that_sends_no_state_has_it_too(era: str) -> None:
+async def test_a_request_that_sends_no_state_has_it_too(
+    w: World, box: Notebook, asking: ModernClient | RawClient
+) -> None:
     """Rule: "With a store the stored state is the state, by rule 1 and rule 2"."""
-    async with notebook() as (w, box, _):
-        older = await w.connected()
-        session = (await older.start())["sessionId"]
-        result = await older.call("set", values={"n": 1}).result()
-        assert "_meta" not in result  # "Results by rule 2 stay as they are."
-        client = await client_of(w, era)
-        result = await result_of(client, "look", session)
-        await older.call("look").result()
+    older = await w.connected()
+    session = (await older.start())["sessionId"]
+    result = await older.call("set", values={"n": 1}).result()
+    assert "_meta" not in result  # "Results by rule 2 stay as they are."
+    result = await result_of(asking, "look", session)
+    await older.call("look").result()
 
-        assert box.seen == [{"n": 1}] * 2
-        assert token_of(result)
+    assert box.seen == [{"n": 1}] * 2
+    assert token_of(result)
 
 
-async def test_changes_are_applied_key_by_key_to_the_newest() -> None:
+async def test_changes_are_applied_key_by_key_to_the_newest(
+    box: Notebook, client: ModernClient, session: str
+) -> None:
     """Rule: "what a request changed is applied to the newest state key by key"."""
-    async with notebook() as (_, box, client):
-        session = (await client.start())["sessionId"]
-        await result_of(client, "set", session, values={"a": 1, "b": 1, "c": 1})
-        slow = client.call(
-            "set", {"values": {"a": 2}, "without": ["c"], "gate": "g"}, session=session
-        )
-        await box.gate("g").started.wait()
-        await result_of(client, "set", session, values={"b": 3, "c": 3, "d": 3})
-        box.gate("g").go.set()
-        newest = token_of(await slow.result())
-        looked = await result_of(client, "look", session)
+    await result_of(client, "set", session, values={"a": 1, "b": 1, "c": 1})
+    slow = client.call("set", {"values": {"a": 2}, "without": ["c"], "gate": "g"}, session=session)
+    await box.gate("g").started.wait()
+    await result_of(client, "set", session, values={"b": 3, "c": 3, "d": 3})
+    box.gate("g").go.set()
+    newest = token_of(await slow.result())
+    looked = await result_of(client, "look", session)
 
-        assert box.seen == [{"a": 2, "b": 3, "d": 3}]
-        assert token_of(looked) == newest
+    assert box.seen == [{"a": 2, "b": 3, "d": 3}]
+    assert token_of(looked) == newest
 
 
-async def test_a_handler_that_fails_changes_nothing() -> None:
-    async with notebook() as (_, box, client):
-        created = await client.create()
-        session = created["sessionId"]
-        received = client.call("set_and_fail", {"values": {"a": 1}}, session=session)
-        assert (await received.error())["code"] == -32603
-        assert token_of(await result_of(client, "look", session)) == created["state"]
-        assert box.seen == [{}]
+async def test_a_handler_that_fails_changes_nothing(box: Notebook, client: ModernClient) -> None:
+    created = await client.create()
+    session = created["sessionId"]
+    received = client.call("set_and_fail", {"values": {"a": 1}}, session=session)
+    assert (await received.error())["code"] == -32603
+    assert token_of(await result_of(client, "look", session)) == created["state"]
+    assert box.seen == [{}]
 
 
-async def test_a_state_too_large_for_its_token_is_the_handlers_error() -> None:
+async def test_a_state_too_large_for_its_token_is_the_handlers_error(
+    box: Notebook, client: ModernClient, session: str
+) -> None:
     """The client is not asked to keep it; what was there stays."""
-    async with notebook() as (_, box, client):
-        session = (await client.start())["sessionId"]
-        await result_of(client, "set", session, values={"a": 1})
-        for too_large in ("x" * 5_000, ["y" * 4_000]):
-            received = client.call("set", {"values": {"b": too_large}}, session=session)
-            assert (await received.error())["code"] == -32603
-        for odd in (2**70, "\ud800"):
-            received = client.call("set", {"values": {"b": odd}}, session=session)
-            assert (await received.error())["code"] == -32603
-        await result_of(client, "look", session)
-        assert box.seen == [{"a": 1}]
+    await result_of(client, "set", session, values={"a": 1})
+    for too_large in ("x" * 5_000, ["y" * 4_000]):
+        received = client.call("set", {"values": {"b": too_large}}, session=session)
+        assert (await received.error())["code"] == -32603
+    for odd in (2**70, "\ud800"):
+        received = client.call("set", {"values": {"b": odd}}, session=session)
+        assert (await received.error())["code"] == -32603
+    await result_of(client, "look", session)
+    assert box.seen == [{"a": 1}]
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 async def test_requests_at_once_do_not_make_a_state_together_that_cannot_be_sent(
-    store: str,
+    store: str, box: Notebook
 ) -> None:
     """STT12: each is applied to the newest. The one that would make it too large fails, changes
     nothing, and leaves a session whose answers can be sent.
     """
-    async with notebook(store=STORES[store]()) as (_, box, client):
+    async with world(store=STORES[store](), box=box) as w:
+        client = ModernClient(w.carrier)
         session = (await client.start())["sessionId"]
         await result_of(client, "set", session, values={"kept": 1})
         at_once = [
@@ -209,19 +221,18 @@ async def test_requests_at_once_do_not_make_a_state_together_that_cannot_be_sent
         assert token_of(await result_of(client, "set", session, without=[stored]))
 
 
-async def test_an_older_token_is_accepted_and_rolls_nothing_back(era: str) -> None:
+async def test_an_older_token_is_accepted_and_rolls_nothing_back(
+    box: Notebook, asking: ModernClient | RawClient, created: Json
+) -> None:
     """Rule: "an older genuine token is accepted (last write wins, as 004 says) but never read
     back, so replaying it rolls nothing back".
     """
-    async with notebook() as (w, box, modern):
-        client = await client_of(w, era)
-        created = await modern.create()
-        session = created["sessionId"]
-        newest = token_of(await result_of(client, "set", session, values={"n": 1}))
-        result = await result_of(client, "look", session, state=created["state"])
+    session = created["sessionId"]
+    newest = token_of(await result_of(asking, "set", session, values={"n": 1}))
+    result = await result_of(asking, "look", session, state=created["state"])
 
-        assert box.seen == [{"n": 1}]
-        assert token_of(result) == newest
+    assert box.seen == [{"n": 1}]
+    assert token_of(result) == newest
 
 
 async def _bad_tokens(w: World, client: ModernClient, created: Json) -> dict[str, Any]:
@@ -306,46 +317,40 @@ async def test_a_bad_token_changes_nothing_and_has_one_answer(
 
 
 async def test_a_token_in_addition_to_a_session_that_is_not_there_is_not_looked_at(
-    era: str,
+    asking: ModernClient | RawClient, created: Json
 ) -> None:
     """A client that does not own the session learns nothing about tokens: ``-32043``."""
-    async with notebook() as (w, _, modern):
-        client = await client_of(w, era)
-        created = await modern.create()
-        for token in (created["state"], "nonsense", ""):
-            meta = session_meta(UNKNOWN_ID, state=token)
-            assert await called(client, "look", meta).error() == not_found(UNKNOWN_ID)
+    for token in (created["state"], "nonsense", ""):
+        meta = session_meta(UNKNOWN_ID, state=token)
+        assert await called(asking, "look", meta).error() == not_found(UNKNOWN_ID)
 
 
-async def test_null_is_no_state(era: str) -> None:
+async def test_null_is_no_state(
+    box: Notebook, asking: ModernClient | RawClient, created: Json
+) -> None:
     """Typed clients send ``"state": null`` where they have none."""
-    async with notebook() as (w, box, modern):
-        client = await client_of(w, era)
-        session = (await modern.create())["sessionId"]
-        meta = {SESSION: {"sessionId": session, "state": None, "expiresAt": None}}
-        await called(client, "look", meta).result()
-        assert box.seen == [{}]
+    session = created["sessionId"]
+    meta = {SESSION: {"sessionId": session, "state": None, "expiresAt": None}}
+    await called(asking, "look", meta).result()
+    assert box.seen == [{}]
 
 
-async def test_delete_looks_at_the_token_too() -> None:
-    async with notebook() as (_, __, client):
-        created = await client.create()
-        session = created["sessionId"]
-        refused = client.send("sessions/delete", session=session, state="nonsense")
-        assert await refused.error() == INVALID
-        deleted = client.send("sessions/delete", session=session, state=created["state"])
-        assert await deleted.result() == {"resultType": "complete"}
+async def test_delete_looks_at_the_token_too(client: ModernClient) -> None:
+    created = await client.create()
+    session = created["sessionId"]
+    refused = client.send("sessions/delete", session=session, state="nonsense")
+    assert await refused.error() == INVALID
+    deleted = client.send("sessions/delete", session=session, state=created["state"])
+    assert await deleted.result() == {"resultType": "complete"}
 
 
-async def test_an_event_never_has_a_state() -> None:
+async def test_an_event_never_has_a_state(client: ModernClient, session: str) -> None:
     """Rule: "``{"sessionId": …}`` (never ``state``)"."""
-    async with notebook() as (_, __, client):
-        session = (await client.start())["sessionId"]
-        received = await client.listening(session)
-        await result_of(client, "set", session, values={"a": 1})
-        await client.text("update", {"uri": "note://a"}, session=session)
-        [event] = await received.has_events(1)
-        assert event["params"]["_meta"][SESSION] == {"sessionId": session}
+    received = await client.listening(session)
+    await result_of(client, "set", session, values={"a": 1})
+    await client.text("update", {"uri": "note://a"}, session=session)
+    [event] = await received.has_events(1)
+    assert event["params"]["_meta"][SESSION] == {"sessionId": session}
 
 
 async def test_after_the_request_the_state_is_closed() -> None:

@@ -270,13 +270,6 @@ async def test_a_notification_with_null_leads_out_of_it_too(w: World) -> None:
 # --- what stock clients really send --------------------------------------------------------
 
 
-async def test_session_metadata_at_the_wrong_position_is_ignored(client: RawClient) -> None:
-    """Client 1: "under ``params.meta`` (its bug): ignore that, serve without a session"."""
-    params = {"name": "session_id", "arguments": {}, "meta": in_session(UNKNOWN_ID)}
-
-    assert text_of(await client.result("tools/call", params)) == "none"
-
-
 async def test_extra_session_metadata_is_ignored(w: World, client: RawClient) -> None:
     """Client 1 sends ``expiresAt`` never and others do; unknown members are no error."""
     session = (await w.client().start())["sessionId"]
