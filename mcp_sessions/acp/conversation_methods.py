@@ -26,7 +26,6 @@ from mcp_sessions.acp.conversation_jar import StoreJar
 from mcp_sessions.acp.current import Call, Opening
 from mcp_sessions.acp.link import Incoming, Link
 from mcp_sessions.acp.open_conversation import OpenConversation
-from mcp_sessions.acp.options import Options
 from mcp_sessions.acp.params import (
     ServerSpec,
     absolute,
@@ -45,6 +44,16 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Durations in seconds."""
+
+    connect_servers: bool
+    connect_timeout: float
+    grace: float
+
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from mcp_sessions.cli.serve_config import layer_maker, layers_of
 from mcp_sessions.cli.serve_options import parsed
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.testing.inside import inside
+from mcp_sessions.testing.memory_client import inside
 from tests.support.serving import initialize, read_lines, serving
 
 APP = """

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.testing.inside import inside
+from mcp_sessions.testing.memory_client import inside
 from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.fuzz.echo import CODES, STATUSES, echo_server
 from tests.support.modern import (

@@ -25,7 +25,7 @@ from websockets.typing import Subprotocol
 
 from mcp_sessions import SessionLayer
 from mcp_sessions.assembly import Assembly
-from mcp_sessions.testing.inside import inside
+from mcp_sessions.testing.memory_client import inside
 from mcp_sessions_transports.stdio.stdio_server import StdioBinding
 from tests.support.board import Board
 from tests.support.modern import envelope

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from starlette.types import Message as AsgiMessage
 
 from mcp_sessions import SessionLayer
-from mcp_sessions.testing.inside import inside
+from mcp_sessions.testing.memory_client import inside
 from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.stdio.stdio_server import StdioBinding
 from tests.support.duplex import DuplexPeer

@@ -33,7 +33,7 @@ from mcp_sessions import (
 )
 from mcp_sessions.assembly import Assembly
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.testing.inside import inside
+from mcp_sessions.testing.memory_client import inside
 from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.stores.every_store import STORES
 from tests.support.raw import AsgiCarrier, Json, RawClient, in_process

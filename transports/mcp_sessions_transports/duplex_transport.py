@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from mcp_sessions import method_names
-from mcp_sessions.core.listen_messages import Filter, acknowledgement
+from mcp_sessions.core.listen_messages import Filter, acknowledgement, completion, stamped
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import (
@@ -31,10 +32,33 @@ from mcp_sessions.server.binding import ReadEvents
 from mcp_sessions.server.connection import (
     WatchedChannel,
 )
+from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.stores.records import Attached, SessionRecord
-from mcp_sessions_transports.duplex_listen import DuplexListen
 from mcp_sessions_transports.outbox import LogFeed, Outbox
 from mcp_sessions_transports.served import Served
+
+
+@dataclass(frozen=True, slots=True)
+class DuplexListen:
+    """A ``subscriptions/listen`` on a connection that carries everything both ways. The connection
+    gets its sessions' events anyway. So a listen opens no stream: it filters the events of its
+    session, and each of them carries its id.
+    """
+
+    request_id: RequestId
+    _wanted: Filter
+    _record: SessionRecord
+    _listening: Listening
+
+    def frame(self, event: LoggedEvent) -> bytes | None:
+        return stamped(event.payload, self.request_id) if self._wanted.admits(event) else None
+
+    def last(self, error: dict[str, Any] | None) -> bytes:
+        return encode(
+            completion(
+                self.request_id, error, lambda each: self._listening.result(each, self._record)
+            )
+        )
 
 
 class DuplexChannel(WatchedChannel):

@@ -2,11 +2,17 @@
 
 A broken connection cancels nothing here. A request ends when its handler does, when its client
 cancels it, when its session ends, or when a bound on calls without a connection is reached.
+
+A key is recorded before its handler starts. If the reply to that is lost, or something fails in
+between, the key is known and nothing runs. The process that recorded it knows which runs never
+began. Such a run may begin anew (``KeyUse.instead_of``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import secrets
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -23,8 +29,38 @@ from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.running import RunningRequest
-from mcp_sessions.server.requests.runs import Runs
 from mcp_sessions.server.requests.shared import Shared
+
+_MOST = 50_000
+"""Runs that never began and are remembered, about 150 bytes each; of an older one nobody can
+know any more."""
+
+
+class Runs:
+    """Names of runs. The holder of a key's lock may ask whether a run never started: then none is
+    about to start.
+    """
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._prefix = secrets.token_urlsafe(9)
+        self._numbers = itertools.count(1)
+        self._not_begun: dict[str, None] = {}
+        self._most = most
+
+    def mint(self) -> str:
+        """Make the name of a run that has not started, unique over all processes."""
+        run = f"{self._prefix}-{next(self._numbers)}"
+        self._not_begun[run] = None
+        if len(self._not_begun) > self._most:
+            del self._not_begun[next(iter(self._not_begun))]
+        return run
+
+    def settle(self, run: str) -> None:
+        """Forget a run that starts now, or whose request recorded no key."""
+        self._not_begun.pop(run, None)
+
+    def never_began(self, run: str | None) -> bool:
+        return run in self._not_begun
 
 
 class RequestRunner:

@@ -21,11 +21,11 @@ from mcp_sessions.stores.records import (
     Appended,
     AppendedChange,
     Attached,
-    Attachment,
     Audience,
     Relayed,
     ServerChange,
     StreamHead,
+    attachment_of,
 )
 
 
@@ -210,12 +210,7 @@ class Events(Tables):
         replay, refusal = log.replay(position, now=now)
         head = log.head.event_id()
         record.fencing_epoch, record.client.waits_from = attached.fencing_epoch, attached.waits_from
-        hidden_updates = attached.connection_id
-        record.attachment = (
-            Attachment(hidden_updates, attached.fencing_epoch)
-            if hidden_updates is not None
-            else None
-        )
+        record.attachment = attachment_of(attached.connection_id, attached.fencing_epoch)
         return Attached(
             record.fencing_epoch,
             head,

@@ -19,10 +19,9 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.sqlite import session_rows
 from mcp_sessions.stores.sqlite.cache import RecordCache
-from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog
+from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog, committed_length
 from mcp_sessions.stores.sqlite.cleaning import shut_down, start_up
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
-from mcp_sessions.stores.sqlite.free_pages import committed_length
 from mcp_sessions.stores.sqlite.schema import (
     Durability,
     check_no_directory,

@@ -67,7 +67,7 @@ from mcp_sessions.security import mint_session_id
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import check_peer
 from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionClient, SessionRecord
-from mcp_sessions.stores.sqlite import session_rows, sizes
+from mcp_sessions.stores.sqlite import session_rows
 from mcp_sessions.stores.sqlite.attaching import Attachments
 from mcp_sessions.stores.sqlite.key_rows import keys_of
 from mcp_sessions.stores.sqlite.sqlite_belongings import Belongings
@@ -254,11 +254,11 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         size = 0
         at: tuple[float, int] | None = (asleep_by(now, self._policy), sys.maxsize)
         # Sleeping sessions are a part of the file.
-        if await self._writer.call(sizes.in_use) <= most:
+        if await self._writer.call(_in_use) <= most:
             return []
         while at is not None and size <= most:
             size, at = await self._writer.call(
-                lambda tx, size=size, at=at: sizes.add_asleep(tx, at, size, most)
+                lambda tx, size=size, at=at: _add_asleep(tx, at, size, most)
             )
         gone: list[SessionRecord] = []
         while at is not None and len(gone) < limit:
@@ -338,3 +338,47 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
             found.extend(self._cache.known(record.session_id) or record for record in page)
             if len(page) < _PAGE:
                 return found
+
+
+_AT_ONCE = 256
+
+_SIZE = (
+    "length(state) + ifnull(length(peer), 0)"
+    " + ifnull((SELECT length(value) FROM data WHERE sid = s.sid), 0)"
+    " + (SELECT total(length(uri)) FROM subscriptions WHERE sid = s.sid)"
+    " + (SELECT total(bytes) FROM logs WHERE sid = s.sid)"
+    " + (SELECT total(length(key) + ifnull(length(outcome), 0)) FROM keys WHERE sid = s.sid)"
+)
+
+
+def _in_use(tx: Transaction) -> int:
+    """Return the bytes of the file that are in use. All other sizes here are a part of them."""
+    pages = [
+        tx.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    ]
+    return (pages[0] - pages[1]) * pages[2]
+
+
+def _add_asleep(
+    tx: Transaction, before: tuple[float, int], size: int, most: int
+) -> tuple[int, tuple[float, int] | None]:
+    """Add the bytes of some sessions to ``size``, the latest idle deadline first, until it is more
+    than ``most``.
+
+    Args:
+        before: Deadline and row of the session that these come before.
+
+    Returns:
+        The sum; and deadline and row of the last session, or None if all have room.
+    """
+    rows = tx.execute(
+        f"SELECT expires_at, sid, {_SIZE} FROM sessions AS s WHERE (expires_at, sid) < (?, ?)"
+        " AND expires_at < ends_at ORDER BY expires_at DESC, sid DESC LIMIT ?",
+        (*before, _AT_ONCE),
+    ).fetchall()
+    for deadline, sid, held in rows:
+        size += int(held)
+        if size > most:
+            return size, (deadline, sid)
+    return size, rows[-1][:2] if len(rows) == _AT_ONCE else None

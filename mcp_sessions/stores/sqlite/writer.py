@@ -38,9 +38,12 @@ from mcp_sessions.background import report
 from mcp_sessions.errors import SessionsError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.sqlite import schema
-from mcp_sessions.stores.sqlite.checkpointing import WriteAheadLog
+from mcp_sessions.stores.sqlite.checkpointing import (
+    WriteAheadLog,
+    committed_length,
+    give_back_space,
+)
 from mcp_sessions.stores.sqlite.commit_budget import CommitBudget
-from mcp_sessions.stores.sqlite.free_pages import committed_length, give_back_space
 from mcp_sessions.stores.sqlite.schema import committing, error_code, opening_failed, unavailable
 from mcp_sessions.stores.sqlite.transaction import Changes, KeyCounts, TakesLong, Transaction
 from mcp_sessions.stores.sqlite.watch import Watch

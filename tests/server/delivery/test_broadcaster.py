@@ -6,7 +6,7 @@ import pytest
 
 from mcp_sessions import SessionLayer
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.testing.inside import inside
+from mcp_sessions.testing.memory_client import inside
 from tests.support.raw import Json, RawClient, Reply, event_ids, in_session, text_of, uris
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world

@@ -11,7 +11,7 @@ from mcp_sessions import SessionPolicy, current_session
 from mcp_sessions.errors import ConfigurationError, LimitReached, StoreUnavailable
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.testing.inside import inside
+from mcp_sessions.testing.memory_client import inside
 from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.support.raw import Json, RawClient, call_params, in_session, keyed, text_of, uris
 from tests.support.virtual_time import cycles

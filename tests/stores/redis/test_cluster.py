@@ -15,8 +15,7 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.stores.redis.redis_store import RedisStore
-from mcp_sessions.stores.redis.redis_url import url_of_node
+from mcp_sessions.stores.redis.redis_store import RedisStore, url_of_node
 from mcp_sessions.testing import check_exchange, check_session_store
 from tests.support.redis_server import RedisServer, asked
 

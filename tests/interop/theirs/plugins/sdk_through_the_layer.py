@@ -42,7 +42,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.client_transport import resumable
 from mcp_sessions.layer import SessionLayer
-from mcp_sessions.testing.inside import inside
+from mcp_sessions.testing.memory_client import inside
 from mcp_sessions_transports.stdio.stdio_server import StdioBinding
 
 LEG = os.environ["MCP_SESSIONS_LEG"]
