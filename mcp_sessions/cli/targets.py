@@ -4,10 +4,11 @@ Loading a target runs its code, as ``python file.py`` would, but not under the n
 guarded ``mcp.run()`` stays unrun. Every error of a target is a ``ConfigurationError`` of one line,
 which names the target and what to do.
 
-Code of a target cannot serve while it is loaded; ``serve`` serves it afterwards. A file may call ``mcp.run()`` unguarded. It would then be served without sessions, with its own
-arguments, and the command that loads it would wait for ever. Every ``run`` of a server, by any name
-and any way, ends in one of three places: uvicorn, standard input, or `SessionLayer.run`. These are
-blocked until the target is loaded.
+Code of a target cannot serve while it is loaded; ``serve`` serves it afterwards. A file may call
+``mcp.run()`` unguarded. It would then be served without sessions, with its own arguments, and the
+command that loads it would wait for ever. Every ``run`` of a server, by any name and any way, ends
+in one of three places: uvicorn, standard input, or `SessionLayer.run`. These are blocked until the
+target is loaded.
 """
 
 from __future__ import annotations
