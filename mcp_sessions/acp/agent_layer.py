@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 
 from mcp_sessions.acp.agent import AcpAgent
 from mcp_sessions.acp.client_line import StreamsWire, Wire, stdio_wire
-from mcp_sessions.acp.conversation_methods import Options
 from mcp_sessions.acp.link import Link
+from mcp_sessions.acp.prompts import Options
 from mcp_sessions.acp.service import AcpService
 from mcp_sessions.acp.tasks import to_the_end
 from mcp_sessions.errors import ConfigurationError, StoreInUse

@@ -35,7 +35,7 @@ from mcp_sessions.acp.params import (
     servers_of,
     session_id_of,
 )
-from mcp_sessions.acp.prompts import Prompts
+from mcp_sessions.acp.prompts import Options, Prompts
 from mcp_sessions.acp.registry import Registry
 from mcp_sessions.acp.servers import Servers, Unreachable
 from mcp_sessions.core.states import Mode
@@ -44,16 +44,6 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import SessionRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Durations in seconds."""
-
-    connect_servers: bool
-    connect_timeout: float
-    grace: float
-
 
 logger = logging.getLogger(__name__)
 

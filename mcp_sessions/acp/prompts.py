@@ -24,7 +24,6 @@ from pydantic import ValidationError
 from mcp_sessions.acp import acp_errors, catalogue
 from mcp_sessions.acp.agent import AgentSide, explained
 from mcp_sessions.acp.agent_questions import Json
-from mcp_sessions.acp.conversation_methods import Options
 from mcp_sessions.acp.current import Call
 from mcp_sessions.acp.link import Incoming, Link
 from mcp_sessions.acp.open_conversation import OpenConversation, Turn
@@ -35,6 +34,15 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores.contract import SessionStore
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Durations in seconds."""
+
+    connect_servers: bool
+    connect_timeout: float
+    grace: float
 
 
 @dataclass(slots=True, eq=False, repr=False)

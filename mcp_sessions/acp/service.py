@@ -7,11 +7,11 @@ from typing import cast
 from mcp_sessions.acp import acp_errors, catalogue
 from mcp_sessions.acp.agent import AcpAgent, AgentSide
 from mcp_sessions.acp.agent_questions import Answered, Json, Question
-from mcp_sessions.acp.conversation_methods import Openings, Options
+from mcp_sessions.acp.conversation_methods import Openings
 from mcp_sessions.acp.current import CALL, Call, Opening
 from mcp_sessions.acp.link import Incoming, Link
 from mcp_sessions.acp.negotiation import client_capabilities, negotiated, with_ours
-from mcp_sessions.acp.prompts import Prompts
+from mcp_sessions.acp.prompts import Options, Prompts
 from mcp_sessions.acp.registry import Registry, for_agent
 from mcp_sessions.core.messages import Notification
 from mcp_sessions.errors import INTERNAL_ERROR, StoreUnavailable

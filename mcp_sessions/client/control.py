@@ -22,7 +22,7 @@ from mcp_sessions.client.own_requests import Exchanges, Refused
 from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.messages import INSTANCE_META, SESSION_META
-from mcp_sessions.core.resume import AWAY, NEVER_RAN, Cause, Step, after_status
+from mcp_sessions.core.resume import AWAY, NEVER_RAN, Cause, EventId, Step, after_status
 from mcp_sessions.errors import METHOD_NOT_FOUND, SESSION_NOT_FOUND
 from mcp_sessions.ids import digest
 
@@ -138,22 +138,14 @@ class SessionControl:
         """
         peer = self._peer
         session = peer.session
-        if session is None and peer.hosted.is_manager:
-            await self._look_for_server(link)
-            return ResumeOutcome(True, connected_to=link.name)
-        if session is None:
+        if session is None and not peer.hosted.is_manager:
             await self.start(link)
             return ResumeOutcome(False, is_new_session=True, connected_to=link.name)
-        if not session.resumable:
+        if session is None or not session.resumable:
             await self._look_for_server(link)
             return ResumeOutcome(True, connected_to=link.name)
-        params: Json = {
-            "sessionId": session.session_id,
-            "_meta": {INSTANCE_META: peer.attempts.instance},
-        }
-        if peer.follower.position is not None:
-            params["lastSessionEventId"] = peer.follower.position
-        result = await self.resume(link, params, is_new=is_new)
+        position = peer.follower.position
+        result = await self.resume(link, session.session_id, position, is_new=is_new)
         if result is None:
             return await self.restart(link)
         session.renewed(result.get("expiresAt"))
@@ -172,12 +164,18 @@ class SessionControl:
             connected_to=link.name,
         )
 
-    async def resume(self, link: Link, params: Json, *, is_new: bool) -> Json | None:
+    async def resume(
+        self, link: Link, session_id: str, position: EventId | None, *, is_new: bool
+    ) -> Json | None:
         """Send ``session/resume`` and return its result; None: the session is gone.
 
         Raises:
             Failed: The link is of no use; another may be.
         """
+        instance = {INSTANCE_META: self._peer.attempts.instance}
+        params: Json = {"sessionId": session_id, "_meta": instance}
+        if position is not None:
+            params["lastSessionEventId"] = position
         failures = 0
         while True:
             try:
@@ -240,7 +238,9 @@ class SessionControl:
         self._begin_another_life()
         self._peer.lost()
         await self.start(link)
-        await self._subscribe_again(link)
+        session = self._peer.session
+        if session is not None:
+            await self.subscribe_again(link, {"_meta": {SESSION_META: session.metadata()}})
         return ResumeOutcome(
             False, is_new_session=True, reason="session_lost", connected_to=link.name
         )
@@ -287,15 +287,15 @@ class SessionControl:
                 return None
             raise
 
-    async def _subscribe_again(self, link: Link) -> None:
-        """Repeat the application's subscriptions of the session that is gone (CLI4)."""
-        session = self._peer.session
-        if session is None:
-            return
+    async def subscribe_again(self, link: Link, named: Json) -> None:
+        """Repeat the application's subscriptions of the session or connection that is gone (CLI4).
+
+        Args:
+            named: Members of the params that name the session.
+        """
         for uri in list(self._peer.subscribed):
-            params: Json = {"uri": uri, "_meta": {SESSION_META: session.metadata()}}
             try:
-                await self._exchanges.ask(link, method_names.SUBSCRIBE, params)
+                await self._exchanges.ask(link, method_names.SUBSCRIBE, {"uri": uri, **named})
             except Refused as refused:
                 logger.info("a subscription could not be restored: %s", refused)
 

@@ -10,7 +10,7 @@ from typing import cast
 from mcp_sessions import method_names
 from mcp_sessions.client import stamping
 from mcp_sessions.client.application import Application
-from mcp_sessions.client.dialer import Failed, Json
+from mcp_sessions.client.dialer import Failed, Json, Link
 from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.reattaching import Reattaching
@@ -43,10 +43,7 @@ class Outbox:
                 self._waiting.append((message, headers))
                 del self._waiting[:-_MOST_WAITING]
             return
-        try:
-            await link.send(message, headers)
-        except Failed as failed:
-            logger.info("the server did not accept %s: %s", message["method"], failed)
+        await _send(link, message, headers)
 
     async def answer(self, question_id: RequestId, message: Json) -> None:
         """Answer a question of the server. The answer is kept until it is delivered (ASK5)."""
@@ -94,12 +91,8 @@ class Outbox:
             added = {SESSION_META: named, REQUEST_KEY_META: pending.key}
             message = stamping.with_meta(message, added)
         # Over HTTP the modern era cancels by closing the stream, unless there is a key.
-        is_said = not (peer.is_modern and link.kind == "http" and pending.key is None)
-        try:
-            if is_said:
-                await link.send(message, {**headers, **peer.headers(method_names.CANCELLED)})
-        except Failed as failed:
-            logger.info("the server did not accept a cancellation: %s", failed)
+        if not (peer.is_modern and link.kind == "http" and pending.key is None):
+            await _send(link, message, {**headers, **peer.headers(method_names.CANCELLED)})
         if peer.is_modern:
             link.abandon(wire_id)
 
@@ -132,3 +125,10 @@ class Outbox:
             await self.notification(message, headers)
         for question_id, answer in self._app.questions.undelivered():
             await self.answer(question_id, answer)
+
+
+async def _send(link: Link, message: Json, headers: Mapping[str, str]) -> None:
+    try:
+        await link.send(message, headers)
+    except Failed as failed:
+        logger.info("the server did not accept %s: %s", message["method"], failed)

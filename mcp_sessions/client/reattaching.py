@@ -26,10 +26,9 @@ from mcp_sessions.client.dialer import Json, Link
 from mcp_sessions.client.hosted import HostedSession, session_named
 from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.listen_streams import everything
-from mcp_sessions.client.own_requests import Exchanges, Refused
 from mcp_sessions.client.pushing import Pushing
 from mcp_sessions.client.requests import Pending
-from mcp_sessions.core.messages import INSTANCE_META, SESSION_META, members_of, meta_of
+from mcp_sessions.core.messages import SESSION_META, members_of, meta_of
 from mcp_sessions.core.resume import event_id_of, is_session_id
 from mcp_sessions.errors import Detached
 from mcp_sessions.ids import digest
@@ -47,7 +46,6 @@ class Reattaching:
     _peer: Peer
     _app: Application
     _control: SessionControl
-    _exchanges: Exchanges
     pushing: Pushing
     _is_left: bool = False
 
@@ -64,7 +62,10 @@ class Reattaching:
         if not peer.hosted.is_manager:
             return
         if is_new and peer.session is None and not peer.is_modern:
-            await self._subscribe_again(link)
+            # Outside of sessions they ended with the connection.
+            named: Json = {"_meta": {SESSION_META: None}} if peer.abilities.has_sessions else {}
+            await self._control.subscribe_again(link, named)
+            await self._app.report_everything_changed()
         if is_new:
             await self.pushing.drop()
         for held in list(peer.hosted.attached()):
@@ -87,14 +88,8 @@ class Reattaching:
 
     async def _resume(self, link: Link, held: HostedSession, *, is_new: bool) -> str | None:
         hosted, position = self._peer.hosted, held.follower.position
-        params: Json = {
-            "sessionId": held.session_id,
-            "_meta": {INSTANCE_META: self._peer.attempts.instance},
-        }
-        if position is not None:
-            params["lastSessionEventId"] = position
         link = await self.pushing.link_for(link)
-        result = await self._control.resume(link, params, is_new=is_new)
+        result = await self._control.resume(link, held.session_id, position, is_new=is_new)
         if result is None:
             hosted.gone(held.session_id)
             return "it is gone"
@@ -114,18 +109,6 @@ class Reattaching:
             await self._app.deliver(rpc.notification(method_names.DETACHED, params))
         elif held.is_withheld:
             await self._app.end(_HOLE)
-
-    async def _subscribe_again(self, link: Link) -> None:
-        """Repeat the subscriptions outside of sessions, which ended with the connection."""
-        for uri in list(self._peer.subscribed):
-            params: Json = {"uri": uri}
-            if self._peer.abilities.has_sessions:
-                params["_meta"] = {SESSION_META: None}
-            try:
-                await self._exchanges.ask(link, method_names.SUBSCRIBE, params)
-            except Refused as refused:
-                logger.info("a subscription could not be restored: %s", refused)
-        await self._app.report_everything_changed()
 
     async def took_event(self, link: Link, message: Json) -> bool:
         hosted = self._peer.hosted
@@ -198,16 +181,12 @@ class Reattaching:
             Failed: The link is of no use.
         """
         held = self._peer.hosted.find(pending.hosted)
-        if link.kind != "http" or held is None or held.follower.position is None:
+        position = held.follower.position if held is not None else None
+        if link.kind != "http" or held is None or position is None:
             return
-        params: Json = {
-            "sessionId": held.session_id,
-            "lastSessionEventId": held.follower.position,
-            "_meta": {INSTANCE_META: self._peer.attempts.instance},
-        }
         held.taking()
         try:
-            result = await self._control.resume(link, params, is_new=False)
+            result = await self._control.resume(link, held.session_id, position, is_new=False)
             if result is not None and result.get("catchup") is not True:
                 self._peer.hosted.missed_events(held)
         finally:

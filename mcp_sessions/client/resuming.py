@@ -93,7 +93,7 @@ class ResumingClient:
         self._control = control = SessionControl(runtime, peer, exchanges)
         connector = Connector(runtime, peer, self._on_event)
         pushing = Pushing(peer, exchanges, connector)
-        hosted = Reattaching(peer, app, control, exchanges, pushing)
+        hosted = Reattaching(peer, app, control, pushing)
         self._recovery = recovery = Recovery(
             runtime, state, peer, app, control, hosted, connector, self._on_ready
         )
