@@ -1,7 +1,7 @@
 """Each check of the store contract that protects data catches a store that breaks its rule.
 
 A check that cannot fail proves nothing. These stores are wrong in one way each, as real
-stores have been.
+stores have been. A method here names the arguments that it is wrong about.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,12 +17,10 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
-    ConnectionId,
     FencingEpoch,
     Position,
     RequestKey,
     SessionId,
-    StreamName,
     parse_position,
 )
 from mcp_sessions.policy import SessionPolicy
@@ -55,29 +53,27 @@ from mcp_sessions.testing import (
 )
 from mcp_sessions.testing.parts import NOW
 
+Replay = tuple[Sequence[LoggedEvent], Refusal | None]
+
 
 class CountsInACopy(MemoryStore):
     """The counter is read, and written back later (platformatic/mcp#164)."""
 
     copy = 0
 
-    async def append(
-        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
-    ) -> Appended | None:
-        appended = await super().append(session_id, draft, now=now, stream=stream)
+    async def append(self, session_id: SessionId, draft: Draft, **more: Any) -> Appended | None:
+        appended = await super().append(session_id, draft, **more)
         number = self.copy + 1
         await checkpoint()
         self.copy = number
-        if appended is None:
-            return None
-        return replace(appended, event=appended.event._replace(number=number))
+        return appended and replace(appended, event=appended.event._replace(number=number))
 
 
 class MixesStreams(MemoryStore):
     """A bucket for everything (frontmcp GHSA)."""
 
     async def append(
-        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
+        self, session_id: SessionId, draft: Draft, *, now: float, **more: Any
     ) -> Appended | None:
         return await super().append(session_id, draft, now=now)
 
@@ -85,57 +81,32 @@ class MixesStreams(MemoryStore):
 class ReplaysWithoutTheEpoch(MemoryStore):
     """A number alone is taken for a position (qwen-code#7457)."""
 
-    async def read(
-        self,
-        session_id: SessionId,
-        after: str | None,
-        *,
-        now: float,
-        stream: StreamName = EVENTS,
-        limit: int | None = None,
-    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        position, head = parse_position(after or ""), await self.head(session_id, stream=stream)
+    async def read(self, session_id: SessionId, after: str | None, **more: Any) -> Replay:
+        position = parse_position(after or "")
+        head = await self.head(session_id, stream=more.get("stream", EVENTS))
         if position is not None and head is not None:
             after = Position(head.log_epoch, position.number).event_id()
-        return await super().read(session_id, after, now=now, stream=stream, limit=limit)
+        return await super().read(session_id, after, **more)
 
 
 class ReplaysWhatIsLeft(MemoryStore):
     """A partial replay (CUP6)."""
 
-    async def read(
-        self,
-        session_id: SessionId,
-        after: str | None,
-        *,
-        now: float,
-        stream: StreamName = EVENTS,
-        limit: int | None = None,
-    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
+    async def read(self, session_id: SessionId, after: str | None, **more: Any) -> Replay:
         position = parse_position(after or "")
-        events, refusal = await super().read(session_id, after, now=now, stream=stream, limit=limit)
+        events, refusal = await super().read(session_id, after, **more)
         while refusal is Refusal.EVICTED and position is not None:
             position = Position(position.log_epoch, position.number + 1)
             after = position.event_id()
-            events, refusal = await super().read(
-                session_id, after, now=now, stream=stream, limit=limit
-            )
+            events, refusal = await super().read(session_id, after, **more)
         return events, refusal
 
 
 class TakesAheadForCaughtUp(MemoryStore):
     """A position above the head replays nothing, with success (Elastik#324)."""
 
-    async def read(
-        self,
-        session_id: SessionId,
-        after: str | None,
-        *,
-        now: float,
-        stream: StreamName = EVENTS,
-        limit: int | None = None,
-    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        events, refusal = await super().read(session_id, after, now=now, stream=stream, limit=limit)
+    async def read(self, session_id: SessionId, after: str | None, **more: Any) -> Replay:
+        events, refusal = await super().read(session_id, after, **more)
         return events, None if refusal is Refusal.AHEAD else refusal
 
 
@@ -143,36 +114,20 @@ class AttachesInTwoSteps(MemoryStore):
     """What is stored between the replay and the attach reaches nobody (python-sdk)."""
 
     async def attach(
-        self,
-        session_id: SessionId,
-        connection_id: ConnectionId | None,
-        *,
-        now: float,
-        position: Position | None = None,
-        only_if_free: bool = False,
+        self, *to: Any, now: float, position: Position | None = None, **more: Any
     ) -> Attached | None:
         after = position.event_id() if position is not None else None
-        replay, _ = await self.read(session_id, after, now=now)
+        replay, _ = await self.read(to[0], after, now=now)
         await checkpoint()
-        attached = await super().attach(
-            session_id, connection_id, now=now, position=position, only_if_free=only_if_free
-        )
-        return replace(attached, replay=replay) if attached is not None else None
+        attached = await super().attach(*to, now=now, position=position, **more)
+        return attached and replace(attached, replay=replay)
 
 
 class DisplacesThoughItIsNotFree(MemoryStore):
     """Every attach is a takeover."""
 
-    async def attach(
-        self,
-        session_id: SessionId,
-        connection_id: ConnectionId | None,
-        *,
-        now: float,
-        position: Position | None = None,
-        only_if_free: bool = False,
-    ) -> Attached | None:
-        return await super().attach(session_id, connection_id, now=now, position=position)
+    async def attach(self, *to: Any, only_if_free: bool = False, **more: Any) -> Attached | None:
+        return await super().attach(*to, **more)
 
 
 class DetachesWhoeverIsThere(MemoryStore):
@@ -196,51 +151,43 @@ class LivesByBeingLookedAt(MemoryStore):
 class ServesStrangersFirst(MemoryStore):
     """Ownership is checked after the effect (mosquitto#3553)."""
 
-    async def admit(
-        self, session_id: SessionId, principal: Principal, *, mode: Mode, now: float, **more: Any
-    ) -> Admitted | None:
-        await self.touch([session_id], now=now)
-        return await super().admit(session_id, principal, mode=mode, now=now, **more)
+    async def admit(self, session_id: SessionId, *by: Any, **more: Any) -> Admitted | None:
+        await self.touch([session_id], now=more["now"])
+        return await super().admit(session_id, *by, **more)
 
 
 class ForgetsKeys(MemoryStore):
     """A request that was sent again runs again (reyn#2600)."""
 
-    async def admit(
-        self, session_id: SessionId, principal: Principal, *, mode: Mode, now: float, **more: Any
-    ) -> Admitted | None:
+    async def admit(self, session_id: SessionId, *by: Any, **more: Any) -> Admitted | None:
         session = self._sessions.get(session_id)
         if session is not None:
             session.keys = None
-        return await super().admit(session_id, principal, mode=mode, now=now, **more)
+        return await super().admit(session_id, *by, **more)
 
 
 class GivesAwayWhatRuns(MemoryStore):
     """Whoever says that a key's run never began has it, whichever run that is."""
 
-    async def admit(
-        self, session_id: SessionId, principal: Principal, *, mode: Mode, now: float, **more: Any
-    ) -> Admitted | None:
+    async def admit(self, session_id: SessionId, *by: Any, **more: Any) -> Admitted | None:
         session, use = self._sessions.get(session_id), more.get("key")
         entry = session.keys.get(use.key) if session and session.keys and use else None
         if entry is not None and use is not None and use.instead_of:
             entry.run = use.instead_of
-        return await super().admit(session_id, principal, mode=mode, now=now, **more)
+        return await super().admit(session_id, *by, **more)
 
 
 class AdmitsToItsFirstAttachment(MemoryStore):
     """What was known of a session when its first key came is what its keys go by."""
 
-    async def admit(
-        self, session_id: SessionId, principal: Principal, *, mode: Mode, now: float, **more: Any
-    ) -> Admitted | None:
+    async def admit(self, session_id: SessionId, *by: Any, **more: Any) -> Admitted | None:
         session = self._sessions.get(session_id)
         if session is None or more.get("key") is None or more.get("fencing_epoch") is None:
-            return await super().admit(session_id, principal, mode=mode, now=now, **more)
+            return await super().admit(session_id, *by, **more)
         first = self.__dict__.setdefault("first", session.record.fencing_epoch)
         if first != more["fencing_epoch"]:
             return Admitted(session.record, displaced=True)
-        return await super().admit(session_id, principal, mode=mode, now=now, **more)
+        return await super().admit(session_id, *by, **more)
 
 
 class KeepsAnswersOfTheEnded(MemoryStore):
@@ -256,45 +203,27 @@ class KeepsAnswersOfTheEnded(MemoryStore):
 class ReapsWhatIsBusy(MemoryStore):
     """A long request loses its session (executor#1345)."""
 
-    async def expire(
-        self, *, now: float, held: Collection[SessionId], limit: int
-    ) -> Sequence[SessionRecord]:
-        return await super().expire(now=now, held=(), limit=limit)
+    async def expire(self, *, held: Any, **more: Any) -> Sequence[SessionRecord]:
+        return await super().expire(held=(), **more)
 
 
 class EvictsWhatIsUsed(MemoryStore):
     """Whoever comes pushes out who is running."""
 
     async def evict(
-        self,
-        *,
-        now: float,
-        unused_for: float,
-        held: Collection[SessionId],
-        limit: int,
-        opened: bool,
+        self, *, unused_for: Any, held: Any, opened: Any, **more: Any
     ) -> Sequence[SessionRecord]:
-        return await super().evict(now=now, unused_for=0, held=(), limit=limit, opened=True)
+        return await super().evict(unused_for=0, held=(), opened=True, **more)
 
 
 class ForgetsWhoeversConversations(MemoryStore):
     """A user's flood of names pushes out the conversations of others."""
 
-    async def evict_own(
-        self,
-        principal: Principal,
-        *,
-        now: float,
-        unused_for: float,
-        held: Collection[SessionId],
-        limit: int,
-    ) -> Sequence[SessionRecord]:
+    async def evict_own(self, principal: Principal, **more: Any) -> Sequence[SessionRecord]:
         owners = {record.principal for record in await self.all_sessions()}
         gone: list[SessionRecord] = []
         for owner in owners:
-            gone += await super().evict_own(
-                owner, now=now, unused_for=unused_for, held=held, limit=limit
-            )
+            gone += await super().evict_own(owner, **more)
         return gone
 
 
@@ -322,39 +251,25 @@ class NeverSleeps(MemoryStore):
 class KeepsWhatSleeps(MemoryStore):
     """Nobody comes in any more: connections of users sleep."""
 
-    async def evict(
-        self,
-        *,
-        now: float,
-        unused_for: float,
-        held: Collection[SessionId],
-        limit: int,
-        opened: bool,
-    ) -> Sequence[SessionRecord]:
+    async def evict(self, *, held: Collection[SessionId], **more: Any) -> Sequence[SessionRecord]:
         users = {
             each.session_id for each in await self.all_sessions() if each.principal != ANONYMOUS
         }
-        return await super().evict(
-            now=now, unused_for=unused_for, held={*held, *users}, limit=limit, opened=opened
-        )
+        return await super().evict(held={*held, *users}, **more)
 
 
 class CountsWhatIsAwake(MemoryStore):
     """Sessions that sleep are ended since others hold much."""
 
-    async def evict_heavy(
-        self, *, now: float, most: int, held: Collection[SessionId], limit: int
-    ) -> Sequence[SessionRecord]:
-        return await super().evict_heavy(now=now, most=most // 3, held=held, limit=limit)
+    async def evict_heavy(self, *, most: int, **more: Any) -> Sequence[SessionRecord]:
+        return await super().evict_heavy(most=most // 3, **more)
 
 
 class EndsTheHeavyThatRun(MemoryStore):
     """What runs a request is ended for its bytes."""
 
-    async def evict_heavy(
-        self, *, now: float, most: int, held: Collection[SessionId], limit: int
-    ) -> Sequence[SessionRecord]:
-        return await super().evict_heavy(now=now, most=most, held=(), limit=limit)
+    async def evict_heavy(self, *, held: Any, **more: Any) -> Sequence[SessionRecord]:
+        return await super().evict_heavy(held=(), **more)
 
 
 class CountsUnownedNames(MemoryStore):
@@ -379,35 +294,21 @@ class MergesIntoAnOldState(MemoryStore):
     """Two requests at once lose each other's changes."""
 
     async def change_state(
-        self,
-        session_id: SessionId,
-        changed: Mapping[str, Any],
-        removed: Collection[str],
-        *,
-        expected_version: int | None = None,
+        self, session_id: SessionId, *change: Any, **more: Any
     ) -> SessionRecord | None:
         session = self._sessions.get(session_id)
         if session is not None:
             read = session.record.state.values
             await checkpoint()
             session.record.state = State(read, session.record.state.version)
-        return await super().change_state(
-            session_id, changed, removed, expected_version=expected_version
-        )
+        return await super().change_state(session_id, *change, **more)
 
 
 class ChangesAnyState(MemoryStore):
     """What was allowed for one state is done to another."""
 
-    async def change_state(
-        self,
-        session_id: SessionId,
-        changed: Mapping[str, Any],
-        removed: Collection[str],
-        *,
-        expected_version: int | None = None,
-    ) -> SessionRecord | None:
-        return await super().change_state(session_id, changed, removed)
+    async def change_state(self, *change: Any, **more: Any) -> SessionRecord | None:
+        return await super().change_state(*change)
 
 
 class LastWriteWins(MemoryStore):
@@ -433,16 +334,11 @@ class NotifiesAllItIsGiven(MemoryStore):
     """Who unsubscribed between the list of subscribers and the event learns of it."""
 
     async def append_change(
-        self,
-        session_ids: Sequence[SessionId],
-        change: ServerChange,
-        *,
-        now: float,
-        again: bool = False,
+        self, session_ids: Sequence[SessionId], change: ServerChange, **more: Any
     ) -> Sequence[AppendedChange]:
         for session_id in session_ids:
             await self.subscribe(session_id, change.uri or "")
-        return await super().append_change(session_ids, change, now=now)
+        return await super().append_change(session_ids, change, now=more["now"])
 
 
 class FindsAPageOnly(MemoryStore):
