@@ -1,7 +1,8 @@
 """The resuming client against servers that do what no server should, on real sockets."""
 
+import json
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +16,7 @@ from mcp_sessions.client_transport import resumable
 from tests.support.resuming import QUICK, Received, text_of
 from tests.support.scripted import (
     SESSION,
+    Entry,
     Exchange,
     ScriptedServer,
     named,
@@ -42,27 +44,86 @@ async def client_of(
             yield client, received
 
 
+@asynccontextmanager
+async def facing(
+    script: dict[str, Entry] | None = None,
+    capabilities: dict[str, Any] | None = None,
+    *,
+    policy: ReconnectPolicy = QUICK,
+) -> AsyncGenerator[tuple[ScriptedServer, Client, Received]]:
+    """A server that follows the script, a client that is connected to it, and what that got."""
+    async with ScriptedServer(script or {}) as server:
+        if capabilities is not None:
+            server.capabilities = capabilities
+        async with client_of(server, policy=policy) as (client, received):
+            yield server, client, received
+
+
+async def expect_no_connection(script: dict[str, Entry], why: str = "") -> None:
+    """The client does not connect to a server that follows the script."""
+    error = pytest.RaisesExc(MCPError, match=why or None)
+    with pytest.RaisesGroup(error, flatten_subgroups=True):
+        async with facing(script):
+            raise AssertionError("it connected")
+
+
 async def call(client: Client) -> str:
     """The text of a tool that says which session it was called in."""
     return text_of(await client.call_tool("echo", {}))
+
+
+def positions_of(server: ScriptedServer) -> list[object]:
+    """Where its client asked to resume from."""
+    return [exchange.params["lastSessionEventId"] for exchange in server.asked("session/resume")]
 
 
 def not_found(exchange: Exchange) -> None:
     exchange.error(-32043, "Session not found")
 
 
-def reset(exchange: Exchange) -> None:
+def without_start(exchange: Exchange) -> None:
+    """The data-layer document only."""
+    if exchange.method.startswith("session/"):
+        exchange.error(-32601, "Method not found")
+
+
+def without_an_id(exchange: Exchange) -> None:
+    """An event that nobody can continue after."""
+    exchange.event({"jsonrpc": "2.0", "method": "notifications/x"})
+
+
+def cut(exchange: Exchange) -> None:
+    """After the response began."""
+    exchange.event(None, "1")
     exchange.reset()
 
 
-def refusing(session_id: str, how: Any) -> Any:
-    """An entry for ``*`` that refuses every call in one session."""
+def first(times: int, how: Entry) -> Entry:
+    """An entry for that many requests. Those that come later are answered as they should be."""
+    left = iter(range(times))
+    return lambda exchange: how(exchange) if next(left, None) is not None else None
 
-    def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call" and named(exchange) == session_id:
-            how(exchange)
+
+def in_session(session_id: str, how: Entry) -> Entry:
+    """An entry for the requests that name this session."""
+    return lambda exchange: how(exchange) if named(exchange) == session_id else None
+
+
+def on_the_first_connection(how: Entry) -> Entry:
+    """An entry for the requests that come there."""
+
+    def entry(exchange: Exchange) -> Awaitable[None] | None:
+        return how(exchange) if exchange.headers.get("mcp-session-id") == "transport-1" else None
 
     return entry
+
+
+async def expect_unknown(client: Client) -> MCPError:
+    """A call fails, and its caller learns that nobody knows whether it ran."""
+    with pytest.raises(MCPError) as unknown:
+        await call(client)
+    assert is_outcome_unknown(unknown.value)
+    return unknown.value
 
 
 # --- a credential that is not accepted --------------------------------------------------------
@@ -72,27 +133,20 @@ def refusing(session_id: str, how: Any) -> Any:
 async def test_a_credential_that_is_refused_fails_the_request_and_the_log_says_why(
     code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with ScriptedServer({"*": status(code)}) as server:
-        with pytest.RaisesGroup(MCPError, flatten_subgroups=True):
-            async with client_of(server):
-                raise AssertionError("nobody was let in")
+    await expect_no_connection({"*": status(code)})
     assert f"the server answered {code}" in caplog.text
 
 
 async def test_an_address_that_answers_with_a_status_only_is_named_with_it() -> None:
-    async with ScriptedServer({"*": status(502)}) as server:
-        named = f"{server.url()}: the server answered with HTTP status 502"
-        with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=named), flatten_subgroups=True):
-            async with client_of(server):
-                raise AssertionError("it is no server")
+    why = r"http://127\.0\.0\.1:\d+/mcp: the server answered with HTTP status 502"
+    await expect_no_connection({"*": status(502)}, why)
 
 
 # --- a session that is lost (CLI5) ------------------------------------------------------
 
 
 async def test_not_found_starts_over_once_for_all_who_ask_at_once() -> None:
-    refuse = refusing("s-1", not_found)
-    async with ScriptedServer({"*": refuse}) as server, client_of(server) as (client, received):
+    async with facing({"tools/call": in_session("s-1", not_found)}) as (server, client, received):
         found: list[str] = []
 
         async def ask() -> None:
@@ -112,15 +166,14 @@ async def test_a_late_word_of_the_old_session_does_not_end_the_new_one() -> None
     late: list[Exchange] = []
 
     def entry(exchange: Exchange) -> None:
-        if exchange.method != "tools/call" or named(exchange) != "s-1":
-            return
         if not late:
             late.append(exchange)
             never(exchange)
         else:
             not_found(exchange)
 
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
+    script = {"tools/call": in_session("s-1", entry)}
+    async with facing(script) as (server, client, received):
         answers: list[str] = []
         async with anyio.create_task_group() as tasks:
 
@@ -141,13 +194,8 @@ async def test_a_late_word_of_the_old_session_does_not_end_the_new_one() -> None
 @pytest.mark.parametrize("code", [404, 410])
 async def test_404_on_post_while_the_get_stream_lives(code: int) -> None:
     """The connection is made anew; the session is resumed, and if it is there, kept."""
-
-    def entry(exchange: Exchange) -> None:
-        is_old = exchange.headers.get("mcp-session-id") == "transport-1"
-        if is_old and exchange.method == "tools/call":
-            exchange.respond(code)
-
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
+    script = {"tools/call": on_the_first_connection(status(code))}
+    async with facing(script) as (server, client, received):
         await server.has(lambda: server.asked("GET"), "the notification stream")
 
         assert await call(client) == "s-1"
@@ -158,28 +206,19 @@ async def test_404_on_post_while_the_get_stream_lives(code: int) -> None:
 
 
 async def test_400_that_speaks_of_a_session_is_a_lost_session() -> None:
-    def entry(exchange: Exchange) -> None:
-        if exchange.headers.get("mcp-session-id") != "transport-1":
-            return
-        if exchange.method == "tools/call":
-            error = {"code": -32000, "message": "Bad Request: No valid session ID provided"}
-            exchange.json({"jsonrpc": "2.0", "error": error, "id": None}, 400)
-
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
+    error = {"code": -32000, "message": "Bad Request: No valid session ID provided"}
+    body = json.dumps({"jsonrpc": "2.0", "error": error, "id": None}).encode()
+    refuse = status(400, body, **{"Content-Type": "application/json"})
+    script = {"tools/call": on_the_first_connection(refuse)}
+    async with facing(script) as (server, client, _):
         assert await call(client) == "s-1"
         assert server.transports == 2
 
 
 @pytest.mark.parametrize("code", [400, 404, 410])
 async def test_a_resume_that_is_refused_by_status_starts_over(code: int) -> None:
-    def entry(exchange: Exchange) -> None:
-        is_old = exchange.headers.get("mcp-session-id") == "transport-1"
-        if is_old and exchange.method == "tools/call":
-            exchange.respond(404)
-        if exchange.method == "session/resume":
-            exchange.respond(code)
-
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
+    script = {"tools/call": on_the_first_connection(status(404)), "session/resume": status(code)}
+    async with facing(script) as (server, client, received):
         assert await call(client) == "s-2"
 
         assert (server.transports, server.sessions) == (2, 2)
@@ -193,31 +232,18 @@ async def test_a_resume_that_is_refused_with_503_starts_over_at_a_foreign_server
     capabilities: Any,
 ) -> None:
     """HTP5: one of this project keeps its sessions while its store is away, or it drains."""
-    refusals = iter([True] * 4)
-
-    def entry(exchange: Exchange) -> None:
-        is_old = exchange.headers.get("mcp-session-id") == "transport-1"
-        if is_old and exchange.method == "tools/call":
-            exchange.respond(404)
-        if exchange.method == "session/resume" and next(refusals, False):
-            exchange.respond(503)
-
-    scripted = ScriptedServer({"*": entry})
-    if capabilities is not None:
-        scripted.capabilities = capabilities
-    async with scripted as server, client_of(server) as (client, received):
+    script = {
+        "tools/call": on_the_first_connection(status(404)),
+        "session/resume": first(4, status(503)),
+    }
+    async with facing(script, capabilities) as (_, client, received):
         assert await call(client) == ("s-2" if capabilities else "s-1")
         assert (await received.outcome()).is_new_session is bool(capabilities)
 
 
 async def test_a_server_that_forgets_every_session_is_given_up() -> None:
     """Exactly once: not for ever."""
-
-    def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call":
-            exchange.error(-32043, "Session not found")
-
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
+    async with facing({"tools/call": not_found}) as (server, client, _):
         with pytest.raises(MCPError):
             await call(client)
 
@@ -228,17 +254,13 @@ async def test_a_call_that_was_running_when_its_session_ended_is_not_run_again()
     """KEY3: its response had begun, so it was not refused."""
 
     def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call" and named(exchange) == "s-1":
-            exchange.event(None, "1")
-            error = {"code": -32043, "message": "Session not found"}
-            exchange.event({"jsonrpc": "2.0", "id": exchange.message["id"], "error": error})
-            exchange.end()
+        exchange.event(None, "1")
+        error = {"code": -32043, "message": "Session not found"}
+        exchange.event({"jsonrpc": "2.0", "id": exchange.message["id"], "error": error})
+        exchange.end()
 
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
-        with pytest.raises(MCPError) as unknown:
-            await call(client)
-
-        assert is_outcome_unknown(unknown.value)
+    async with facing({"tools/call": in_session("s-1", entry)}) as (_, client, _):
+        await expect_unknown(client)
         assert await call(client) == "s-2"
 
 
@@ -246,19 +268,13 @@ async def test_a_call_that_is_refused_late_may_have_been_running() -> None:
     """KEY3: on a connection for all requests nothing else tells the two apart."""
 
     async def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call" and named(exchange) == "s-1":
-            await anyio.sleep(0.15)  # that is how long it ran
-            exchange.error(-32043, "Session not found")
+        await anyio.sleep(0.15)  # that is how long it ran
+        not_found(exchange)
 
     policy = ReconnectPolicy(refusal_time=0.1)
-    async with (
-        ScriptedServer({"*": entry}) as server,
-        client_of(server, policy=policy) as (client, _),
-    ):
-        with pytest.raises(MCPError) as unknown:
-            await call(client)
-
-        assert is_outcome_unknown(unknown.value)
+    script = {"tools/call": in_session("s-1", entry)}
+    async with facing(script, policy=policy) as (server, client, _):
+        await expect_unknown(client)
         assert len(server.asked("tools/call")) == 1
         assert await call(client) == "s-2"
 
@@ -267,14 +283,10 @@ async def test_a_server_may_say_that_it_had_begun() -> None:
     """KEY3."""
 
     def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call" and named(exchange) == "s-1":
-            exchange.error(-32043, "Session not found", data={"started": True})
+        exchange.error(-32043, "Session not found", data={"started": True})
 
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
-        with pytest.raises(MCPError) as unknown:
-            await call(client)
-
-        assert is_outcome_unknown(unknown.value)
+    async with facing({"tools/call": in_session("s-1", entry)}) as (_, client, _):
+        await expect_unknown(client)
 
 
 # --- what is cut ------------------------------------------------------------------------------
@@ -282,14 +294,7 @@ async def test_a_server_may_say_that_it_had_begun() -> None:
 
 async def test_a_cut_response_is_asked_for_again_with_its_key() -> None:
     """And with another id: the old one may still be in use there."""
-    cuts = iter([True, True, False])
-
-    def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call" and next(cuts):
-            exchange.event(None, "1")
-            exchange.reset()
-
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
+    async with facing({"tools/call": first(2, cut)}) as (server, client, _):
         assert await call(client) == "s-1"
 
         calls = server.asked("tools/call")
@@ -300,40 +305,23 @@ async def test_a_cut_response_is_asked_for_again_with_its_key() -> None:
 
 async def test_at_a_server_without_keys_a_cut_call_is_not_sent_again() -> None:
     """KEY3: the caller learns that the outcome is unknown."""
-    script: dict[str, Any] = {"tools/call": reset}
-    async with (
-        ScriptedServer(script, FOREIGN) as server,
-        client_of(server) as (client, _),
-    ):
-        with pytest.raises(MCPError) as unknown:
-            await call(client)
-
-        assert is_outcome_unknown(unknown.value)
+    async with facing({"tools/call": Exchange.reset}, FOREIGN) as (server, client, _):
+        await expect_unknown(client)
         assert len(server.asked("tools/call")) == 1
 
 
 async def test_429_is_asked_again_after_as_long_as_it_says() -> None:
     """The server is there: nothing is lost."""
-    busy = iter([True, False])
-
-    def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call" and next(busy):
-            exchange.respond(429, headers={"Retry-After": "0"})
-
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
+    busy = status(429, b"", **{"Retry-After": "0"})
+    async with facing({"tools/call": first(1, busy)}) as (server, client, received):
         assert await call(client) == "s-1"
         assert len(server.asked("tools/call")) == 2
         assert received.outcomes == []
 
 
 async def test_503_is_a_loss_and_the_call_is_sent_again_in_the_same_session() -> None:
-    away = iter([True, False])
-
-    def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call" and next(away):
-            exchange.respond(503, headers={"Retry-After": "0"})
-
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
+    away = status(503, b"", **{"Retry-After": "0"})
+    async with facing({"tools/call": first(1, away)}) as (server, client, received):
         assert await call(client) == "s-1"
         assert len(server.asked("tools/call")) == 2
         assert [outcome.recovered for outcome in received.outcomes] == [True]
@@ -342,41 +330,22 @@ async def test_503_is_a_loss_and_the_call_is_sent_again_in_the_same_session() ->
 async def test_a_server_that_never_answers_a_call() -> None:
     """CLI1: bounded, and the caller knows that nobody knows."""
     policy = ReconnectPolicy(answer_timeout=2, jar_interval=0.05, closing_timeout=0.2)
-    script: dict[str, Any] = {"tools/call": never}
-    async with (
-        ScriptedServer(script) as server,
-        client_of(server, policy=policy) as (client, _),
-    ):
-        with pytest.raises(MCPError) as unknown:
-            await call(client)
-
-        assert is_outcome_unknown(unknown.value)
+    async with facing({"tools/call": never}, policy=policy) as (_, client, _):
+        await expect_unknown(client)
 
 
 async def test_a_server_that_never_starts_the_session_it_advertises_is_one_without() -> None:
     """CLI1."""
     policy = ReconnectPolicy(connect_timeout=0.3, closing_timeout=0.2)
-    script: dict[str, Any] = {"session/start": never}
-    async with (
-        ScriptedServer(script) as server,
-        client_of(server, policy=policy) as (client, _),
-    ):
+    async with facing({"session/start": never}, policy=policy) as (_, client, _):
         assert await call(client) == "none"
 
 
 async def test_a_half_open_response_is_noticed_by_its_silence() -> None:
     """Its server with keys shows a sign of life on each response; this one is gone."""
-    silent = iter([True, False])
-
-    def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call" and next(silent):
-            exchange.event(None, "1")
-
     policy = ReconnectPolicy(backoff_base=0.02, stream_silence=0.3)
-    async with (
-        ScriptedServer({"*": entry}) as server,
-        client_of(server, policy=policy) as (client, _),
-    ):
+    silent = first(1, lambda exchange: exchange.event(None, "1"))
+    async with facing({"tools/call": silent}, policy=policy) as (server, client, _):
         assert await call(client) == "s-1"
         assert len(server.asked("tools/call")) == 2
 
@@ -385,7 +354,7 @@ async def test_a_half_open_response_is_noticed_by_its_silence() -> None:
 
 
 async def test_duplicate_events_are_received_once() -> None:
-    async with ScriptedServer() as server, client_of(server) as (client, received):
+    async with facing() as (server, client, received):
         await server.has(lambda: server.stream, "the notification stream")
         for event_id in ("1", "2", "1", "2", "3"):
             server.push(UPDATED, event_id, uri=f"note://{event_id}")
@@ -400,40 +369,29 @@ async def test_events_may_come_before_the_answer_to_the_resume() -> None:
 
     async def resume(exchange: Exchange) -> None:
         await server.has(lambda: len(server.asked("session/resume")) == 1, "the resume")
-        events = [
-            {
-                "jsonrpc": "2.0",
-                "method": UPDATED,
-                "params": {"uri": "note://4", "sessionEventId": 4},
-            }
-        ]
-        for event in events:
-            exchange.event(event)
+        params = {"uri": "note://4", "sessionEventId": 4}
+        exchange.event({"jsonrpc": "2.0", "method": UPDATED, "params": params})
         result = {"resumed": True, "catchup": True, "replayed": 1}
         exchange.event({"jsonrpc": "2.0", "id": exchange.message["id"], "result": result})
         exchange.end()
 
-    def lost(exchange: Exchange) -> None:
-        if exchange.headers.get("mcp-session-id") == "transport-1" and len(received.updates) == 3:
-            exchange.respond(404)
+    script: dict[str, Entry] = {"session/resume": resume}
+    async with facing(script) as (server, client, received):
+        await server.has(lambda: server.stream, "the notification stream")
+        for number in (1, 2, 3):
+            server.push(UPDATED, number, uri=f"note://{number}")
+        await received.has(lambda: len(received.updates) == 3, "three updates")
+        server.script["tools/call"] = first(1, status(404))
 
-    async with ScriptedServer({"session/resume": resume}) as server:
-        async with client_of(server) as (client, received):
-            await server.has(lambda: server.stream, "the notification stream")
-            for number in (1, 2, 3):
-                server.push(UPDATED, number, uri=f"note://{number}")
-            await received.has(lambda: len(received.updates) == 3, "three updates")
-            server.script["tools/call"] = lost
+        await call(client)
 
-            await call(client)
-
-            assert server.asked("session/resume")[0].params["lastSessionEventId"] == 3
-            await received.has(lambda: len(received.updates) == 4, "the fourth")
-            await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
-            server.push(UPDATED, 4, uri="note://4")
-            server.push(UPDATED, 5, uri="note://5")
-            await received.has(lambda: len(received.updates) >= 5, "the fifth")
-            assert received.updates == [f"note://{n}" for n in (1, 2, 3, 4, 5)]
+        assert positions_of(server) == [3]
+        await received.has(lambda: len(received.updates) == 4, "the fourth")
+        await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
+        server.push(UPDATED, 4, uri="note://4")
+        server.push(UPDATED, 5, uri="note://5")
+        await received.has(lambda: len(received.updates) >= 5, "the fifth")
+        assert received.updates == [f"note://{n}" for n in (1, 2, 3, 4, 5)]
 
 
 async def test_a_second_resume_asks_from_the_last_event_of_the_first() -> None:
@@ -445,50 +403,33 @@ async def test_a_second_resume_asks_from_the_last_event_of_the_first() -> None:
             {"resumed": True, "catchup": True, "replayed": 0},
         ]
     )
-    refused: set[str] = set()
-
-    def entry(exchange: Exchange) -> None:
-        connection = exchange.headers.get("mcp-session-id", "")
-        if exchange.method == "session/resume":
-            exchange.result(next(answers))
-        elif exchange.method == "tools/call" and connection in refused:
-            exchange.respond(404)
-
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
+    script: dict[str, Entry] = {"session/resume": lambda exchange: exchange.result(next(answers))}
+    async with facing(script) as (server, client, received):
         for number in (1, 2, 3):
             await server.has(lambda n=number: len(server.asked("GET")) == n, "a stream")
             server.push(UPDATED, str(number), uri=f"note://{number}")
             await received.has(lambda n=number: len(received.updates) >= n, "an update")
-            refused.add(f"transport-{number}")
+            server.script["tools/call"] = first(1, status(404))
             await call(client)
 
-        positions = [e.params["lastSessionEventId"] for e in server.asked("session/resume")]
-        assert positions == ["1", "2", "3"]
+        assert positions_of(server) == ["1", "2", "3"]
         assert [o.recovered for o in received.outcomes] == [True, False, True]
         assert received.outcomes[1].reason == "evicted"
 
 
 async def test_after_a_gap_the_head_is_the_position_and_its_ids_are_new() -> None:
     """CLI4: a log that was made anew may number its events as the old one did."""
-    answers = iter([{"resumed": True, "catchup": False, "sessionEventId": "0"}] * 2)
-    refused: set[str] = set()
-
-    def entry(exchange: Exchange) -> None:
-        if exchange.method == "session/resume":
-            exchange.result(next(answers))
-        elif exchange.method == "tools/call" and exchange.headers["mcp-session-id"] in refused:
-            exchange.respond(404)
-
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, received):
+    answer = {"resumed": True, "catchup": False, "sessionEventId": "0"}
+    script: dict[str, Entry] = {"session/resume": lambda exchange: exchange.result(answer)}
+    async with facing(script) as (server, client, received):
         await server.has(lambda: server.stream, "the notification stream")
         server.push(UPDATED, "1", uri="note://old")
         await received.has(lambda: received.updates, "an update")
-        for number in (1, 2):
-            refused.add(f"transport-{number}")
+        for _ in range(2):
+            server.script["tools/call"] = first(1, status(404))
             await call(client)
 
-        positions = [e.params["lastSessionEventId"] for e in server.asked("session/resume")]
-        assert positions == ["1", "0"]
+        assert positions_of(server) == ["1", "0"]
         await server.has(lambda: len(server.asked("GET")) == 3, "the newest stream")
         server.push(UPDATED, "1", uri="note://new")
         await received.has(lambda: received.updates == ["note://old", "note://new"], "both")
@@ -499,13 +440,7 @@ async def test_after_a_gap_the_head_is_the_position_and_its_ids_are_new() -> Non
 
 async def test_a_stream_that_dies_before_its_first_byte_may_have_cost_the_session() -> None:
     """HTL7: the server counts it as opened, and detaches the session with the next one."""
-    dies = iter([True])
-
-    def get(exchange: Exchange) -> None:
-        if next(dies, False):
-            exchange.reset()
-
-    async with ScriptedServer({"GET": get}) as server, client_of(server):
+    async with facing({"GET": first(1, Exchange.reset)}) as (server, _, _):
         await server.has(lambda: len(server.asked("GET")) == 2, "the next stream")
         await server.has(lambda: server.asked("session/resume"), "the resume")
         assert len(server.asked("session/resume")) == 1
@@ -513,13 +448,7 @@ async def test_a_stream_that_dies_before_its_first_byte_may_have_cost_the_sessio
 
 async def test_a_stream_that_died_unseen_is_not_followed_by_another_on_its_connection() -> None:
     """HTL7: the server may serve the first one late, and detach the session."""
-    dies = iter([True])
-
-    def get(exchange: Exchange) -> None:
-        if next(dies, False):
-            exchange.reset()
-
-    async with ScriptedServer({"GET": get}) as server, client_of(server):
+    async with facing({"GET": first(1, Exchange.reset)}) as (server, _, _):
         await server.has(lambda: server.asked("session/resume"), "the resume")
         await server.has(lambda: len(server.asked("GET")) == 3, "the third stream")
         streams = [get.headers["mcp-session-id"] for get in server.asked("GET")]
@@ -556,7 +485,7 @@ async def test_an_event_of_a_stream_that_cannot_continue_waits_for_those_before_
         if exchange.headers["mcp-session-id"] != "transport-1":
             replay(exchange)
         elif len(server.asked("GET")) == 1:
-            exchange.event({"jsonrpc": "2.0", "method": "notifications/x"})  # without an id
+            without_an_id(exchange)
             exchange.end()
         else:
             exchange.event(update("2"), "get-2")
@@ -566,9 +495,7 @@ async def test_an_event_of_a_stream_that_cannot_continue_waits_for_those_before_
         await received.has(lambda: len(received.updates) == 2, "both events")
         assert received.updates == ["note://1", "note://2"]
         assert (await received.outcome()).recovered
-        assert [each.params["lastSessionEventId"] for each in server.asked("session/resume")] == [
-            "0"
-        ]
+        assert positions_of(server) == ["0"]
 
 
 async def test_a_client_that_gets_no_other_connection_stays_on_the_one_it_has() -> None:
@@ -580,7 +507,7 @@ async def test_a_client_that_gets_no_other_connection_stays_on_the_one_it_has() 
         if exchange.headers["mcp-session-id"] != "transport-1":
             replay(exchange)
         else:
-            exchange.event({"jsonrpc": "2.0", "method": "notifications/x"})  # without an id
+            without_an_id(exchange)
             exchange.end()
 
     def initialize(exchange: Exchange) -> None:
@@ -601,13 +528,9 @@ async def test_a_session_that_cannot_be_resumed_keeps_its_connection() -> None:
 
     def get(exchange: Exchange) -> None:
         server.stream = exchange
-        exchange.event({"jsonrpc": "2.0", "method": "notifications/x"})  # without an id
+        without_an_id(exchange)
 
-    def without_resume(exchange: Exchange) -> None:
-        if exchange.method.startswith("session/"):
-            exchange.error(-32601, "Method not found")
-
-    server = ScriptedServer({"*": without_resume, "GET": get}, FOREIGN)
+    server = ScriptedServer({"*": without_start, "GET": get}, FOREIGN)
     async with server, client_of(server) as (client, received):
         await call(client)
         await server.has(lambda: server.stream, "the notification stream")
@@ -624,14 +547,15 @@ async def test_a_stream_that_is_opened_anew_during_a_start_is_not_overlooked() -
 
     def get(exchange: Exchange) -> None:
         server.stream = exchange
-        exchange.event({"jsonrpc": "2.0", "method": "notifications/x"})  # without an id
+        without_an_id(exchange)
 
     def start(exchange: Exchange) -> None:
         if len(server.asked("session/start")) == 2:
             held.append(exchange)
             never(exchange)
 
-    script: dict[str, Any] = {"GET": get, "session/start": start, "*": refusing("s-1", not_found)}
+    refuse = in_session("s-1", not_found)
+    script: dict[str, Entry] = {"GET": get, "session/start": start, "tools/call": refuse}
     server = ScriptedServer(script)
     async with server, client_of(server) as (client, _), anyio.create_task_group() as tasks:
         await server.has(lambda: server.stream, "the notification stream")
@@ -649,15 +573,8 @@ async def test_a_connection_that_is_gone_when_its_session_is_taken_up_there_is_o
     None
 ):
     """CLI10: the 404 is the connection's, and the session is still there."""
-
-    def resume(exchange: Exchange) -> None:
-        if exchange.headers["mcp-session-id"] == "transport-1":
-            exchange.respond(404)
-
-    async with (
-        ScriptedServer({"session/resume": resume}) as server,
-        client_of(server) as (client, received),
-    ):
+    script = {"session/resume": on_the_first_connection(status(404))}
+    async with facing(script) as (server, client, received):
         await server.has(lambda: server.stream, "the notification stream")
         server.push("notifications/sessions/detached", sessionId="s-1", reason="evicted")
 
@@ -680,7 +597,7 @@ def raw_event(exchange: Exchange, block: bytes) -> None:
     ids=["retry-400", "retry-5000", "id-beyond-ascii", "id-control"],
 )
 async def test_a_malformed_line_on_a_stream_costs_the_application_nothing(line: bytes) -> None:
-    async with ScriptedServer() as server, client_of(server) as (client, received):
+    async with facing() as (server, client, received):
         await server.has(lambda: server.stream, "the notification stream")
         assert server.stream is not None
         raw_event(server.stream, line + b"\n\n")
@@ -700,12 +617,7 @@ async def test_a_connection_whose_id_cannot_be_sent_is_refused_with_a_reason() -
         }
         exchange.result(agreed, {"Mcp-Session-Id": "grün"})
 
-    async with ScriptedServer({"initialize": initialize}) as server:
-        with pytest.RaisesGroup(
-            pytest.RaisesExc(MCPError, match="an id that cannot be sent"), flatten_subgroups=True
-        ):
-            async with client_of(server):
-                raise AssertionError("it connected")
+    await expect_no_connection({"initialize": initialize}, "an id that cannot be sent")
 
 
 @pytest.mark.parametrize("seconds", [10**400, 1e308, -5, True, "9", [9]], ids=repr)
@@ -713,10 +625,7 @@ async def test_a_time_to_come_back_that_is_none_costs_the_application_nothing(
     seconds: object,
 ) -> None:
     policy = ReconnectPolicy(backoff_base=0.01, give_up_after=0.3)
-    async with (
-        ScriptedServer() as server,
-        client_of(server, policy=policy) as (client, received),
-    ):
+    async with facing(policy=policy) as (server, client, received):
         await server.has(lambda: server.stream, "the notification stream")
         server.push(
             "notifications/sessions/detached",
@@ -742,10 +651,7 @@ async def test_no_server_makes_anybody_wait_longer_than_it_waits_for_a_connectio
             exchange.respond(404)
 
     policy = ReconnectPolicy(backoff_base=0.01, backoff_cap=0.05, give_up_after=0.5)
-    async with (
-        ScriptedServer({"*": entry}) as server,
-        client_of(server, policy=policy) as (client, _),
-    ):
+    async with facing({"*": entry}, policy=policy) as (server, client, _):
         await server.has(lambda: server.stream, "the notification stream")
         is_away = True
         with anyio.fail_after(10), pytest.raises(MCPError):
@@ -757,23 +663,15 @@ SMALL = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.2, give_up_after=5, max
 
 async def test_a_streamed_answer_that_is_too_large_is_an_unknown_outcome() -> None:
     """Asked for again under its key it would be as large, each time."""
-    large = iter([True])
 
-    def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call" and next(large, False):
-            result = tool_result("x" * 50_000)
-            exchange.event({"jsonrpc": "2.0", "id": exchange.message["id"], "result": result})
-            exchange.end()
+    def large(exchange: Exchange) -> None:
+        result = tool_result("x" * 50_000)
+        exchange.event({"jsonrpc": "2.0", "id": exchange.message["id"], "result": result})
+        exchange.end()
 
-    async with (
-        ScriptedServer({"*": entry}) as server,
-        client_of(server, policy=SMALL) as (client, received),
-    ):
-        with pytest.raises(MCPError) as unknown:
-            await call(client)
-
-        assert is_outcome_unknown(unknown.value)
-        assert unknown.value.error.data["reason"] == "too_large"
+    script = {"tools/call": first(1, large)}
+    async with facing(script, policy=SMALL) as (server, client, received):
+        assert (await expect_unknown(client)).error.data["reason"] == "too_large"
         await call(client)
         assert len(server.asked("tools/call")) == 2
         assert received.outcomes == []
@@ -781,7 +679,7 @@ async def test_a_streamed_answer_that_is_too_large_is_an_unknown_outcome() -> No
 
 async def test_an_event_that_is_too_large_is_passed_over_and_does_not_come_again() -> None:
     """The application is asked to read again, and the stream goes on after it."""
-    async with ScriptedServer() as server, client_of(server, policy=SMALL) as (client, received):
+    async with facing(policy=SMALL) as (server, client, received):
         await server.has(lambda: server.stream, "the notification stream")
         assert server.stream is not None
         params = {"level": "info", "data": "x" * 50_000, "sessionEventId": "1"}
@@ -802,17 +700,9 @@ async def test_a_response_that_unpacks_to_more_than_the_limit_is_left_there(
     """100 KB on the wire, 100 MB unpacked."""
     packer = zlib.compressobj(9, wbits=31)
     bomb = b"".join(packer.compress(b" " * 1_000_000) for _ in range(100)) + packer.flush()
-    bombs = iter([True])
-
-    def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call" and next(bombs, False):
-            fields = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-            exchange.respond(200, bomb, fields)
-
-    async with ScriptedServer({"*": entry}) as server, client_of(server) as (client, _):
-        with pytest.raises(MCPError, match="more than 4194304 bytes") as unknown:
-            await call(client)
-        assert is_outcome_unknown(unknown.value)
+    fields = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    async with facing({"tools/call": first(1, status(200, bomb, **fields))}) as (_, client, _):
+        assert "more than 4194304 bytes" in (await expect_unknown(client)).error.message
         assert "more than 4194304 bytes" in caplog.text
         assert await call(client) == "s-1"
 
@@ -827,10 +717,7 @@ async def test_a_state_of_4_kib_is_echoed_byte_for_byte() -> None:
         meta = {SESSION: {"sessionId": named(exchange), "state": state}}
         exchange.result(tool_result(exchange.meta[SESSION].get("state", ""), meta=meta))
 
-    async with (
-        ScriptedServer({"tools/call": entry}) as server,
-        client_of(server) as (client, _),
-    ):
+    async with facing({"tools/call": entry}) as (_, client, _):
         assert await call(client) == ""
         assert await call(client) == state
 
@@ -840,10 +727,7 @@ async def test_a_result_with_a_foreign_session_changes_nothing() -> None:
         meta = {SESSION: {"sessionId": "s-666", "state": "theirs"}}
         exchange.result(tool_result(json_of(exchange.meta[SESSION]), meta=meta))
 
-    async with (
-        ScriptedServer({"tools/call": entry}) as server,
-        client_of(server) as (client, _),
-    ):
+    async with facing({"tools/call": entry}) as (_, client, _):
         assert await call(client) == await call(client) == "{'sessionId': 's-1'}"
 
 
@@ -858,10 +742,7 @@ async def test_null_metadata_and_none_at_all_keep_the_state() -> None:
         text = exchange.meta[SESSION].get("state", "")
         exchange.result(tool_result(text, meta=next(answers)))
 
-    async with (
-        ScriptedServer({"tools/call": entry}) as server,
-        client_of(server) as (client, _),
-    ):
+    async with facing({"tools/call": entry}) as (_, client, _):
         assert [await call(client) for _ in range(3)] == ["", "x", "x"]
 
 
@@ -884,10 +765,7 @@ async def test_a_state_that_is_refused_is_left_out_and_the_call_is_sent_again() 
             meta = {SESSION: {"sessionId": "s-1", "state": state}}
             exchange.result(tool_result("done", meta=meta))
 
-    async with (
-        ScriptedServer({"tools/call": entry}) as server,
-        client_of(server) as (client, received),
-    ):
+    async with facing({"tools/call": entry}) as (server, client, received):
         assert [await call(client) for _ in range(3)] == ["done"] * 3
         assert tokens == [None, "old", None, "new"]
         assert (server.sessions, received.outcomes) == (1, [])
@@ -908,7 +786,7 @@ async def test_a_newer_state_is_kept_when_an_older_one_is_refused() -> None:
             meta = {SESSION: {"sessionId": "s-1", "state": state}}
             exchange.result(tool_result("done", meta=meta))
 
-    async with ScriptedServer({"tools/call": entry}) as server, client_of(server) as (client, _):
+    async with facing({"tools/call": entry}) as (server, client, _):
         await call(client)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call, client)
@@ -931,10 +809,7 @@ async def test_a_server_that_refuses_every_state_is_not_asked_for_ever(is_ours: 
         else:
             refuses_state(exchange)
 
-    scripted = ScriptedServer({"tools/call": entry})
-    if not is_ours:
-        scripted.capabilities = FOREIGN
-    async with scripted as server, client_of(server) as (client, _):
+    async with facing({"tools/call": entry}, None if is_ours else FOREIGN) as (_, client, _):
         await call(client)
         with pytest.raises(MCPError) as refused:
             await call(client)
@@ -945,17 +820,8 @@ async def test_a_server_that_refuses_every_state_is_not_asked_for_ever(is_ours: 
 # --- servers that only have sessions/create -----------------------------------------------------
 
 
-def without_start(exchange: Exchange) -> None:
-    """The data-layer document only."""
-    if exchange.method.startswith("session/"):
-        exchange.error(-32601, "Method not found")
-
-
 async def test_a_server_that_only_creates_sessions_is_used_as_it_is() -> None:
-    async with (
-        ScriptedServer({"*": without_start}, FOREIGN) as server,
-        client_of(server) as (client, _),
-    ):
+    async with facing({"*": without_start}, FOREIGN) as (server, client, _):
         assert await call(client) == "s-1"
 
         created = server.asked("sessions/create")[0].message
@@ -971,10 +837,7 @@ async def test_a_lost_session_may_be_reported_as_a_tools_result() -> None:
         if exchange.method == "tools/call" and named(exchange) == "s-1":
             exchange.result(tool_result("Session not found. Create one first.", is_error=True))
 
-    async with (
-        ScriptedServer({"*": entry}, FOREIGN) as server,
-        client_of(server) as (client, received),
-    ):
+    async with facing({"*": entry}, FOREIGN) as (_, client, received):
         assert await call(client) == "s-2"
         assert (await received.outcome()).is_new_session
 
@@ -986,32 +849,21 @@ async def test_whatever_a_server_says_to_session_methods_the_application_gets_on
         if exchange.method.startswith("session"):
             exchange.respond(400)
 
-    async with ScriptedServer({"*": entry}, FOREIGN) as server, client_of(server) as (client, _):
+    async with facing({"*": entry}, FOREIGN) as (_, client, _):
         assert await call(client) == "none"
 
 
 async def test_a_transport_session_that_is_gone_is_opened_anew() -> None:
     """2025-11-25: on 404 a client starts a new session with a new initialize."""
-    gone = iter([True, False])
-
-    def entry(exchange: Exchange) -> None:
-        if exchange.method == "tools/call" and next(gone):
-            exchange.respond(404)
-
-    async with (
-        ScriptedServer({"*": entry}, {"tools": {}}) as server,
-        client_of(server) as (client, received),
-    ):
+    script = {"tools/call": first(1, status(404))}
+    async with facing(script, {"tools": {}}) as (server, client, received):
         assert await call(client) == "none"
         assert server.transports == 2
         assert (await received.outcome()).is_new_session
 
 
 async def test_a_status_that_says_nothing_of_sessions_is_the_answer() -> None:
-    async with (
-        ScriptedServer({"tools/call": status(500)}) as server,
-        client_of(server) as (client, received),
-    ):
+    async with facing({"tools/call": status(500)}) as (server, client, received):
         with pytest.raises(MCPError):
             await call(client)
         assert len(server.asked("tools/call")) == 1
@@ -1020,7 +872,7 @@ async def test_a_status_that_says_nothing_of_sessions_is_the_answer() -> None:
 
 async def test_a_draining_server_is_left_within_the_time_it_gives() -> None:
     """WSS17: what is asked meanwhile is served by whoever comes next."""
-    async with ScriptedServer() as server, client_of(server) as (client, received):
+    async with facing() as (server, client, received):
         await server.has(lambda: server.stream, "the notification stream")
         server.push(
             "notifications/sessions/detached", sessionId="s-1", reason="draining", retryAfter=0.1
@@ -1041,7 +893,7 @@ async def test_a_drain_that_is_not_waited_for_delays_nothing_that_comes_later() 
         if exchange.headers["mcp-session-id"] == f"transport-{gone}":
             exchange.respond(404)
 
-    async with ScriptedServer({"GET": get}) as server, client_of(server) as (client, received):
+    async with facing({"GET": get}) as (server, client, received):
         await server.has(lambda: server.stream, "the notification stream")
         drained = server.stream
         assert drained is not None
