@@ -13,9 +13,9 @@ Nothing of a client is replaced or patched. All of them answer an elicitation wi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal, TypedDict, Unpack
 
 from tests.support.board import Board
 
@@ -150,51 +150,36 @@ class ToolFailed(Exception):
     """The tool's result has ``isError``; its text is the message."""
 
 
-@asynccontextmanager
-async def connect(
-    kind: ClientKind,
-    url: str,
-    *,
-    terminate: bool = True,
-    session_id: str | None = None,
-    protocol_version: str | None = None,
-    driver_of: "Callable[[ClientKind], Any] | None" = None,
-) -> AsyncGenerator[StockClient]:
-    """A connected client.
+class How(TypedDict, total=False):
+    """How a client connects, and how it leaves."""
 
-    Args:
-        kind: Which client.
-        url: Of the MCP endpoint.
-        terminate: Whether it sends DELETE when it is closed, as it does by default.
-        session_id: Join this transport-mode session, without ``initialize``.
-        protocol_version: The version of that session, for the request header.
-        driver_of: Gives the process for the kinds that run in one.
-    """
+    terminate: bool
+    """Whether it sends DELETE when it is closed, as it does by default."""
+
+    session_id: str | None
+    """Join this transport-mode session, without ``initialize``."""
+
+    protocol_version: str
+    """The version of that session, for the request header."""
+
+
+def connect(
+    kind: ClientKind, driver_of: Callable[[ClientKind], Any], url: str, **how: Unpack[How]
+) -> AbstractAsyncContextManager[StockClient]:
+    """A client of this kind, connected; ``driver_of`` gives the process for those that have one."""
     # The clients import whole SDKs; each is only imported where it is used.
-    if kind == "python-2":
-        from tests.interop.python2 import Python2
+    match kind:
+        case "python-2":
+            from tests.interop.python2 import Python2
 
-        async with Python2.connected(
-            url, terminate=terminate, session_id=session_id, protocol_version=protocol_version
-        ) as client:
-            yield client
-    elif kind == "fastmcp-4":
-        from tests.interop.fastmcp4 import FastMCP4
+            return Python2.connected(url, **how)
+        case "fastmcp-4":
+            from tests.interop.fastmcp4 import FastMCP4
 
-        assert session_id is None, "FastMCP's client cannot be given a session id"
-        assert terminate, "FastMCP's client always sends DELETE"
-        async with FastMCP4.connected(url) as client:
-            yield client
-    else:
-        from tests.interop.driven import Driven
+            assert how.get("session_id") is None, "FastMCP's client cannot be given a session id"
+            assert how.get("terminate", True), "FastMCP's client always sends DELETE"
+            return FastMCP4.connected(url)
+        case _:
+            from tests.interop.driven import Driven
 
-        assert driver_of is not None
-        async with Driven.connected(
-            kind,
-            driver_of(kind),
-            url,
-            terminate=terminate,
-            session_id=session_id,
-            protocol_version=protocol_version,
-        ) as client:
-            yield client
+            return Driven.connected(kind, driver_of(kind), url, **how)

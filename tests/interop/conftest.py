@@ -6,13 +6,15 @@ too is the fault of a client script, not of the layer. ``MCP_SESSIONS_INTEROP_CO
 runs them against the layer with conversations bound, of which they know nothing.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager
+from typing import Unpack
 
+import anyio
 import pytest
 
 from tests.interop import environments
-from tests.interop.clients import ClientKind, StockClient, connect
+from tests.interop.clients import ClientKind, How, StockClient, connect
 from tests.interop.driver import Driver
 from tests.interop.harness import (
     BINDS,
@@ -106,26 +108,22 @@ def kind(request: pytest.FixtureRequest) -> ClientKind:
 
 
 @pytest.fixture
-def connected(kind: ClientKind, driver_of: Callable[[ClientKind], Driver]) -> Connect:
+def connected(
+    kind: ClientKind, driver_of: Callable[[ClientKind], Driver], request: pytest.FixtureRequest
+) -> Connect:
     if kind in IN_DRIVERS:
         # Now, since it may have to be installed: within a test the time is short.
         driver_of(kind)
 
-    def of_this_kind(
-        url: str,
-        *,
-        terminate: bool = True,
-        session_id: str | None = None,
-        protocol_version: str | None = None,
-    ) -> AbstractAsyncContextManager[StockClient]:
-        return connect(
-            kind,
-            url,
-            terminate=terminate,
-            session_id=session_id,
-            protocol_version=protocol_version,
-            driver_of=driver_of,
-        )
+    @asynccontextmanager
+    async def of_this_kind(
+        url: str | None = None, *, within: float = 20, **how: Unpack[How]
+    ) -> AsyncGenerator[StockClient]:
+        if url is None:
+            url = str(request.getfixturevalue("under_test").server.url())
+        with anyio.fail_after(within):
+            async with connect(kind, driver_of, url, **how) as client:
+                yield client
 
     return of_this_kind
 

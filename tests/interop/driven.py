@@ -20,31 +20,18 @@ class Driven(StockClient):
         self.board = driver.board
         self._driver = driver
         self._handle = f"client-{next(_handles)}"
-        self._session_id: str | None = None
+        self.opened: Message = {}
+        """What it knows once connected: ``session_id``, and ``typescript-2`` more of the server."""
         self._keys = itertools.count(1)
 
     @classmethod
     @asynccontextmanager
     async def connected(
-        cls,
-        kind: ClientKind,
-        driver: Driver,
-        url: str,
-        *,
-        terminate: bool,
-        session_id: str | None,
-        protocol_version: str | None,
+        cls, kind: ClientKind, driver: Driver, url: str, **how: Any
     ) -> AsyncGenerator[Self]:
         """Open one in ``driver`` and close it again."""
         client = cls(kind, driver)
-        opened = await client._run(
-            "connect",
-            url=url,
-            terminate=terminate,
-            session_id=session_id,
-            protocol_version=protocol_version,
-        )
-        client._session_id = opened["session_id"]
+        client.opened = await client._run("connect", url=url, **how)
         try:
             yield client
         finally:
@@ -65,7 +52,7 @@ class Driven(StockClient):
 
     @property
     def session_id(self) -> str | None:
-        return self._session_id
+        return self.opened["session_id"]
 
     async def list(
         self, what: Literal["tools", "resources", "templates", "prompts"]
@@ -82,30 +69,25 @@ class Driven(StockClient):
         resume_from: str | None = None,
         cancel_when: Callable[[], Awaitable[None]] | None = None,
     ) -> str:
-        key = f"{self._handle} call {next(self._keys)}"
-
+        key = self.new_key()
         if progress is not None:
             self._driver.collect(key, "progress", progress)
         if tokens is not None:
             self._driver.collect(key, "token", tokens)
-
-        async def answer() -> Any:
-            return await self._run(
-                "call",
-                within=30,
-                tool=tool,
-                arguments=arguments or {},
-                key=key,
-                progress=progress is not None,
-                resume_from=resume_from,
-            )
-
         result: Any = None
         async with anyio.create_task_group() as tasks:
             if cancel_when is not None:
                 tasks.start_soon(self._cancel, key, cancel_when)
             try:
-                result = await answer()
+                result = await self._run(
+                    "call",
+                    within=30,
+                    tool=tool,
+                    arguments=arguments or {},
+                    key=key,
+                    progress=progress is not None,
+                    resume_from=resume_from,
+                )
             except Failed as failed:
                 # Raised below: out of here it would arrive wrapped in a group.
                 result = failed
@@ -133,6 +115,10 @@ class Driven(StockClient):
 
     async def request(self, method: str, params: dict[str, Any] | None = None) -> Message:
         return await self._run("request", method=method, params=params or {})
+
+    def new_key(self) -> str:
+        """For a request of this client that may be cancelled."""
+        return f"{self._handle} {next(self._keys)}"
 
     async def _run(self, op: str, *, within: float = 20.0, **arguments: object) -> Any:
         return await self._driver.run(op, within=within, client=self._handle, **arguments)

@@ -1,8 +1,8 @@
 """A process that drives a stock client of another language or version.
 
 Commands go to its stdin and answers come from its stdout, one JSON object per line;
-``typescript/driver.mjs``, ``typescript2/driver.mjs`` and ``python1/driver.py`` are the programs
-at the other end. One process serves all tests; each test opens clients of its own in it.
+``driving.mjs`` and ``python1/driver.py`` are at the other end. One process serves all tests; each
+test opens clients of its own in it.
 """
 
 import itertools

@@ -54,7 +54,8 @@ def typescript_command(project: str = "typescript") -> list[str]:
         MissingPrerequisite: node or npm is missing, or npm cannot install.
     """
     home = HERE / project
-    return [node_project(home), str(home / "driver.mjs")]
+    # Node 20 has the global WebSocket only under this flag; newer ones take the flag too.
+    return [node_project(home), "--experimental-websocket", str(home / "driver.mjs")]
 
 
 def node_project(home: Path) -> str:

@@ -7,30 +7,26 @@ from typing import Any, Literal, Self
 import fastmcp
 import mcp_types as types
 from fastmcp.client.elicitation import ElicitResult
-from fastmcp.client.logging import LogMessage
 from fastmcp.client.transports import StreamableHttpTransport
-from mcp import MCPError
+from mcp.client.session import ClientSession
 
-from tests.interop.clients import ROOT_URI, Message, StockClient
-from tests.interop.python2 import RawResult, cancellable, failed, text_of
+from tests.interop.clients import ROOT_URI, Message
+from tests.interop.python2 import InProcess, cancellable, text_of
 
 
-class FastMCP4(StockClient):
+class FastMCP4(InProcess):
     """``fastmcp.Client(mode="legacy")`` over its own Streamable HTTP transport."""
 
     kind = "fastmcp-4"
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._messages: list[Message] = []
-        self._logs: list[object] = []
-        self._errors: list[str] = []
         self._transport = StreamableHttpTransport(url)
         self._client: fastmcp.Client[StreamableHttpTransport] = fastmcp.Client(
             self._transport,
             mode="legacy",
             message_handler=self._note,
-            log_handler=self._note_log,
+            log_handler=self.note_log,
             elicitation_handler=self._elicit,
             sampling_handler=self._sample,
             roots=[ROOT_URI],
@@ -45,16 +41,8 @@ class FastMCP4(StockClient):
             yield self
 
     @property
-    def messages(self) -> tuple[Message, ...]:
-        return tuple(self._messages)
-
-    @property
-    def logs(self) -> tuple[object, ...]:
-        return tuple(self._logs)
-
-    @property
-    def errors(self) -> tuple[str, ...]:
-        return tuple(self._errors)
+    def session(self) -> ClientSession:
+        return self._client.session
 
     @property
     def session_id(self) -> str | None:
@@ -92,15 +80,8 @@ class FastMCP4(StockClient):
     ) -> str:
         assert tokens is None and resume_from is None, "FastMCP's client has no such thing"
 
-        steps = progress
-
-        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            assert steps is not None
-            steps.append(progress)
-            self.board.announce()
-
         async def answer() -> types.CallToolResult:
-            callback = on_progress if progress is not None else None
+            callback = self.adding_to(progress)
             return await self._client.call_tool_mcp(
                 tool, arguments or {}, progress_handler=callback
             )
@@ -117,33 +98,11 @@ class FastMCP4(StockClient):
         assert isinstance(content, types.TextContent)
         return content.text
 
-    async def subscribe(self, uri: str) -> None:
-        await self._client.session.subscribe_resource(uri)  # pyright: ignore[reportDeprecated]
-
-    async def unsubscribe(self, uri: str) -> None:
-        await self._client.session.unsubscribe_resource(uri)  # pyright: ignore[reportDeprecated]
-
     async def ping(self) -> None:
         await self._client.ping()
 
-    async def request(self, method: str, params: dict[str, Any] | None = None) -> Message:
-        request = types.Request[dict[str, Any], str](method=method, params=params or {})
-        try:
-            result = await self._client.session.send_request(request, RawResult)
-        except MCPError as error:
-            raise failed(error) from error
-        return result.model_dump(by_alias=True, mode="json")
-
     async def _note(self, message: "types.ServerNotification | Exception") -> None:
-        if isinstance(message, Exception):
-            self._errors.append(repr(message))
-        else:
-            self._messages.append(message.model_dump(by_alias=True, mode="json", exclude_none=True))
-        self.board.announce()
-
-    async def _note_log(self, message: LogMessage) -> None:
-        self._logs.append(message.data)
-        self.board.announce()
+        self.note(message)
 
     async def _elicit(
         self, message: str, response_type: Any, params: Any, context: Any

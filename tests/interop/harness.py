@@ -3,11 +3,11 @@
 import os
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import pytest
 
-from tests.interop.clients import ClientKind, StockClient
+from tests.interop.clients import ClientKind, How, StockClient
 from tests.support.apps import App, Kind
 from tests.support.servers import RunningServer
 
@@ -42,15 +42,14 @@ class UnderTest:
 
 
 class Connect(Protocol):
-    """`connect` with the kind and the processes filled in."""
+    """`connect` with the kind and the processes filled in; to the server under test by default.
+
+    Raises:
+        TimeoutError: The client is still connected after ``within`` seconds.
+    """
 
     def __call__(
-        self,
-        url: str,
-        *,
-        terminate: bool = True,
-        session_id: str | None = None,
-        protocol_version: str | None = None,
+        self, url: str | None = None, *, within: float = 20, **how: Unpack[How]
     ) -> AbstractAsyncContextManager[StockClient]: ...
 
 

@@ -1,8 +1,7 @@
 """The TypeScript v2 client in each era: the verbs of `Driven` and those of 2026-07-28."""
 
-import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Self
 
 import anyio
@@ -14,31 +13,16 @@ from tests.interop.driver import Driver, Failed
 Mode = Literal["auto", "2026-07-28", "legacy"]
 """How it negotiates: it probes, it is pinned to a version, or it shakes hands."""
 
-_handles = itertools.count(1)
-_keys = itertools.count(1)
-
 
 class TypeScript2(Driven):
     """A ``Client`` of ``@modelcontextprotocol/client`` in the `Driver`'s process."""
 
-    def __init__(self, driver: Driver) -> None:
-        super().__init__("typescript-2", driver)
-        self._handle = f"typescript-2 {next(_handles)}"
-        self.opened: Message = {}
-        """What it knows once connected: ``era``, ``version``, ``server``, ``capabilities``."""
-
     @classmethod
-    @asynccontextmanager
-    async def open(cls, driver: Driver, url: str, mode: Mode) -> AsyncGenerator[Self]:
-        """Connect one and close it again."""
-        client = cls(driver)
-        client.opened = await client._run("connect", url=url, mode=mode, terminate=True)
-        client._session_id = client.opened["session_id"]
-        try:
-            yield client
-        finally:
-            with anyio.CancelScope(shield=True):
-                await client._run("close")
+    def open(cls, driver: Driver, url: str, mode: Mode) -> AbstractAsyncContextManager[Self]:
+        """Connect one and close it again; `opened` has ``era``, ``version``, ``server``,
+        ``capabilities``.
+        """
+        return cls.connected("typescript-2", driver, url, mode=mode)
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -74,7 +58,7 @@ class TypeScript2(Driven):
             within=30,
             tool=tool,
             arguments=arguments or {},
-            key=f"whole {next(_keys)}",
+            key=self.new_key(),
             log_level=log_level,
         )
         if result["is_error"]:
@@ -102,7 +86,7 @@ class TypeScript2(Driven):
             Failed: The server answered with an error.
             AssertionError: It answered before it was cancelled.
         """
-        key = f"request {next(_keys)}"
+        key = self.new_key()
         is_cancelled = False
 
         async def cancel() -> None:

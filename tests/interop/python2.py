@@ -1,9 +1,10 @@
 """The Python SDK's own ``Client``, in this process, in the handshake era."""
 
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 import anyio
 import httpx2
@@ -11,10 +12,11 @@ import mcp_types as types
 from mcp import Client, MCPError
 from mcp.client.session import ClientRequestContext, ClientSession
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from pydantic import BaseModel, ConfigDict, FileUrl
 
-from tests.interop.clients import ROOT_URI, Message, StockClient, ToolFailed
+from tests.interop.clients import ROOT_URI, How, Message, StockClient, ToolFailed
 from tests.interop.driver import Failed
 
 Streams = tuple[Any, Any]
@@ -109,32 +111,89 @@ async def answer_roots(context: ClientRequestContext) -> types.ListRootsResult:
     return types.ListRootsResult(roots=[types.Root(uri=FileUrl(ROOT_URI), name="interop")])
 
 
-class Python2(StockClient):
+class InProcess(StockClient):
+    """A client in this process, on a `ClientSession`: it keeps what it is sent in lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._messages: list[Message] = []
+        self._logs: list[object] = []
+        self._errors: list[str] = []
+
+    @property
+    @abstractmethod
+    def session(self) -> ClientSession: ...
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(self._messages)
+
+    @property
+    def logs(self) -> tuple[object, ...]:
+        return tuple(self._logs)
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        return tuple(self._errors)
+
+    async def subscribe(self, uri: str) -> None:
+        await self.session.subscribe_resource(uri)  # pyright: ignore[reportDeprecated]
+
+    async def unsubscribe(self, uri: str) -> None:
+        await self.session.unsubscribe_resource(uri)  # pyright: ignore[reportDeprecated]
+
+    async def request(self, method: str, params: dict[str, Any] | None = None) -> Message:
+        request = types.Request[dict[str, Any], str](method=method, params=params or {})
+        try:
+            result = await self.session.send_request(request, RawResult)
+        except MCPError as error:
+            raise failed(error) from error
+        return result.model_dump(by_alias=True, mode="json")
+
+    def note(self, message: BaseModel | Exception) -> None:
+        if isinstance(message, Exception):
+            self._errors.append(repr(message))
+        else:
+            self._messages.append(message.model_dump(by_alias=True, mode="json", exclude_none=True))
+        self.board.announce()
+
+    async def note_log(self, params: types.LoggingMessageNotificationParams) -> None:
+        self._logs.append(params.data)
+        self.board.announce()
+
+    def adding_to(self, steps: "list[float] | None") -> ProgressFnT | None:
+        """The callback of a call that adds each step of its progress there."""
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            assert steps is not None
+            steps.append(progress)
+            self.board.announce()
+
+        return on_progress if steps is not None else None
+
+
+class Python2(InProcess):
     """``mcp.Client(mode="legacy")`` over its own Streamable HTTP transport."""
 
     kind = "python-2"
 
     def __init__(self, session_id: str | None) -> None:
         super().__init__()
-        self._messages: list[Message] = []
-        self._logs: list[object] = []
-        self._errors: list[str] = []
         self._session_id = session_id
         self._session: ClientSession
         self._client: Client | None = None
 
     @classmethod
     @asynccontextmanager
-    async def connected(
-        cls, url: str, *, terminate: bool, session_id: str | None, protocol_version: str | None
-    ) -> AsyncGenerator[Self]:
+    async def connected(cls, url: str, **how: Unpack[How]) -> AsyncGenerator[Self]:
         """Open one and close it again."""
+        session_id, terminate = how.get("session_id"), how.get("terminate", True)
         self = cls(session_id)
         headers: dict[str, str] = {}
         if session_id is not None:
             headers["mcp-session-id"] = session_id
-        if protocol_version is not None:
-            headers["mcp-protocol-version"] = protocol_version
+        if "protocol_version" in how:
+            headers["mcp-protocol-version"] = how["protocol_version"]
         async with httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(30, read=300),
@@ -152,7 +211,7 @@ class Python2(StockClient):
                     elicitation_callback=answer_elicitation,
                     sampling_callback=answer_sampling,
                     list_roots_callback=answer_roots,
-                    logging_callback=self._note_log,
+                    logging_callback=self.note_log,
                 ) as self._client:
                     self._session = self._client.session
                     yield self
@@ -163,16 +222,8 @@ class Python2(StockClient):
                         yield self
 
     @property
-    def messages(self) -> tuple[Message, ...]:
-        return tuple(self._messages)
-
-    @property
-    def logs(self) -> tuple[object, ...]:
-        return tuple(self._logs)
-
-    @property
-    def errors(self) -> tuple[str, ...]:
-        return tuple(self._errors)
+    def session(self) -> ClientSession:
+        return self._session
 
     @property
     def session_id(self) -> str | None:
@@ -202,20 +253,13 @@ class Python2(StockClient):
         resume_from: str | None = None,
         cancel_when: Callable[[], Awaitable[None]] | None = None,
     ) -> str:
-        steps = progress
-
-        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            assert steps is not None
-            steps.append(progress)
-            self.board.announce()
-
         async def on_token(token: str) -> None:
             if tokens is not None:
                 tokens.append(token)
                 self.board.announce()
 
         async def answer() -> types.CallToolResult:
-            callback = on_progress if progress is not None else None
+            callback = self.adding_to(progress)
             if tokens is None and resume_from is None and self._client is not None:
                 return await self._client.call_tool(tool, arguments, progress_callback=callback)
             return await self._session.send_request(
@@ -241,38 +285,14 @@ class Python2(StockClient):
         assert isinstance(content, types.TextContent)
         return content.text
 
-    async def subscribe(self, uri: str) -> None:
-        await self._session.subscribe_resource(uri)  # pyright: ignore[reportDeprecated]
-
-    async def unsubscribe(self, uri: str) -> None:
-        await self._session.unsubscribe_resource(uri)  # pyright: ignore[reportDeprecated]
-
     async def ping(self) -> None:
         await self._session.send_ping()
 
-    async def request(self, method: str, params: dict[str, Any] | None = None) -> Message:
-        request = types.Request[dict[str, Any], str](method=method, params=params or {})
-        try:
-            result = await self._session.send_request(request, RawResult)
-        except MCPError as error:
-            raise failed(error) from error
-        return result.model_dump(by_alias=True, mode="json")
-
     def _note(self, item: SessionMessage | Exception) -> None:
-        if isinstance(item, Exception):
-            self._errors.append(repr(item))
-        else:
-            self._messages.append(
-                item.message.model_dump(by_alias=True, mode="json", exclude_none=True)
-            )
-        self.board.announce()
+        self.note(item if isinstance(item, Exception) else item.message)
 
     async def _note_session_id(self, response: httpx2.Response) -> None:
         self._session_id = response.headers.get("mcp-session-id", self._session_id)
-
-    async def _note_log(self, params: types.LoggingMessageNotificationParams) -> None:
-        self._logs.append(params.data)
-        self.board.announce()
 
 
 async def cancellable(

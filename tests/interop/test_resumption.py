@@ -46,24 +46,23 @@ async def test_a_call_survives_the_cut_of_its_response_stream(
     """HTL10: the answer is there for the client that comes back; nothing arrives twice."""
     stage, wire = under_test.app.stage, under_test.server.wire
     steps: list[float] = []
-    with anyio.fail_after(20):
-        async with proxy, connected(proxy.url()) as client:
+    async with proxy, connected(proxy.url()) as client:
 
-            async def cut() -> None:
-                await client.until(lambda: steps == [1], what="the first step of progress")
-                before = len(wire.exchanges)
-                (await proxy.carrying(gate.encode())).cut()
-                if finishes == "after it is back":
-                    await resumed(client, under_test, since=before)
-                stage.mark(f"{gate}:go")
+        async def cut() -> None:
+            await client.until(lambda: steps == [1], what="the first step of progress")
+            before = len(wire.exchanges)
+            (await proxy.carrying(gate.encode())).cut()
+            if finishes == "after it is back":
+                await resumed(client, under_test, since=before)
+            stage.mark(f"{gate}:go")
 
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(cut)
-                answer = await client.call("slow", {"steps": 3, "gate": gate}, progress=steps)
-                assert answer == "3 steps"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cut)
+            answer = await client.call("slow", {"steps": 3, "gate": gate}, progress=steps)
+            assert answer == "3 steps"
 
-            assert steps == [1, 2, 3]
-            assert stage.count(f"{gate}:started") == 1
+        assert steps == [1, 2, 3]
+        assert stage.count(f"{gate}:started") == 1
 
 
 @clients(*ALL)
@@ -73,26 +72,23 @@ async def test_a_call_survives_a_cut_before_its_first_message(
 ) -> None:
     """STA4: the priming event is enough to come back with."""
     stage, wire = under_test.app.stage, under_test.server.wire
-    with anyio.fail_after(20):
-        async with proxy, connected(proxy.url()) as client:
+    async with proxy, connected(proxy.url()) as client:
 
-            async def cut() -> None:
-                call = await wire.saw(
-                    lambda e: gate.encode() in e.request_body and bool(e.sse_events)
-                )
-                assert call.sse_events[0].get("data", "") == ""
-                connection = await proxy.carrying(gate.encode())
-                await connection.sent(_id_line(call.sse_events[0]["id"]))
-                before = len(wire.exchanges)
-                connection.cut(reset=False)
-                await resumed(client, under_test, since=before)
-                stage.mark(f"{gate}:go")
+        async def cut() -> None:
+            call = await wire.saw(lambda e: gate.encode() in e.request_body and bool(e.sse_events))
+            assert call.sse_events[0].get("data", "") == ""
+            connection = await proxy.carrying(gate.encode())
+            await connection.sent(_id_line(call.sse_events[0]["id"]))
+            before = len(wire.exchanges)
+            connection.cut(reset=False)
+            await resumed(client, under_test, since=before)
+            stage.mark(f"{gate}:go")
 
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(cut)
-                assert await client.call("slow", {"steps": 1, "gate": gate}) == "1 steps"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cut)
+            assert await client.call("slow", {"steps": 1, "gate": gate}) == "1 steps"
 
-            assert stage.count(f"{gate}:started") == 1
+        assert stage.count(f"{gate}:started") == 1
 
 
 @clients(*ALL)
@@ -103,20 +99,19 @@ async def test_a_call_survives_the_end_of_its_stream_by_the_server(
 ) -> None:
     """``ctx.close_sse_stream()``: the client polls, and gets its answer."""
     stage, wire = under_test.app.stage, under_test.server.wire
-    with anyio.fail_after(20):
-        async with connected(under_test.server.url()) as client:
-            before = len(wire.exchanges)
+    async with connected() as client:
+        before = len(wire.exchanges)
 
-            async def release() -> None:
-                await stage.reached(f"{gate}:started")
-                if finishes == "after it is back":
-                    await resumed(client, under_test, since=before)
-                stage.mark(f"{gate}:go")
+        async def release() -> None:
+            await stage.reached(f"{gate}:started")
+            if finishes == "after it is back":
+                await resumed(client, under_test, since=before)
+            stage.mark(f"{gate}:go")
 
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(release)
-                answer = await client.call("close_stream", {"gate": gate})
-                assert answer == "answered after the stream was closed"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(release)
+            answer = await client.call("close_stream", {"gate": gate})
+            assert answer == "answered after the stream was closed"
 
 
 @clients(*ALL)
@@ -126,24 +121,23 @@ async def test_the_get_stream_is_resumed_and_brings_what_was_missed(
 ) -> None:
     """ATT6, EVT10: once and in order, then live again."""
     uris = [f"{note}-{n}" for n in range(5)]
-    with anyio.fail_after(20):
-        async with proxy, connected(proxy.url()) as client:
-            for uri in uris:
-                await client.subscribe(uri)
-            await under_test.server.wire.saw(method="GET", session_id=client.session_id)
-            await under_test.publish(uris[0])
-            await client.updated(uris[0])
+    async with proxy, connected(proxy.url()) as client:
+        for uri in uris:
+            await client.subscribe(uri)
+        await under_test.server.wire.saw(method="GET", session_id=client.session_id)
+        await under_test.publish(uris[0])
+        await client.updated(uris[0])
 
-            before = len(under_test.server.wire.exchanges)
-            (await proxy.carrying(b"GET /mcp")).cut()
-            for uri in uris[1:4]:
-                await under_test.publish(uri)
-            await resumed(client, under_test, since=before)
-            await client.updated(uris[3])
-            await under_test.publish(uris[4])
-            await client.updated(uris[4])
+        before = len(under_test.server.wire.exchanges)
+        (await proxy.carrying(b"GET /mcp")).cut()
+        for uri in uris[1:4]:
+            await under_test.publish(uri)
+        await resumed(client, under_test, since=before)
+        await client.updated(uris[3])
+        await under_test.publish(uris[4])
+        await client.updated(uris[4])
 
-            assert client.updated_uris() == uris
+        assert client.updated_uris() == uris
 
 
 @clients(*ALL)
@@ -154,23 +148,22 @@ async def test_the_get_stream_is_resumed_from_before_its_first_message(
 ) -> None:
     """STA4: the GET stream is primed too. The SDK alone does not, and loses what was missed."""
     wire = under_test.server.wire
-    with anyio.fail_after(20):
-        async with proxy, connected(proxy.url()) as client:
-            await client.subscribe(note)
-            primed = await wire.saw(
-                lambda e: bool(e.sse_events), method="GET", session_id=client.session_id
-            )
-            stream = await proxy.carrying(b"GET /mcp")
-            await stream.sent(_id_line(primed.sse_events[0]["id"]))
+    async with proxy, connected(proxy.url()) as client:
+        await client.subscribe(note)
+        primed = await wire.saw(
+            lambda e: bool(e.sse_events), method="GET", session_id=client.session_id
+        )
+        stream = await proxy.carrying(b"GET /mcp")
+        await stream.sent(_id_line(primed.sse_events[0]["id"]))
 
-            before = len(wire.exchanges)
-            stream.cut(reset=False)
-            await under_test.publish(note)
-            again = await resumed(client, under_test, since=before)
-            await client.updated(note)
+        before = len(wire.exchanges)
+        stream.cut(reset=False)
+        await under_test.publish(note)
+        again = await resumed(client, under_test, since=before)
+        await client.updated(note)
 
-            assert again.headers["last-event-id"] == primed.sse_events[0]["id"]
-            assert client.updated_uris() == [note]
+        assert again.headers["last-event-id"] == primed.sse_events[0]["id"]
+        assert client.updated_uris() == [note]
 
 
 @clients("python-2", "python-1", "typescript-1", "typescript-2")
@@ -181,36 +174,33 @@ async def test_another_client_of_the_session_resumes_the_call_of_a_dead_one(
     stage = under_test.app.stage
     steps: list[float] = []
     tokens: list[str] = []
-    with anyio.fail_after(20):
-        async with proxy:
-            with ExitStack() as network:
-                async with connected(proxy.url(), terminate=False) as first:
-                    session_id = first.session_id
+    async with proxy:
+        with ExitStack() as network:
+            async with connected(proxy.url(), terminate=False) as first:
+                session_id = first.session_id
 
-                    async def call() -> None:
-                        await first.call(
-                            "slow", {"steps": 3, "gate": gate}, progress=steps, tokens=tokens
-                        )
+                async def call() -> None:
+                    await first.call(
+                        "slow", {"steps": 3, "gate": gate}, progress=steps, tokens=tokens
+                    )
 
-                    async with anyio.create_task_group() as tasks:
-                        tasks.start_soon(call)
-                        await first.until(
-                            lambda: steps == [1] and len(tokens) >= 1, what="progress and a token"
-                        )
-                        network.enter_context(proxy.offline())
-                        tasks.cancel_scope.cancel()
-            stage.mark(f"{gate}:go")
-            await stage.reached(f"{gate}:done")
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(call)
+                    await first.until(
+                        lambda: steps == [1] and len(tokens) >= 1, what="progress and a token"
+                    )
+                    network.enter_context(proxy.offline())
+                    tasks.cancel_scope.cancel()
+        stage.mark(f"{gate}:go")
+        await stage.reached(f"{gate}:done")
 
-            async with connected(
-                proxy.url(), session_id=session_id, protocol_version="2025-11-25"
-            ) as second:
-                answer = await second.call(
-                    "slow", {"steps": 3, "gate": gate}, resume_from=tokens[-1]
-                )
+        async with connected(
+            proxy.url(), session_id=session_id, protocol_version="2025-11-25"
+        ) as second:
+            answer = await second.call("slow", {"steps": 3, "gate": gate}, resume_from=tokens[-1])
 
-            assert answer == "3 steps"
-            assert stage.count(f"{gate}:started") == 1
+        assert answer == "3 steps"
+        assert stage.count(f"{gate}:started") == 1
 
 
 # Not typescript-2: it lists nothing of a server whose capabilities it does not know.
@@ -221,38 +211,37 @@ async def test_a_client_given_a_session_id_needs_no_initialize_and_may_count_fro
     """A request whose stream was cut no longer counts, so its id may come again."""
     stage, wire = under_test.app.stage, under_test.server.wire
     steps: list[float] = []
-    with anyio.fail_after(20):
-        async with proxy:
-            with ExitStack() as network:
-                async with connected(proxy.url(), terminate=False) as first:
-                    session_id = first.session_id
+    async with proxy:
+        with ExitStack() as network:
+            async with connected(proxy.url(), terminate=False) as first:
+                session_id = first.session_id
 
-                    async def call() -> None:
-                        await first.call("slow", {"steps": 1, "gate": gate}, progress=steps)
+                async def call() -> None:
+                    await first.call("slow", {"steps": 1, "gate": gate}, progress=steps)
 
-                    async with anyio.create_task_group() as tasks:
-                        tasks.start_soon(call)
-                        # Not earlier: the Python client does not outlive a request that is
-                        # cut before its response has begun.
-                        await first.until(lambda: steps == [1], what="the first step")
-                        network.enter_context(proxy.offline())
-                        tasks.cancel_scope.cancel()
-            unanswered = await wire.saw(
-                lambda e: gate.encode() in e.request_body and e.is_finished, rpc="tools/call"
-            )
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(call)
+                    # Not earlier: the Python client does not outlive a request that is
+                    # cut before its response has begun.
+                    await first.until(lambda: steps == [1], what="the first step")
+                    network.enter_context(proxy.offline())
+                    tasks.cancel_scope.cancel()
+        unanswered = await wire.saw(
+            lambda e: gate.encode() in e.request_body and e.is_finished, rpc="tools/call"
+        )
 
-            before = len(wire.exchanges)
-            async with connected(
-                proxy.url(), session_id=session_id, protocol_version="2025-11-25", terminate=False
-            ) as second:
-                for number in range(4):
-                    assert await second.call("echo", {"text": str(number)}) == str(number)
-                assert sorted(await second.list("tools")) == sorted(apps.TOOLS)
+        before = len(wire.exchanges)
+        async with connected(
+            proxy.url(), session_id=session_id, protocol_version="2025-11-25", terminate=False
+        ) as second:
+            for number in range(4):
+                assert await second.call("echo", {"text": str(number)}) == str(number)
+            assert sorted(await second.list("tools")) == sorted(apps.TOOLS)
 
-            sent = [e.sent for e in wire.matching(method="POST", since=before)]
-            assert "initialize" not in {message["method"] for message in sent}
-            assert unanswered.sent["id"] in {message.get("id") for message in sent}
-            stage.mark(f"{gate}:go")
+        sent = [e.sent for e in wire.matching(method="POST", since=before)]
+        assert "initialize" not in {message["method"] for message in sent}
+        assert unanswered.sent["id"] in {message.get("id") for message in sent}
+        stage.mark(f"{gate}:go")
 
 
 @clients(*ALL)
@@ -264,40 +253,38 @@ async def test_a_session_ended_at_another_replica_is_an_error_that_says_so(
     # TypeScript client does not.
     terminate = kind == "fastmcp-4"
     wire = under_test.server.wire
-    with anyio.fail_after(20):
-        async with connected(under_test.server.url(), terminate=terminate) as client:
-            await wire.saw(method="GET", session_id=client.session_id)
-            assert client.session_id is not None
-            async with httpx2.AsyncClient() as http:
-                response = await http.delete(
-                    under_test.server.url(), headers={"mcp-session-id": client.session_id}
-                )
-            assert response.status_code in (200, 204)
+    async with connected(terminate=terminate) as client:
+        await wire.saw(method="GET", session_id=client.session_id)
+        assert client.session_id is not None
+        async with httpx2.AsyncClient() as http:
+            response = await http.delete(
+                under_test.server.url(), headers={"mcp-session-id": client.session_id}
+            )
+        assert response.status_code in (200, 204)
 
-            await wire.saw(lambda e: e.is_finished, method="GET", session_id=client.session_id)
-            before = len(wire.exchanges)
-            with pytest.raises(Failed) as failed:
-                await client.call("echo", {"text": "anybody there?"})
+        await wire.saw(lambda e: e.is_finished, method="GET", session_id=client.session_id)
+        before = len(wire.exchanges)
+        with pytest.raises(Failed) as failed:
+            await client.call("echo", {"text": "anybody there?"})
 
-            assert "session" in failed.value.message.lower()
-            call = await wire.saw(rpc="tools/call", session_id=client.session_id, since=before)
-            assert call.status == 404
+        assert "session" in failed.value.message.lower()
+        call = await wire.saw(rpc="tools/call", session_id=client.session_id, since=before)
+        assert call.status == 404
 
 
 @clients("python-2", "python-1", "typescript-1", "typescript-2")
 async def test_an_unknown_session_id_is_an_error_that_says_so(
     under_test: UnderTest, connected: Connect
 ) -> None:
-    with anyio.fail_after(20):
-        async with connected(
-            under_test.server.url(),
-            session_id="never-issued",
-            protocol_version="2025-11-25",
-            terminate=False,
-        ) as client:
-            with pytest.raises(Failed) as failed:
-                await client.call("echo", {"text": "anybody there?"})
+    async with connected(
+        under_test.server.url(),
+        session_id="never-issued",
+        protocol_version="2025-11-25",
+        terminate=False,
+    ) as client:
+        with pytest.raises(Failed) as failed:
+            await client.call("echo", {"text": "anybody there?"})
 
-            assert "session" in failed.value.message.lower()
-            call = await under_test.server.wire.saw(rpc="tools/call", session_id="never-issued")
-            assert call.status == 404
+        assert "session" in failed.value.message.lower()
+        call = await under_test.server.wire.saw(rpc="tools/call", session_id="never-issued")
+        assert call.status == 404

@@ -8,7 +8,6 @@ from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import anyio
 import pytest
 
 from examples.replicas.round_robin import RoundRobin, proxy
@@ -89,10 +88,9 @@ async def test_no_call_of_a_stock_client_fails(
     is_full = request.node.get_closest_marker("full") is not None
     calls = CALLS if is_full else 60
     before = dict(replicas.robin.served)
-    with anyio.fail_after(120):
-        async with connected(replicas.entrance.url()) as client:
-            await expect_ordinary_day(client, replicas, note, calls)
-            session = client.session_id
+    async with connected(replicas.entrance.url(), within=200) as client:
+        await expect_ordinary_day(client, replicas, note, calls)
+        session = client.session_id
 
     served = [replicas.robin.served[name] - before[name] for name in before]
     assert sum(served) > calls and max(served) - min(served) <= 1
@@ -108,9 +106,8 @@ async def test_no_call_of_a_thousand_fails(
     replicas: Replicas, connected: Connect, note: str
 ) -> None:
     """For the clients whose test above is a short one."""
-    with anyio.fail_after(200):
-        async with connected(replicas.entrance.url()) as client:
-            await expect_ordinary_day(client, replicas, note, CALLS)
+    async with connected(replicas.entrance.url(), within=200) as client:
+        await expect_ordinary_day(client, replicas, note, CALLS)
 
 
 @clients("python-2")
@@ -118,16 +115,15 @@ async def test_a_deleted_session_is_gone_everywhere(replicas: Replicas, connecte
     """DELETE came to one of them; the 404 comes from each."""
     import httpx2
 
-    with anyio.fail_after(20):
-        async with connected(replicas.entrance.url(), terminate=True) as client:
-            session = client.session_id
-        headers = {
-            "mcp-session-id": str(session),
-            "accept": "application/json, text/event-stream",
-            "mcp-protocol-version": "2025-11-25",
-        }
-        ping = {"jsonrpc": "2.0", "id": 9, "method": "ping"}
-        async with httpx2.AsyncClient(trust_env=False) as http:
-            for server in replicas.servers:
-                answer = await http.post(server.url(), json=ping, headers=headers)
-                assert answer.status_code == 404
+    async with connected(replicas.entrance.url(), terminate=True) as client:
+        session = client.session_id
+    headers = {
+        "mcp-session-id": str(session),
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": "2025-11-25",
+    }
+    ping = {"jsonrpc": "2.0", "id": 9, "method": "ping"}
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        for server in replicas.servers:
+            answer = await http.post(server.url(), json=ping, headers=headers)
+            assert answer.status_code == 404

@@ -4,8 +4,7 @@ It runs in an environment of its own, where ``mcp`` is a 1.x release. A command 
 ``{"id", "op", "client", ...}``; its answer ``{"id", "result"}`` or ``{"id", "error"}``. In
 between come events ``{"client", "event", ...}``: every message as the transport received
 it, and what the client's own callbacks were called with. ``tests/interop/driver.py`` is the
-other end; ``typescript/driver.mjs`` speaks the same language, and ``websocket_driver.py`` is
-this one over WebSocket.
+other end; ``driving.mjs`` speaks the same language.
 """
 
 # This file is checked in the project's environment, where `mcp` is a 2.x release, but runs
@@ -28,6 +27,7 @@ import httpx
 import mcp.types as types
 from mcp import ClientSession, McpError
 from mcp.client.streamable_http import streamable_http_client
+from mcp.client.websocket import websocket_client
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from pydantic import BaseModel, ConfigDict
 
@@ -96,7 +96,12 @@ class Driven:
 
     @asynccontextmanager
     async def transport(self, command: dict[str, Any]) -> AsyncGenerator[tuple[Any, Any]]:
-        """The stock transport: what it reads, and what it writes."""
+        """The stock transport of the URL's scheme: what it reads, and what it writes."""
+        if command["url"].startswith("ws:"):
+            self.get_session_id = lambda: None
+            async with websocket_client(command["url"]) as (read, write):
+                yield read, write
+            return
         headers: dict[str, str] = {}
         if command.get("session_id"):
             headers["mcp-session-id"] = command["session_id"]
@@ -104,7 +109,7 @@ class Driven:
             headers["mcp-protocol-version"] = command["protocol_version"]
         async with httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(30, read=300)) as http:
             async with streamable_http_client(
-                command["url"], http_client=http, terminate_on_close=command["terminate"]
+                command["url"], http_client=http, terminate_on_close=command.get("terminate", True)
             ) as (read, write, self.get_session_id):
                 yield read, write
 
@@ -139,8 +144,8 @@ class Driven:
 clients: dict[str, Driven] = {}
 
 
-async def connect(command: dict[str, Any], make: type[Driven]) -> Any:
-    driven = make(command["client"], command)
+async def connect(command: dict[str, Any]) -> Any:
+    driven = Driven(command["client"], command)
     clients[driven.handle] = driven
     await driven.opened()
     return {"session_id": command.get("session_id") or driven.get_session_id()}
@@ -237,12 +242,12 @@ async def operate(command: dict[str, Any]) -> Any:
     return {}
 
 
-async def run(command: dict[str, Any], make: type[Driven]) -> None:
+async def run(command: dict[str, Any]) -> None:
     """Run one command and answer it, whatever happens."""
     try:
         match command["op"]:
             case "connect":
-                result = await connect(command, make)
+                result = await connect(command)
             case "close":
                 result = await close(command)
             case _:
@@ -257,8 +262,8 @@ async def run(command: dict[str, Any], make: type[Driven]) -> None:
         emit({"id": command["id"], "error": failure})
 
 
-async def main(make: type[Driven] = Driven) -> None:
-    """Run commands until stdin ends, on clients that are made so."""
+async def main() -> None:
+    """Run commands until stdin ends."""
     loop = asyncio.get_running_loop()
     commands: asyncio.Queue[str] = asyncio.Queue()
 
@@ -271,7 +276,7 @@ async def main(make: type[Driven] = Driven) -> None:
     running: set[asyncio.Task[None]] = set()
     emit({"event": "ready"})
     while line := await commands.get():
-        task = asyncio.create_task(run(json.loads(line), make))
+        task = asyncio.create_task(run(json.loads(line)))
         running.add(task)
         task.add_done_callback(running.discard)
 
