@@ -6,6 +6,7 @@ for has not changed. A missing prerequisite is a failure that names it, never a 
 
 import fcntl
 import hashlib
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-INSTALL_SECONDS = 240.0
+CACHE = ROOT / ".cache" / "interop"
+INSTALL_SECONDS = 600.0
 
 
 class MissingPrerequisite(AssertionError):
@@ -29,18 +31,18 @@ def python1_command() -> list[str]:
         MissingPrerequisite: ``venv`` or ``pip`` cannot be used here.
     """
     requirements = HERE / "python1" / "requirements.txt"
-    home = ROOT / ".cache" / "interop" / "py1"
+    home = CACHE / "py1"
     python = home / "bin" / "python"
-    wanted = _digest(requirements.read_bytes(), sys.version.encode())
-    with _one_at_a_time():
-        if not _is_installed(home, wanted):
+    wanted = digest(requirements.read_bytes(), sys.version.encode())
+    with one_at_a_time(CACHE):
+        if not is_installed(home, wanted):
             shutil.rmtree(home, ignore_errors=True)
-            _run([sys.executable, "-m", "venv", str(home)], needs="Python's venv module")
-            _run(
+            run([sys.executable, "-m", "venv", str(home)], needs="Python's venv module")
+            run(
                 [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)],
                 needs="pip, with a package index it can reach",
             )
-            _remember(home, wanted)
+            remember(home, wanted)
     return [str(python), str(HERE / "python1" / "driver.py")]
 
 
@@ -72,45 +74,63 @@ def node_project(home: Path) -> str:
         missing = "node (20 or newer)" if node is None else "npm"
         raise MissingPrerequisite(f"the TypeScript tests need {missing} on the PATH")
     modules = home / "node_modules"
-    wanted = _digest((home / "package-lock.json").read_bytes())
-    with _one_at_a_time():
-        if not _is_installed(modules, wanted):
-            _run([npm, "ci"], cwd=home, needs="npm, with a registry it can reach")
-            _remember(modules, wanted)
+    wanted = digest((home / "package-lock.json").read_bytes())
+    with one_at_a_time(CACHE):
+        if not is_installed(modules, wanted):
+            run([npm, "ci"], cwd=home, needs="npm, with a registry it can reach")
+            remember(modules, wanted)
     return node
 
 
 @contextmanager
-def _one_at_a_time() -> Generator[None]:
-    """Several test processes may want the same client at once."""
-    lock = ROOT / ".cache" / "interop" / "lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as held:
+def one_at_a_time(cache: Path) -> Generator[None]:
+    """Several test processes may want the same at once."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield
 
 
-def _digest(*parts: bytes) -> str:
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+def digest(*parts: bytes) -> str:
+    # The machine too: a kept folder may be seen from another one.
+    machine = [platform.machine().encode(), sys.platform.encode()]
+    return hashlib.sha256(b"\0".join([*machine, *parts])).hexdigest()
 
 
-def _is_installed(folder: Path, wanted: str) -> bool:
+def is_installed(folder: Path, wanted: str) -> bool:
     stamp = folder / ".interop-stamp"
     return stamp.is_file() and stamp.read_text() == wanted
 
 
-def _remember(folder: Path, wanted: str) -> None:
+def remember(folder: Path, wanted: str) -> None:
     (folder / ".interop-stamp").write_text(wanted)
 
 
-def _run(command: list[str], *, needs: str, cwd: Path = ROOT) -> None:
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def run(command: list[str], *, needs: str, cwd: Path = ROOT) -> None:
+    """Run a command that installs something.
+
+    Raises:
+        MissingPrerequisite: It failed, or took longer than `INSTALL_SECONDS`.
+    """
     try:
         subprocess.run(
-            command, cwd=cwd, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS
+            command,
+            cwd=cwd,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingPrerequisite(f"these tests need {needs}: {error}") from error
     except subprocess.CalledProcessError as error:
         raise MissingPrerequisite(
-            f"these tests need {needs}: {' '.join(command)} failed:\n{error.stderr[-2000:]}"
+            f"these tests need {needs}: {' '.join(command)} failed:\n"
+            f"{error.stdout[-1000:]}{error.stderr[-2000:]}"
         ) from error

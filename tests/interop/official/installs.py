@@ -8,21 +8,18 @@ the registry: the npm package ``node`` is a script that runs a second, unlocked 
 for ``node-<platform>-<arch>``, so those packages, which hold the binary, are named directly.
 """
 
-import hashlib
 import platform
 import shutil
-import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.interop import environments
 from tests.interop.environments import MissingPrerequisite
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
-CACHE = ROOT / ".cache" / "interop" / "official"
-INSTALL_SECONDS = 300.0
+CACHE = environments.CACHE / "official"
 
 EXAMPLE = "examples/servers/everything-server/"
 
@@ -52,21 +49,21 @@ def _npm_packages() -> Path:
     home = CACHE / "npm"
     modules = home / "node_modules"
     wanted = [HERE / "package.json", HERE / "package-lock.json"]
-    digest = _digest(*wanted)
-    if not _is_installed(modules, digest):
+    digest = environments.digest(*(file.read_bytes() for file in wanted))
+    if not environments.is_installed(modules, digest):
         npm = shutil.which("npm")
         if npm is None:
             raise MissingPrerequisite("the official conformance suites need npm on the PATH")
-        _empty(home)
+        environments.empty(home)
         for file in wanted:
             shutil.copy(file, home)
         # No scripts: what is installed is what the lock names, and nothing else.
-        _run(
+        environments.run(
             [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
             cwd=home,
             needs="npm, with a registry it can reach",
         )
-        _remember(modules, digest)
+        environments.remember(modules, digest)
     return modules
 
 
@@ -84,10 +81,10 @@ def _node(modules: Path) -> Path:
 def _everything_server() -> Path:
     home = CACHE / "everything-server"
     requirement = HERE / "everything-server.txt"
-    digest = _digest(requirement)
-    if not _is_installed(home, digest):
-        _empty(home)
-        _run(
+    digest = environments.digest(requirement.read_bytes())
+    if not environments.is_installed(home, digest):
+        environments.empty(home)
+        environments.run(
             [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
             + ["--no-deps", "--no-binary", "mcp", "--require-hashes"]
             + ["--requirement", str(requirement), "--dest", str(home)],
@@ -103,45 +100,5 @@ def _everything_server() -> Path:
                     archive.extract(member, home, filter="data")
         if not (home / "mcp_everything_server" / "server.py").is_file():
             raise MissingPrerequisite(f"{sdist.name} has no {EXAMPLE}mcp_everything_server")
-        _remember(home, digest)
+        environments.remember(home, digest)
     return home
-
-
-def _digest(*files: Path) -> str:
-    # The machine too: a kept folder may be seen from another one.
-    parts = [platform.machine().encode(), sys.platform.encode(), *(f.read_bytes() for f in files)]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
-
-
-def _is_installed(folder: Path, digest: str) -> bool:
-    stamp = folder / ".official-stamp"
-    return stamp.is_file() and stamp.read_text() == digest
-
-
-def _remember(folder: Path, digest: str) -> None:
-    (folder / ".official-stamp").write_text(digest)
-
-
-def _empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-
-
-def _run(command: list[str], *, cwd: Path, needs: str) -> None:
-    try:
-        subprocess.run(
-            command,
-            cwd=cwd,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=INSTALL_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise MissingPrerequisite(f"the official suites need {needs}: {error}") from error
-    except subprocess.CalledProcessError as error:
-        raise MissingPrerequisite(
-            f"the official suites need {needs}: {' '.join(command)} failed:\n"
-            f"{error.stdout[-1000:]}{error.stderr[-2000:]}"
-        ) from error

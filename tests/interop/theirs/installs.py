@@ -8,15 +8,9 @@ this one runs with. A missing prerequisite is a failure that names it.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import platform
 import shutil
-import subprocess
 import sys
 import tarfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import requires
 from importlib.metadata import version as installed
@@ -24,12 +18,12 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from tests.interop.environments import MissingPrerequisite
+from tests.interop import environments
+from tests.interop.environments import ROOT, MissingPrerequisite
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
-CACHE = ROOT / ".cache" / "interop" / "theirs"
-INSTALL_SECONDS = 600.0
+CACHE = environments.CACHE / "theirs"
+NEEDS = "Python's venv, and pip with a package index it can reach"
 
 OURS = "mcp-sessions"
 
@@ -55,8 +49,7 @@ def install(distribution: str, version: str) -> Installed:
     Raises:
         MissingPrerequisite: ``venv`` or ``pip`` cannot be used here, or pip reaches no index.
     """
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time():
+    with environments.one_at_a_time(CACHE):
         sources = _sources(distribution, version)
         return Installed(version, sources, _environment(distribution, version))
 
@@ -69,10 +62,11 @@ def _sources(distribution: str, version: str) -> Path:
         download = CACHE / f"{name}.download"
         shutil.rmtree(download, ignore_errors=True)
         # No dependencies and nothing built: an archive, and what is in it.
-        _run(
+        environments.run(
             [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
             + ["--no-deps", "--no-binary", ":all:", "--dest", str(download)]
             + [f"{distribution}=={version}"],
+            needs=NEEDS,
         )
         [sdist] = download.glob("*.tar.gz")
         with tarfile.open(sdist) as archive:
@@ -94,21 +88,19 @@ def _environment(distribution: str, version: str) -> Path:
         f"{distribution}=={version}",
         *(f"{name}=={installed(name)}" for name in sorted(others)),
     ]
-    wanted = hashlib.sha256(
-        "\n".join([sys.version, platform.machine(), requirements.read_text(), *pins]).encode()
-    ).hexdigest()
-    stamp = home / ".stamp"
-    if not stamp.is_file() or stamp.read_text() != wanted:
+    wanted = environments.digest("\n".join([sys.version, requirements.read_text(), *pins]).encode())
+    if not environments.is_installed(home, wanted):
         shutil.rmtree(home, ignore_errors=True)
-        _run([sys.executable, "-m", "venv", str(home)])
+        environments.run([sys.executable, "-m", "venv", str(home)], needs=NEEDS)
         constraints = home / "constraints.txt"
         constraints.write_text("\n".join(pins) + "\n")
-        _run(
+        environments.run(
             [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             + ["--constraint", str(constraints), "--requirement", str(requirements)]
             + ["--editable", f"{ROOT}[fastmcp]"],
+            needs=NEEDS,
         )
-        stamp.write_text(wanted)
+        environments.remember(home, wanted)
     return python
 
 
@@ -123,31 +115,3 @@ def _needed_by(distribution: str) -> set[str]:
                 needed.add(found.name)
                 left.append(found.name)
     return needed
-
-
-@contextmanager
-def _one_at_a_time() -> Generator[None]:
-    """Several test processes may want the same at once."""
-    with (CACHE / "lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-
-
-def _run(command: list[str]) -> None:
-    needs = "these tests need Python's venv, and pip with a package index it can reach"
-    try:
-        subprocess.run(
-            command,
-            cwd=ROOT,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=INSTALL_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise MissingPrerequisite(f"{needs}: {error}") from error
-    except subprocess.CalledProcessError as error:
-        raise MissingPrerequisite(
-            f"{needs}: {' '.join(command)} failed:\n{error.stdout[-1000:]}{error.stderr[-2000:]}"
-        ) from error

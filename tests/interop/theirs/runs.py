@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.interop.theirs.installs import HERE, ROOT, Installed
+from tests.interop.environments import ROOT
+from tests.interop.theirs.installs import HERE, Installed
 from tests.interop.theirs.manifest import Outcome
 
 PLUGINS = HERE / "plugins"
