@@ -14,12 +14,12 @@ from mcp_sessions.stores.contract import SessionStore
 from tests.stores.every_store import sqlite_store
 from tests.support.fault_runs import Conversation, Failing, MakeStores, Stage, failures
 from tests.support.faulty_store import HOWS, How, faulty
+from tests.support.interposed import suspending_store
 from tests.support.persistent_clients import NOT_FOUND, HandshakeHttp, PersistentClient, until
 from tests.support.raw import Json, text_of
 from tests.support.redis_server import redis_store, two_redis_stores
 from tests.support.redis_wire import redis_wire
 from tests.support.replicas import two_shared_stores
-from tests.support.suspending import suspending_store
 from tests.support.virtual_time import VIRTUAL, Backend
 from tests.support.world import Ctx
 

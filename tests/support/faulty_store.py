@@ -11,15 +11,13 @@ The calls of the store's exchange count too.
 """
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.contract import SessionStore
-from mcp_sessions.stores.exchange import ExchangeListener
+from tests.support.interposed import stepped
 from tests.support.virtual_time import VirtualTimeLoop
 
 How = Literal["before", "after", "away", "cut"]
@@ -103,57 +101,15 @@ class Plan:
         return await work()
 
 
-class FaultyStore:
-    """A `SessionStore`: any method of the one behind it, but for its opening and closing."""
-
-    def __init__(self, store: SessionStore, plan: Plan) -> None:
-        self._store = store
-        self._plan = plan
-        exchange = store.exchange
-        self.exchange = FaultyExchange(exchange, plan) if exchange is not None else None
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        if name.startswith("_") or name in ("open", "close"):
-            return found
-        if not inspect.iscoroutinefunction(found):
-            return found
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self._plan.call(name, lambda: found(*args, **kwargs))
-
-        return call
-
-    async def open(self, policy: SessionPolicy) -> None:
-        await self._store.open(policy)
-
-    async def close(self) -> None:
-        await self._store.close()
-
-
-class FaultyExchange:
-    """An `Exchange` in the same way. To join and to leave is not part of a conversation."""
-
-    def __init__(self, exchange: Any, plan: Plan) -> None:
-        self._exchange = exchange
-        self._plan = plan
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._exchange, name)
-        if not inspect.iscoroutinefunction(found):
-            return found
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self._plan.call(f"exchange.{name}", lambda: found(*args, **kwargs))
-
-        return call
-
-    async def join(self, process: str, listener: ExchangeListener) -> None:
-        await self._exchange.join(process, listener)
-
-    async def leave(self) -> None:
-        await self._exchange.leave()
-
-
 def faulty(store: SessionStore, plan: Plan) -> SessionStore:
-    return cast("SessionStore", FaultyStore(store, plan))
+    """A store whose every method fails as planned. To open and to close it, to join and to leave
+    its exchange, is not part of a conversation.
+    """
+
+    async def exchanged(name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        return await plan.call(f"exchange.{name}", work)
+
+    failing = stepped(store, plan.call)
+    if store.exchange is not None:
+        failing.exchange = stepped(store.exchange, exchanged, ("join", "leave"))
+    return cast("SessionStore", failing)

@@ -1,11 +1,18 @@
-"""A store in memory, between whose methods and their callers a test may step.
+"""Stores between whose methods and their callers a test may step.
 
-What stands in ``before`` runs before a method's effect, what stands in ``after`` when it has had
-it: it waits as long as a store on another machine would take, or raises as one that is away does.
+`stepped` does the stepping, over any store. Over `Interposed`, in memory, what stands in
+``before`` runs before a method's effect, what stands in ``after`` when it has had it: it waits as
+long as a store on another machine would take, or raises as one that is away does.
+
+`suspending_store` suspends in every method, before and after its work, as a store on another
+machine does. `MemoryStore` never suspends, so over it every race is won by luck. Over this one,
+other tasks run between any two steps, in an order that the seed decides: what is wrong with the
+order shows, and shows again.
 """
 
 import asyncio
 import inspect
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -14,6 +21,48 @@ from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.memory import MemoryStore
 
 Step = Callable[[], Awaitable[None]]
+Around = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""Gets the name of a method that is called, and its work; awaits that when its time has come."""
+
+
+class _Stepped:
+    def __init__(self, store: object, around: Around, except_: tuple[str, ...]) -> None:
+        self._store = store
+        self._around = around
+        self._except = except_
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        as_it_is = name.startswith("_") or name in self._except
+        if as_it_is or not inspect.iscoroutinefunction(found):
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await self._around(name, lambda: found(*args, **kwargs))
+
+        return call
+
+
+def stepped(store: Any, around: Around, except_: tuple[str, ...] = ("open", "close")) -> Any:
+    """``store``, whose every method is called by ``around``, but for ``except_``."""
+    return _Stepped(store, around, except_)
+
+
+def suspending_store(seed: int) -> SessionStore:
+    """A `MemoryStore` that lets others run around each of its methods."""
+    chance = random.Random(seed)
+
+    async def suspend() -> None:
+        for _ in range(chance.randrange(3)):
+            await asyncio.sleep(0)
+
+    async def around(_: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        await suspend()
+        result = await work()
+        await suspend()
+        return result
+
+    return cast("SessionStore", stepped(MemoryStore(), around))
 
 
 class Interposed:
@@ -26,7 +75,7 @@ class Interposed:
         """The methods that were called, in order."""
 
         self.memory = MemoryStore()
-        self.store = cast("SessionStore", _Store(self))
+        self.store = cast("SessionStore", stepped(self.memory, self._call))
 
     def takes(self, name: str, seconds: float) -> None:
         """A method answers so long after its effect."""
@@ -59,33 +108,13 @@ class Interposed:
         self.before.clear()
         self.after.clear()
 
-
-class _Store:
-    """The store as the layer sees it: each method waits for its step first."""
-
-    def __init__(self, interposed: Interposed) -> None:
-        self._interposed = interposed
-        for name, method in inspect.getmembers(interposed.memory, inspect.iscoroutinefunction):
-            if not name.startswith("_") and name not in ("open", "close"):
-                setattr(self, name, self._stepped(name, method))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._interposed.memory, name)
-
-    def _stepped(
-        self, name: str, method: Callable[..., Awaitable[Any]]
-    ) -> Callable[..., Awaitable[Any]]:
-        interposed = self._interposed
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            interposed.calls.append(name)
-            before = interposed.before.get(name)
-            if before is not None:
-                await before()
-            result = await method(*args, **kwargs)
-            after = interposed.after.get(name)
-            if after is not None:
-                await after()
-            return result
-
-        return call
+    async def _call(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        self.calls.append(name)
+        before = self.before.get(name)
+        if before is not None:
+            await before()
+        result = await work()
+        after = self.after.get(name)
+        if after is not None:
+            await after()
+        return result

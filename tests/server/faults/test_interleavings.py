@@ -1,13 +1,14 @@
 """What must hold though the store suspends between any two steps.
 
 A5: "Test with a producer that writes between every pair of awaits." Each test runs over many
-orders; `tests.support.suspending` makes them.
+orders; `tests.support.interposed` makes them.
 """
 
 import asyncio
 
 import pytest
 
+from tests.support.interposed import suspending_store
 from tests.support.raw import (
     RawClient,
     Reply,
@@ -18,7 +19,6 @@ from tests.support.raw import (
     text_of,
     uris,
 )
-from tests.support.suspending import suspending_store
 from tests.support.virtual_time import cycles
 from tests.support.world import Ctx, World, world
 
