@@ -1,19 +1,15 @@
 """On one connection: the answer first, then what was missed, then what comes; each once."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from mcp_sessions.core.log import LoggedEvent
-from mcp_sessions.errors import Refusal, StoreUnavailable
-from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.stores.records import Attached
 from tests.support import apps
 from tests.support.duplex import WITHIN, DuplexWorld, duplex_world
+from tests.support.interposed import Interposed
 from tests.support.raw import at_most, event_ids, in_session, uris
+from tests.support.world import Gate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
 
@@ -51,45 +47,25 @@ async def test_the_answer_to_resume_comes_before_the_first_replayed_event(kind: 
         assert uris(second.events[6:]) == ["note://4", "note://live"]
 
 
-class SlowAttach(MemoryStore):
-    """An attach that takes its time, once the session has its new connection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attached = asyncio.Event()
-        self.go = asyncio.Event()
-        self.is_slow = False
-        self.is_away = False
-
-    async def attach(self, *arguments: Any, **options: Any) -> Attached | None:
-        if self.is_away:
-            raise StoreUnavailable("away")
-        attached = await super().attach(*arguments, **options)
-        if self.is_slow:
-            self.attached.set()
-            await self.go.wait()
-        return attached
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_is_appended_while_a_resume_is_answered_comes_once_and_in_order(
     kind: str,
 ) -> None:
     """ATT6, ATT5: between the store's step and ours, and while events are held."""
-    store = SlowAttach()
-    async with duplex_world(store=store) as world:
+    steps, attached = Interposed(), Gate()
+    async with duplex_world(store=steps.store) as world:
         first = await world.connected(kind)
         started = await first.start()
         session_id = started["sessionId"]
         await first.leave()
         await world.publish(session_id, "note://a", "note://b")
         second = await world.connected(kind)
-        store.is_slow = True
+        steps.after["attach"] = attached.arrive
         resuming = asyncio.create_task(second.resume(session_id, started["sessionEventId"]))
-        await at_most(WITHIN, store.attached.wait())
+        await at_most(WITHIN, attached.started.wait())
         publishing = asyncio.create_task(world.publish(session_id, "note://c", "note://d"))
         await asyncio.sleep(0)
-        store.go.set()
+        attached.go.set()
         answer = await at_most(WITHIN, resuming)
         await at_most(WITHIN, publishing)
         await world.publish(session_id, "note://e")
@@ -105,13 +81,13 @@ async def test_a_resume_that_failed_holds_no_events_back(kind: str) -> None:
     """The store was away while a session was resumed: the events of every other session on
     the connection were held for an answer that never came, for ever.
     """
-    store = SlowAttach()
-    async with duplex_world(store=store) as world:
+    steps = Interposed()
+    async with duplex_world(store=steps.store) as world:
         peer = await world.connected(kind)
         session_id = (await peer.start())["sessionId"]
-        store.is_away = True
+        steps.fails("attach", "before")
         assert (await peer.error("session/resume", {"sessionId": session_id}))["code"] == -32603
-        store.is_away = False
+        steps.mend()
         await world.publish(session_id, "note://a")
         assert uris(await peer.has_events(1)) == ["note://a"]
         assert not transport_of(world).channels
@@ -188,28 +164,14 @@ async def test_events_come_once_and_in_order_under_a_flood(kind: str) -> None:
                 ]
 
 
-class SlowRead(MemoryStore):
-    def __init__(self) -> None:
-        super().__init__()
-        self.reading = asyncio.Event()
-        self.go = asyncio.Event()
-
-    async def read(
-        self, session_id: SessionId, after: str | None, **options: Any
-    ) -> tuple[Sequence[LoggedEvent], Refusal | None]:
-        found = await super().read(session_id, after, **options)
-        self.reading.set()
-        await self.go.wait()
-        return found
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_taken_while_its_log_is_read_sends_nothing_more_here(kind: str) -> None:
     """ATT1: the connection was behind and read on in the log; the session was taken
     over meanwhile; what had been read went to the displaced connection all the same.
     """
-    store = SlowRead()
-    async with duplex_world(store=store, send_buffer=500) as world:
+    steps, reading = Interposed(), Gate()
+    steps.after["read"] = reading.arrive
+    async with duplex_world(store=steps.store, send_buffer=500) as world:
         old = await world.connected(kind)
         started = await old.start()
         session_id = started["sessionId"]
@@ -217,12 +179,12 @@ async def test_a_session_taken_while_its_log_is_read_sends_nothing_more_here(kin
         flood = [f"note://{number}" for number in range(20)]
         await world.publish(session_id, *flood)
         release()
-        await at_most(WITHIN, store.reading.wait())
+        await at_most(WITHIN, reading.started.wait())
         seen = len(old.events)
         new = await world.connected(kind)
         taking = asyncio.create_task(new.resume(session_id, started["sessionEventId"]))
         await new.until(lambda: new.messages and len(new.messages) > 1)
-        store.go.set()
+        reading.go.set()
         await taking
         await new.has_events(20)
         assert uris(new.events) == flood

@@ -12,8 +12,7 @@ from starlette.routing import Mount
 from websockets.exceptions import InvalidStatus
 
 from mcp_sessions import SessionLayer
-from mcp_sessions.ids import FencingEpoch, SessionId, digest
-from mcp_sessions.stores.memory import MemoryStore
+from mcp_sessions.ids import SessionId, digest
 from mcp_sessions_transports.websocket.close_codes import COME_BACK, CloseCode, should_come_back
 from tests.support import apps
 from tests.support.children import child
@@ -27,6 +26,7 @@ from tests.support.duplex import (
     pipe,
     websocket,
 )
+from tests.support.interposed import Interposed
 from tests.support.modern import ACKNOWLEDGED, SUBSCRIPTION_ID, wanted
 from tests.support.raw import (
     EXTENSION,
@@ -38,7 +38,7 @@ from tests.support.raw import (
     text_of,
     uris,
 )
-from tests.support.world import Toolbox
+from tests.support.world import Gate, Toolbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
 
@@ -153,26 +153,15 @@ async def test_who_says_nothing_is_closed_1008() -> None:
         assert await speaking.text("echo", text="still here") == "still here"
 
 
-class WatchedStore(MemoryStore):
-    """Says when a session was detached."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.detached = asyncio.Event()
-
-    async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-        detached = await super().detach(session_id, fencing_epoch)
-        self.detached.set()
-        return detached
-
-
 async def test_a_peer_that_takes_nothing_is_closed_1013_and_delays_nobody() -> None:
     """ATT7. The writer waited for the network and nobody waited for the cut: such
     a peer was never closed.
     """
-    store = WatchedStore()
+    steps, detached = Interposed(), Gate()
+    steps.after["detach"] = detached.arrive
+    detached.go.set()
     limits: dict[str, Any] = {"send_buffer": 20_000, "slow_timeout": 0.3}
-    async with duplex_world(store=store, send_buffer_of_kernel=16_384, **limits) as world:
+    async with duplex_world(store=steps.store, send_buffer_of_kernel=16_384, **limits) as world:
         slow = await world.websocket(receive_buffer=4_096)
         await slow.initialize()
         other = await world.connected()
@@ -184,7 +173,7 @@ async def test_a_peer_that_takes_nothing_is_closed_1013_and_delays_nobody() -> N
         await world.publish(others, "note://a", "note://b")
         assert uris(await other.has_events(2)) == ["note://a", "note://b"]
         assert await other.text("echo", text="quick") == "quick"
-        await at_most(WITHIN, store.detached.wait())
+        await at_most(WITHIN, detached.started.wait())
         assert len(connections(world)) == 1
         slow.unstall()
         code, reason = await slow.closed()

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.stores.memory import MemoryStore
 from tests.modern.test_sessions import not_found
 from tests.modern.test_state import called
+from tests.support.interposed import Interposed
 from tests.support.modern import ModernClient, Received, session_meta
 from tests.support.raw import (
     KEY,
@@ -23,7 +23,7 @@ from tests.support.raw import (
     text_of,
 )
 from tests.support.virtual_time import cycles
-from tests.support.world import Ctx, Toolbox, World, world
+from tests.support.world import Ctx, Gate, Toolbox, World, world
 
 pytestmark = pytest.mark.anyio
 
@@ -560,31 +560,18 @@ async def test_a_key_is_known_for_its_lifetime(era: str) -> None:
 
 async def test_who_asks_while_the_answer_is_being_stored_gets_it() -> None:
     """KEY3, on a store that takes its time: neither run again, nor "outcome unknown"."""
-    store = _SlowToFinish()
-    async with started(store=store) as (w, client, session):
+    steps, storing = Interposed(), Gate()
+    steps.before["finish_request"] = storing.arrive
+    async with started(store=steps.store) as (w, client, session):
         first = client.call("echo", {"text": "x"}, session=session, key="k")
-        await store.storing.started.wait()
+        await storing.started.wait()
         second = client.call("echo", {"text": "x"}, session=session, key="k")
         await cycles()
-        store.storing.go.set()
+        storing.go.set()
 
         assert text_of(await first.result()) == "x"
         assert text_of(await second.result()) == "x"
         assert w.box.calls == ["echo"]
-
-
-class _SlowToFinish(MemoryStore):
-    """Waits before it keeps an outcome, as a store behind a network does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.storing = Toolbox().gate("storing")
-
-    async def finish_request(
-        self, session_id: SessionId, key: RequestKey, outcome: bytes | None, *, now: float
-    ) -> bool:
-        await self.storing.arrive()
-        return await super().finish_request(session_id, key, outcome, now=now)
 
 
 # --- the response --------------------------------------------------------------------------

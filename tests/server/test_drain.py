@@ -11,9 +11,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from mcp_sessions import SessionLayer
-from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.stores.memory import MemoryStore
 from tests.support.identities import Verifier, guarded_server
+from tests.support.interposed import Interposed
 from tests.support.modern import BearerCarrier, ModernClient, session_meta
 from tests.support.raw import EXTENSION, Json, RawClient, Reply, in_process, keyed, text_of
 from tests.support.virtual_time import cycles
@@ -123,25 +122,14 @@ async def test_what_runs_may_finish(w: World, client: RawClient, stream: Reply) 
     assert text_of(answer["result"]) == "through g"
 
 
-class _AwayStore(MemoryStore):
-    """One that, once it is away, does not say which sessions there are."""
-
-    is_away = False
-
-    async def load(self, *args: Any, **kwargs: Any) -> Any:
-        if self.is_away:
-            raise StoreUnavailable("away")
-        return await super().load(*args, **kwargs)
-
-
 async def test_a_store_that_is_away_neither_ends_what_runs_nor_silences_everyone() -> None:
     """Streams end in order and say when to come back, and what runs has its grace."""
-    store = _AwayStore()
-    async with world(store=store) as w:
+    steps = Interposed()
+    async with world(store=steps.store) as w:
         clients = [await w.connected(capabilities=KNOWS_US) for _ in range(2)]
         streams = [await client.get().started() for client in clients]
         running, request_id = await waiting(w, clients[0])
-        store.is_away = True
+        steps.fails("load", "before")
         task = await draining(w)
         w.box.gate("g").go.set()
 
@@ -151,19 +139,6 @@ async def test_a_store_that_is_away_neither_ends_what_runs_nor_silences_everyone
         for stream in streams:
             await stream.done()
             assert set(stream.events[-1].fields) == {"retry"}
-
-
-class _SlowStore(MemoryStore):
-    """One that answers whether a session is there when its gate opens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate: Gate | None = None
-
-    async def admit(self, *args: Any, **kwargs: Any) -> Any:
-        if self.gate is not None:
-            await self.gate.arrive()
-        return await super().admit(*args, **kwargs)
 
 
 class _SlowVerifier(Verifier):
@@ -182,22 +157,22 @@ class _SlowVerifier(Verifier):
 @pytest.mark.parametrize("era", ["handshake", "modern"])
 async def test_what_came_before_is_served_while_it_is_looked_up(era: str) -> None:
     """Rule: "Stop taking requests … let what runs finish": what was taken is on its way to run."""
-    store = _SlowStore()
-    async with world(store=store) as w:
+    steps, admitting = Interposed(), Gate()
+    async with world(store=steps.store) as w:
         client = await w.connected()
         modern = ModernClient(w.carrier)
         meta = session_meta((await modern.start())["sessionId"])
-        store.gate = Gate()
+        steps.before["admit"] = admitting.arrive
         if era == "handshake":
             sent: Any = client.call("echo", text="late")
         else:
             sent = modern.call("echo", {"text": "late"}, meta=meta)
-        await store.gate.started.wait()
+        await admitting.started.wait()
 
         task = await draining(w)
         refused = await w.client().post({"jsonrpc": "2.0", "id": 9, "method": "ping"}).done()
         assert refused.status == 503 and not task.done()
-        store.gate.go.set()
+        admitting.go.set()
 
         assert text_of(await sent.result()) == "late"
         await task
@@ -234,16 +209,16 @@ async def test_what_came_before_is_served_while_it_is_authenticated(
 
 async def test_what_is_on_its_way_may_need_the_listener() -> None:
     """It may ask its client, whose answer comes on a connection of its own."""
-    store = _SlowStore()
-    async with world(store=store) as w:
+    steps, admitting = Interposed(), Gate()
+    async with world(store=steps.store) as w:
         stops = w.inside.draining
         client = await w.connected()
         assert not stops.needs_listener()
-        store.gate = Gate()
+        steps.before["admit"] = admitting.arrive
         sent = client.call("echo", text="late")
-        await store.gate.started.wait()
+        await admitting.started.wait()
         assert stops.needs_listener()
-        store.gate.go.set()
+        admitting.go.set()
         assert text_of(await sent.result()) == "late"
 
 
@@ -253,23 +228,23 @@ async def test_what_is_looked_up_for_too_long_holds_nothing_up(
     grace: float, least: float, era: str
 ) -> None:
     """Every wait at shutdown has an end; what did not begin says so (ERR15), and begins no more."""
-    store = _SlowStore()
-    async with world(store=store) as w:
+    steps, admitting = Interposed(), Gate()
+    async with world(store=steps.store) as w:
         client = await w.connected()
         modern = ModernClient(w.carrier)
         meta = session_meta((await modern.start())["sessionId"], key="k")
-        store.gate = Gate()
+        steps.before["admit"] = admitting.arrive
         if era == "handshake":
             sent: Any = client.call("wait", gate="g")
         else:
             sent = modern.call("wait", {"gate": "g"}, meta=meta)
-        await store.gate.started.wait()
+        await admitting.started.wait()
         begun = asyncio.get_running_loop().time()
 
         await w.layer.drain(grace=grace)
 
         assert least <= asyncio.get_running_loop().time() - begun < least + 1
-        store.gate.go.set()
+        admitting.go.set()
         assert (await sent.error())["data"] == {"reason": "draining", "started": False}
         assert not w.box.gate("g").started.is_set()
 

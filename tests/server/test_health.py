@@ -7,31 +7,11 @@ import pytest
 from starlette.applications import Starlette
 
 from mcp_sessions import SessionLayer
-from mcp_sessions.errors import ConfigurationError, StoreUnavailable
-from mcp_sessions.ids import SessionId
-from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.stores.records import SessionRecord
-from tests.support.world import Toolbox
+from mcp_sessions.errors import ConfigurationError
+from tests.support.interposed import Interposed
+from tests.support.world import Gate, Toolbox
 
 pytestmark = pytest.mark.anyio
-
-
-class Faulty(MemoryStore):
-    """A store that can be away, or say nothing; it counts who looks for a session."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_away = False
-        self.is_mute = False
-        self.loads = 0
-
-    async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
-        self.loads += 1
-        if self.is_away:
-            raise StoreUnavailable("away")
-        if self.is_mute:
-            await asyncio.Event().wait()
-        return await super().load(session_id, now=now)
 
 
 def asking(layer: SessionLayer) -> httpx2.AsyncClient:
@@ -59,29 +39,29 @@ async def test_it_is_ready_while_it_runs_and_does_not_drain() -> None:
 
 async def test_it_is_not_ready_while_its_store_is_away_or_says_nothing() -> None:
     """A store that is away is not the process's fault: it stays alive."""
-    store = Faulty()
-    layer = SessionLayer(Toolbox().server, store=store)
+    steps = Interposed()
+    layer = SessionLayer(Toolbox().server, store=steps.store)
     async with asking(layer) as client, layer.lifespan():
-        store.is_away = True
+        steps.fails("load", "before")
         assert await said(client, "/readyz") == (503, "the session store is away")
         assert await said(client, "/healthz") == (200, "alive")
-    store = Faulty()
-    layer = SessionLayer(Toolbox().server, store=store)
+    steps = Interposed()
+    layer = SessionLayer(Toolbox().server, store=steps.store)
     async with asking(layer) as client, layer.lifespan():
-        store.is_mute = True
+        steps.before["load"] = Gate().arrive
         assert await said(client, "/readyz") == (503, "the session store is away")
 
 
 async def test_however_many_ask_the_store_is_asked_once() -> None:
     """Nobody needs a credential to ask."""
-    store = Faulty()
-    layer = SessionLayer(Toolbox().server, store=store)
+    steps = Interposed()
+    layer = SessionLayer(Toolbox().server, store=steps.store)
     async with asking(layer) as client, layer.lifespan():
-        before = store.loads
+        steps.calls.clear()
         answers = await asyncio.gather(*(said(client, "/readyz") for _ in range(50)))
 
     assert set(answers) == {(200, "ready")}
-    assert store.loads - before == 1
+    assert steps.calls.count("load") == 1
 
 
 async def test_a_path_begins_with_a_slash() -> None:

@@ -240,16 +240,90 @@ class PersistentClient(ABC):
             raise Violation(f"{self.name}: heard twice: {again}")
 
 
-class HandshakeHttp(PersistentClient):
+class OverHttp(PersistentClient):
+    """What both eras do: POSTs, and streams that it asks for anew when they end."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.replies: list[Reply] = []
+        self.streams: list[Reply] = []
+        self._listening: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def _listen(self, *uris: str) -> None:
+        """Have a stream, over and over."""
+
+    async def listen(self, *uris: str) -> None:
+        """Have a stream from now on, in the modern era for ``uris``; return when it is open."""
+        listening = self._listening = asyncio.create_task(self._listen(*uris))
+        self.tasks.add(listening)
+        await until(lambda: self.is_listening or listening.done(), f"{self.name} listens")
+        if listening.done():
+            await listening
+
+    async def _see_all(self, stream: Reply) -> None:
+        """See what comes on a stream, to its end."""
+        seen = 0
+        self.streams.append(stream)
+
+        def look() -> bool:
+            nonlocal seen
+            for message in stream.messages[seen:] if stream.is_sse else ():
+                seen += 1
+                self.see(message)
+            return stream.ended
+
+        await stream.until(look, "the end", within=math.inf)
+        if not _is_away(stream):
+            self.check_reply(stream)
+            if stream.status != 200:
+                raise Violation(f"{self.name}: its stream is refused: {stream}")
+
+    @property
+    def messages(self) -> list[Json]:
+        return [m for stream in self.streams if stream.is_sse for m in stream.messages]
+
+    async def _stop(self) -> None:
+        if self._listening is not None:
+            if self._listening.done():
+                await self._listening
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+            self.tasks.discard(self._listening)
+            self._listening = None
+        for task in self.tasks:
+            if not task.cancelled():
+                await task
+
+    async def leave(self) -> None:
+        await self._stop()
+        for stream in [*self.streams, *self.replies]:
+            if not stream.ended:
+                stream.leave()
+        for stream in self.streams:
+            await stream.until(lambda r=stream: r.ended, "the end", within=SILENCE)
+
+    def check_reply(self, reply: Reply) -> None:
+        if reply.error is not None or (reply.status or 0) >= 500 and not _is_away(reply):
+            raise Violation(f"{self.name}: {reply} {reply.error!r}")
+
+    def check(self) -> None:
+        for reply in [*self.replies, *self.streams]:
+            self.check_reply(reply)
+        for reply in self.replies:
+            if not reply.ended:
+                raise Violation(f"{self.name}: never answered: {reply}")
+        if self._listening is not None and self._listening.done():
+            self._listening.result()
+
+
+class HandshakeHttp(OverHttp):
     """2025-11-25 over HTTP: POSTs, and a GET stream that it comes back to."""
 
     def __init__(self, name: str, carrier: Carrier) -> None:
         super().__init__(name)
         self.raw = RawClient(carrier, capabilities=CAPABILITIES)
-        self.replies: list[Reply] = []
-        self.streams: list[Reply] = []
         self.answers_with: Json = {"action": "accept", "content": {"answer": "42"}}
-        self._listening: asyncio.Task[None] | None = None
         self._answered: set[object] = set()
 
     async def connect(self) -> None:
@@ -287,9 +361,9 @@ class HandshakeHttp(PersistentClient):
 
     async def once(self, method: str, params: Json) -> Answer | None:
         sent = self.raw.send(method, params)
-        reply, asked = sent.reply, _Asked(self)
+        reply = sent.reply
         self.replies.append(reply)
-        await reply.until(lambda: reply.ended or asked.by(reply), "an answer", within=SILENCE)
+        await reply.until(lambda: reply.ended or self._answers(reply), "an answer", within=SILENCE)
         if _is_away(reply):
             return None
         self.check_reply(reply)
@@ -306,7 +380,9 @@ class HandshakeHttp(PersistentClient):
                 break
             more = self.raw.get(last[-1])
             self.replies.append(more)
-            await more.until(lambda r=more: r.ended or asked.by(r), "an answer", within=SILENCE)
+            await more.until(
+                lambda r=more: r.ended or self._answers(r), "an answer", within=SILENCE
+            )
             if _is_away(more):
                 continue
             self.check_reply(more)
@@ -325,18 +401,19 @@ class HandshakeHttp(PersistentClient):
         message = {"jsonrpc": "2.0", "id": question["id"], "result": self.answers_with}
         self.tasks.add(asyncio.create_task(self._accepted(lambda: self.raw.post(message), 202)))
 
-    async def listen(self) -> None:
-        """Have a GET stream from now on; return when it is open."""
-        self._listening = asyncio.create_task(self._listen())
-        self.tasks.add(self._listening)
-        await until(
-            lambda: self.is_listening or cast(Any, self._listening).done(),
-            f"{self.name} has a stream",
-        )
-        if self._listening.done():
-            await self._listening
+    def _answers(self, reply: Reply) -> bool:
+        """Answer what is asked on a response stream. Never True: for a wait's condition."""
+        for message in reply.messages if reply.is_sse else ():
+            if "method" in message and "id" in message:
+                self.respond(message)
+        return False
 
-    async def _listen(self) -> None:
+    def see(self, message: Json) -> None:
+        super().see(message)
+        if "method" in message and "id" in message:
+            self.respond(message)
+
+    async def _listen(self, *uris: str) -> None:
         while True:
             last = [
                 event.fields["id"]
@@ -344,33 +421,12 @@ class HandshakeHttp(PersistentClient):
                 for event in stream.events
                 if "id" in event.fields
             ]
-            stream = self.raw.get(last[-1] if last else None)
-            seen = 0
-            self.streams.append(stream)
-
-            def look(stream: Reply = stream) -> bool:
-                nonlocal seen
-                for message in stream.messages[seen:] if stream.is_sse else ():
-                    seen += 1
-                    self.see(message)
-                    if "method" in message and "id" in message:
-                        self.respond(message)
-                return stream.ended
-
-            await stream.until(look, "the end", within=math.inf)
-            if not _is_away(stream):
-                self.check_reply(stream)
-                if stream.status != 200:
-                    raise Violation(f"{self.name}: its stream is refused: {stream}")
+            await self._see_all(self.raw.get(last[-1] if last else None))
             await asyncio.sleep(0.3)
 
     @property
     def is_listening(self) -> bool:
         return bool(self.streams) and self.streams[-1].status == 200 and not self.streams[-1].ended
-
-    @property
-    def messages(self) -> list[Json]:
-        return [m for stream in self.streams if stream.is_sse for m in stream.messages]
 
     async def delete(self) -> None:
         await self._stop()
@@ -385,63 +441,13 @@ class HandshakeHttp(PersistentClient):
             await asyncio.sleep(0.5)
         raise Violation(f"{self.name}: DELETE was refused for {PATIENCE} s")
 
-    async def _stop(self) -> None:
-        if self._listening is not None:
-            if self._listening.done():
-                await self._listening
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
-            self.tasks.discard(self._listening)
-            self._listening = None
-        for task in self.tasks:
-            if not task.cancelled():
-                await task
 
-    async def leave(self) -> None:
-        await self._stop()
-        for stream in [*self.streams, *self.replies]:
-            if not stream.ended:
-                stream.leave()
-        for stream in self.streams:
-            await self._finished(stream)
-
-    def check_reply(self, reply: Reply) -> None:
-        if reply.error is not None or (reply.status or 0) >= 500 and not _is_away(reply):
-            raise Violation(f"{self.name}: {reply} {reply.error!r}")
-
-    def check(self) -> None:
-        for reply in [*self.replies, *self.streams]:
-            self.check_reply(reply)
-        for reply in self.replies:
-            if not reply.ended:
-                raise Violation(f"{self.name}: never answered: {reply}")
-        if self._listening is not None and self._listening.done():
-            self._listening.result()
-
-
-class _Asked:
-    """Answers what is asked on response streams, as it comes."""
-
-    def __init__(self, client: HandshakeHttp) -> None:
-        self._client = client
-
-    def by(self, reply: Reply) -> bool:
-        """Never True: for a wait's condition."""
-        for message in reply.messages if reply.is_sse else ():
-            if "method" in message and "id" in message:
-                self._client.respond(message)
-        return False
-
-
-class ModernHttp(PersistentClient):
+class ModernHttp(OverHttp):
     """2026-07-28 over HTTP: POSTs, and a listen that it asks for anew when it ends."""
 
     def __init__(self, name: str, carrier: Carrier) -> None:
         super().__init__(name)
         self.raw = ModernClient(carrier, capabilities=CAPABILITIES)
-        self.replies: list[Reply] = []
-        self.streams: list[Any] = []
-        self._listening: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
         """See `PersistentClient`: there is no handshake."""
@@ -460,35 +466,11 @@ class ModernHttp(PersistentClient):
                 return message
         raise Lost
 
-    async def listen(self, *uris: str) -> None:
-        """Listen from now on; return when it is acknowledged."""
-        self._listening = asyncio.create_task(self._listen(uris))
-        self.tasks.add(self._listening)
-        await until(
-            lambda: self.is_listening or cast(Any, self._listening).done(),
-            f"{self.name} listens",
-        )
-        if self._listening.done():
-            await self._listening
-
-    async def _listen(self, uris: tuple[str, ...]) -> None:
+    async def _listen(self, *uris: str) -> None:
         while True:
-            received = self.raw.listen(self.session, *uris, lists=("tools",))
-            self.streams.append(received)
-            seen = 0
-
-            def look(received: Any = received) -> bool:
-                nonlocal seen
-                for message in received.messages[seen:] if received.is_sse else ():
-                    seen += 1
-                    self.see(message)
-                return received.reply.ended
-
-            await received.reply.until(look, "the end", within=math.inf)
-            if not _is_away(received.reply):
-                self.check_reply(received.reply)
-                if received.status != 200:
-                    raise Violation(f"{self.name}: its listen is refused: {received.reply}")
+            stream = self.raw.listen(self.session, *uris, lists=("tools",)).reply
+            await self._see_all(stream)
+            if not _is_away(stream):
                 if self.is_taken_over:
                     return
                 # What it has seen it says where it resumes.
@@ -497,38 +479,7 @@ class ModernHttp(PersistentClient):
 
     @property
     def is_listening(self) -> bool:
-        return (
-            bool(self.streams)
-            and not self.streams[-1].reply.ended
-            and bool(self.streams[-1].messages)
-        )
-
-    @property
-    def messages(self) -> list[Json]:
-        return [m for received in self.streams if received.is_sse for m in received.messages]
-
-    async def leave(self) -> None:
-        if self._listening is not None:
-            if self._listening.done():
-                await self._listening
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
-        for received in self.streams:
-            received.leave()
-            await received.reply.until(lambda h=received: h.reply.ended, "the end", within=SILENCE)
-
-    def check_reply(self, reply: Reply) -> None:
-        if reply.error is not None or (reply.status or 0) >= 500 and not _is_away(reply):
-            raise Violation(f"{self.name}: {reply} {reply.error!r}")
-
-    def check(self) -> None:
-        for reply in [*self.replies, *(received.reply for received in self.streams)]:
-            self.check_reply(reply)
-        for reply in self.replies:
-            if not reply.ended:
-                raise Violation(f"{self.name}: never answered: {reply}")
-        if self._listening is not None and self._listening.done():
-            self._listening.result()
+        return bool(self.streams) and not self.streams[-1].ended and bool(self.streams[-1].messages)
 
 
 class Duplex(PersistentClient):

@@ -1,15 +1,16 @@
 """Each start and each end of a session is one line in the log and one record in the audit."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mcp_sessions.core.ends import EndReason, SessionEnd
+from mcp_sessions.core.ends import EndReason
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import digest
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.audit import Lines
+from tests.support.interposed import Interposed
 from tests.support.raw import RawClient
 from tests.support.world import World, world
 
@@ -105,36 +106,24 @@ async def test_who_made_room_names_the_limit(
         assert notified(caplog, first.session_id) == ["started (transport)", room]
 
 
-class Away(MemoryStore):
-    """Can be away for what is remembered of ends; and can be emptied."""
-
-    is_away = False
-
-    async def remember_ends(
-        self, ends: Sequence[SessionEnd], *, now: float, outside: bool = False
-    ) -> Sequence[SessionEnd]:
-        if self.is_away:
-            raise StoreUnavailable("away")
-        return await super().remember_ends(ends, now=now, outside=outside)
-
-    async def empty(self) -> None:
-        await self.close()
-        self._made = None
+async def emptied(store: MemoryStore) -> None:
+    await store.close()
+    store._made = None  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_store_that_is_away_learns_of_an_end_later(
     lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Away()
-    async with world(store=store) as w:
+    steps = Interposed()
+    async with world(store=steps.store) as w:
         client = await w.connected()
         session_id = (await client.start())["sessionId"]
-        store.is_away = True
+        steps.fails("remember_ends", "before")
         await client.end(session_id)
         assert notified(caplog, session_id)[1:] == ["ended: its client ended it"]
         await w.expire()
         assert await w.layer.sessions.ended() == []
-        store.is_away = False
+        steps.mend()
         await w.expire()
         [end] = await w.layer.sessions.ended()
         assert end.session == digest(session_id)
@@ -146,16 +135,16 @@ async def test_a_store_that_is_away_learns_of_an_end_later(
 async def test_a_store_that_fails_as_it_is_found_empty_is_looked_at_again(
     lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Away()
-    async with world(store=store) as w:
+    steps = Interposed()
+    async with world(store=steps.store) as w:
         client = await w.connected()
         stream = await client.get().started()
         await w.expire()
-        await store.empty()
-        store.is_away = True
+        await emptied(steps.memory)
+        steps.fails("remember_ends", "before")
         with pytest.raises(StoreUnavailable):
             await w.expire()
-        store.is_away = False
+        steps.mend()
         await w.expire()
         assert client.session_id is not None
         gone = ["ended: the store was emptied or replaced"]
@@ -167,12 +156,12 @@ async def test_a_store_that_fails_as_it_is_found_empty_is_looked_at_again(
 async def test_a_store_that_was_emptied_is_named_and_what_was_open_ends(
     lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Away()
-    async with world(store=store) as w:
+    steps = Interposed()
+    async with world(store=steps.store) as w:
         client = await w.connected()
         stream = await client.get().started()
         await w.expire()
-        await store.empty()
+        await emptied(steps.memory)
         later = await w.connected()
         await w.expire()
         assert client.session_id is not None

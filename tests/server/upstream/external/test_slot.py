@@ -5,14 +5,10 @@ from typing import cast
 
 import pytest
 
-from mcp_sessions.core.log import Draft
-from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.ids import EVENTS, SessionId, StreamName
-from mcp_sessions.stores.memory.memory_store import MemoryStore
-from mcp_sessions.stores.records import Appended
 from mcp_sessions_transports.duplex_transport import DuplexTransport
 from tests.support.children import child, child_world, until
 from tests.support.duplex import DECLARED, ELICITS, duplex_world
+from tests.support.interposed import Interposed
 from tests.support.raw import at_most, in_session, keyed, text_of
 
 pytestmark = pytest.mark.anyio
@@ -108,35 +104,21 @@ async def test_what_is_asked_has_ended_with_the_last_call_that_it_may_be_about()
         assert await peer.text("count"), "its server was told, and goes on"
 
 
-class AwayStore(MemoryStore):
-    """Takes no event while it is away."""
-
-    is_away = False
-    refused = 0
-
-    async def append(
-        self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
-    ) -> Appended | None:
-        if self.is_away:
-            self.refused += 1
-            raise StoreUnavailable("away")
-        return await super().append(session_id, draft, now=now, stream=stream)
-
-
 async def test_a_store_that_is_away_ends_no_child_and_loses_no_change() -> None:
-    store = AwayStore()
-    async with child_world(store=store) as w:
+    steps = Interposed()
+    async with child_world(store=steps.store) as w:
         client = await w.connected()
         stream = client.get()
         session = (await client.start())["sessionId"]
         meta = in_session(session)
         await client.result("resources/subscribe", {"uri": "test://a", "_meta": meta})
         pid = await client.text("pid", meta=meta)
-        store.is_away = True
+        steps.fails("append", "before")
+        steps.calls.clear()
         assert await client.text("update", uri="test://a", meta=meta) == "updated"
-        await until(lambda: store.refused, "the change was tried")
+        await until(lambda: "append" in steps.calls, "the change was tried")
         assert await client.text("pid", meta=meta) == pid
         assert not stream.messages
-        store.is_away = False
+        steps.mend()
         (notified,) = await stream.has(1)
         assert notified["params"]["uri"] == "test://a"
