@@ -2,98 +2,44 @@
 
 import base64
 import logging
-import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from mcp.server import MCPServer
-from mcp.server.auth.middleware.auth_context import get_access_token
-from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.settings import AuthSettings
-from pydantic import AnyHttpUrl
 from websockets.exceptions import InvalidStatus
 
-from mcp_sessions import SessionLayer, SessionPolicy
-from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.support import apps
-from tests.support.duplex import listening, websocket
+from tests.support.duplex import WebSocketPeer, listening, websocket
+from tests.support.identities import Guarded, guarded
 from tests.support.raw import SocketCarrier
-from tests.support.world import Clock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
 
 
 @dataclass
-class Verifier:
-    """Knows the tokens that the test gave out."""
+class Reachable(Guarded):
+    """A server with authentication, on a port."""
 
-    tokens: dict[str, AccessToken] = field(default_factory=dict[str, AccessToken])
-    asked: int = 0
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        self.asked += 1
-        return self.tokens.get(token)
-
-    def give(self, token: str, user: str, *scopes: str, expires_at: int | None = None) -> None:
-        self.tokens[token] = AccessToken(
-            token=token,
-            client_id="app",
-            subject=user,
-            scopes=list(scopes or ("use",)),
-            expires_at=expires_at,
-        )
-
-
-@dataclass
-class Guarded:
-    port: int
-    verifier: Verifier
-    clock: Clock
-    layer: SessionLayer
-
-    @property
-    def url(self) -> str:
-        return f"ws://127.0.0.1:{self.port}/mcp"
+    port: int = 0
 
     async def refused(self, **options: Any) -> InvalidStatus:
         with pytest.raises(InvalidStatus) as refusal:
-            async with websocket(self.url, **options):
+            async with self.websocket(**options):
                 pass
         return refusal.value
 
+    def websocket(self, **options: Any) -> AbstractAsyncContextManager[WebSocketPeer]:
+        return websocket(f"ws://127.0.0.1:{self.port}/mcp", **options)
+
 
 @asynccontextmanager
-async def guarded(**limits: Any) -> AsyncGenerator[Guarded]:
-    """A server with authentication, running; alice and bob have tokens."""
-    verifier = Verifier()
-    verifier.give("alice-1", "alice")
-    verifier.give("bob-1", "bob")
-    verifier.give("weak-1", "alice", "other")
-    server = MCPServer[Any](
-        "guarded",
-        token_verifier=verifier,
-        auth=AuthSettings(
-            issuer_url=AnyHttpUrl("https://issuer.example"),
-            resource_server_url=AnyHttpUrl("https://server.example/mcp"),
-            validate_token_resource=False,
-            required_scopes=["use"],
-        ),
-    )
-
-    @server.tool()
-    async def who() -> str:
-        token = get_access_token()
-        return str(token.subject if token is not None else None)
-
-    del who
-    clock = Clock(time.time())
-    layer = ClockedLayer(server, policy=SessionPolicy(**limits), clock=clock)
-    app = layer.asgi_app()
-    async with layer.lifespan(), listening(app) as port:
-        yield Guarded(port, verifier, clock, layer)
+async def reachable(**limits: Any) -> AsyncGenerator[Reachable]:
+    """With ``weak``, a token of alice's that lacks the scope."""
+    async with guarded(**limits) as server, listening(server.layer.asgi_app()) as port:
+        server.verifier.add("weak", "alice", "other")
+        yield Reachable(**vars(server), port=port)
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -106,7 +52,7 @@ def offered(token: str) -> str:
 
 async def test_without_a_credential_the_answer_is_what_http_answers() -> None:
     """401, with the ``WWW-Authenticate`` and the body of the server's own HTTP application."""
-    async with guarded() as server:
+    async with reachable() as server:
         refused = (await server.refused()).response
         carrier = SocketCarrier("127.0.0.1", server.port)
         reply = await carrier.send("GET", "/mcp", [("Accept", "text/event-stream")], b"").done()
@@ -118,8 +64,8 @@ async def test_without_a_credential_the_answer_is_what_http_answers() -> None:
 
 async def test_a_credential_without_the_required_scopes_is_refused_as_over_http() -> None:
     """403, ``insufficient_scope``."""
-    async with guarded() as server:
-        refused = (await server.refused(headers=bearer("weak-1"))).response
+    async with reachable() as server:
+        refused = (await server.refused(headers=bearer("weak"))).response
         assert refused.status_code == 403
         assert "insufficient_scope" in refused.headers["WWW-Authenticate"]
 
@@ -131,18 +77,18 @@ async def test_a_credential_is_taken_from_the_header_or_a_subprotocol(
     """Handlers know who calls; the token is neither echoed nor logged (SEC2)."""
     caplog.set_level(logging.INFO)
     token = "alice ~/with:odd?characters>>>"
-    async with guarded() as server:
-        server.verifier.give(token, "alice")
+    async with reachable() as server:
+        server.verifier.add(token, "alice")
         options: dict[str, Any] = {"headers": bearer(token)}
         if way == "subprotocol":
             options = {"subprotocols": ("mcp", offered(token))}
-        async with websocket(server.url, **options) as peer:
+        async with server.websocket(**options) as peer:
             response = peer.connection.response
             assert response is not None
             assert peer.connection.subprotocol == "mcp"
             assert offered(token) not in str(response.headers)
             await peer.initialize()
-            assert await peer.text("who") == "alice"
+            assert await peer.text("whoami") == f"alice {token}"
     written = caplog.text
     assert token not in written
     assert offered(token) not in written
@@ -150,18 +96,18 @@ async def test_a_credential_is_taken_from_the_header_or_a_subprotocol(
 
 async def test_a_bearer_subprotocol_alone_is_not_selected() -> None:
     """Only ``mcp`` is ever selected; never the credential."""
-    async with guarded() as server:
-        async with websocket(server.url, subprotocols=(offered("bob-1"),)) as peer:
+    async with reachable() as server:
+        async with server.websocket(subprotocols=(offered("bob"),)) as peer:
             assert peer.connection.subprotocol is None
             await peer.initialize()
-            assert await peer.text("who") == "bob"
+            assert await peer.text("whoami") == "bob bob"
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"subprotocols": ("mcp", offered("alice-1")), "headers": bearer("bob-1")},
-        {"subprotocols": ("mcp", offered("alice-1"), offered("bob-1"))},
+        {"subprotocols": ("mcp", offered("alice")), "headers": bearer("bob")},
+        {"subprotocols": ("mcp", offered("alice"), offered("bob"))},
         {"subprotocols": ("mcp", "mcp.bearer.")},
         {"subprotocols": ("mcp", "mcp.bearer.a")},
         {"subprotocols": ("mcp", "mcp.bearer.____!")},
@@ -171,23 +117,23 @@ async def test_two_credentials_or_half_a_credential_are_refused_400(
     options: dict[str, Any],
 ) -> None:
     """Both at once: 400."""
-    async with guarded() as server:
+    async with reachable() as server:
         assert (await server.refused(**options)).response.status_code == 400
         assert server.verifier.asked == 0
 
 
 async def test_an_expired_credential_closes_1008_before_another_event() -> None:
     """SEC4. Its session waits, and is kept by a refreshed token (SES9)."""
-    async with guarded(credential_check=0.02) as server:
-        server.verifier.give("short", "alice", expires_at=int(server.clock()) + 600)
-        async with websocket(server.url, headers=bearer("short")) as peer:
+    async with reachable(credential_check=0.02) as server:
+        server.verifier.add("short", "alice", expires_at=server.clock() + 600)
+        async with server.websocket(headers=bearer("short")) as peer:
             await peer.initialize()
             started = await peer.start()
             server.clock.advance(601)
             assert (await peer.closed())[0] == 1008
         await server.layer.notify_tools_changed()
         assert peer.events == []
-        async with websocket(server.url, headers=bearer("alice-1")) as again:
+        async with server.websocket(headers=bearer("alice")) as again:
             await again.initialize()
             answer = await again.resume(started["sessionId"], started["sessionEventId"])
             assert (answer["catchup"], answer["replayed"]) == (True, 1)
@@ -195,39 +141,39 @@ async def test_an_expired_credential_closes_1008_before_another_event() -> None:
 
 async def test_a_credential_that_is_not_accepted_any_more_closes_1008() -> None:
     """SEC4: periodic re-check."""
-    async with guarded(credential_check=0.02) as server:
-        async with websocket(server.url, subprotocols=("mcp", offered("bob-1"))) as peer:
+    async with reachable(credential_check=0.02) as server:
+        async with server.websocket(subprotocols=("mcp", offered("bob"))) as peer:
             await peer.initialize()
             asked = server.verifier.asked
-            del server.verifier.tokens["bob-1"]
+            del server.verifier.tokens["bob"]
             assert (await peer.closed())[0] == 1008
             assert server.verifier.asked > asked
 
 
 async def test_one_principal_may_open_so_many_and_another_is_not_affected() -> None:
     """SEC8: per-principal connection cap; who leaves makes room."""
-    async with guarded(max_connections_per_principal=2) as server:
+    async with reachable(max_connections_per_principal=2) as server:
         async with (
-            websocket(server.url, headers=bearer("alice-1")) as first,
-            websocket(server.url, headers=bearer("alice-1")) as second,
-            websocket(server.url, headers=bearer("bob-1")) as other,
+            server.websocket(headers=bearer("alice")) as first,
+            server.websocket(headers=bearer("alice")) as second,
+            server.websocket(headers=bearer("bob")) as other,
         ):
             for peer in (first, second, other):
                 await peer.initialize()
-            full = await server.refused(headers=bearer("alice-1"))
+            full = await server.refused(headers=bearer("alice"))
             assert full.response.status_code == 429
             await second.connection.close()
-            async with websocket(server.url, headers=bearer("alice-1")) as third:
+            async with server.websocket(headers=bearer("alice")) as third:
                 await third.initialize()
-                assert await third.text("who") == "alice"
+                assert await third.text("whoami") == "alice alice"
 
 
 async def test_nobody_resumes_the_session_of_another() -> None:
     """SES8, SES10: the owner's connection is not touched."""
-    async with guarded() as server:
+    async with reachable() as server:
         async with (
-            websocket(server.url, headers=bearer("alice-1")) as alice,
-            websocket(server.url, headers=bearer("bob-1")) as bob,
+            server.websocket(headers=bearer("alice")) as alice,
+            server.websocket(headers=bearer("bob")) as bob,
         ):
             await alice.initialize()
             await bob.initialize()
@@ -238,4 +184,4 @@ async def test_nobody_resumes_the_session_of_another() -> None:
             assert unknown["message"] == refused["message"]
             await server.layer.notify_tools_changed()
             await alice.has_events(1)
-            assert await alice.text("who") == "alice"
+            assert await alice.text("whoami") == "alice alice"

@@ -1,15 +1,11 @@
-"""``Mcp-Session-Id``: which of the two modes it may name, and whose sessions."""
+"""``Mcp-Session-Id``: which of the two modes it may name. Whose: `tests/auth/test_ownership.py`."""
 
 import pytest
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
 
 from tests.support.raw import (
-    KEY,
     SESSION,
     VERSIONS,
     Json,
-    RawClient,
     Reply,
     call_params,
     in_session,
@@ -17,8 +13,7 @@ from tests.support.raw import (
     text_of,
     uris,
 )
-from tests.support.virtual_time import cycles
-from tests.support.world import World, world
+from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
 
@@ -28,16 +23,6 @@ NOT_FOUND: Json = {
     "id": None,
     "error": {"code": -32600, "message": "Session not found"},
 }
-
-
-def user(subject: str) -> AuthenticatedUser:
-    """What the SDK's authentication leaves in the scope."""
-    token = AccessToken(token=f"t-{subject}", client_id="c", scopes=[], subject=subject)
-    return AuthenticatedUser(token)
-
-
-async def as_user(w: World, subject: str) -> RawClient:
-    return RawClient(await w.carrier_of(user(subject)))
 
 
 def conflict(reply: Reply) -> bool:
@@ -345,126 +330,3 @@ async def test_a_mirror_of_an_unknown_session_is_not_found_with_status_200() -> 
 
         assert (await sent.error())["code"] == -32043
         assert sent.reply.status == 200
-
-
-# --- whose they are ---------------------------------------------------------------------------
-
-
-async def test_a_foreign_session_looks_unknown() -> None:
-    """ERR2, SES10: "the same answer" by every method, of either mode, and nothing is touched: not
-    the attachment, not the deadline, not a request key.
-    """
-    async with world(idle_timeout=100) as w:
-        owner = await as_user(w, "owner")
-        await owner.initialize()
-        stream = await owner.get().started()
-        session = (await owner.start())["sessionId"]
-        w.clock.advance(60)
-        await owner.notify("notifications/initialized")
-        thief = await as_user(w, "thief")
-        await thief.initialize()
-
-        async def answers(target: str) -> list[Json]:
-            return [
-                await thief.error("session/resume", {"sessionId": target}),
-                await thief.error("session/end", {"sessionId": target}),
-                await thief.error("tools/call", call_params("echo", {}, in_session(target))),
-                await thief.error("tools/call", call_params("echo", {}, keyed("k", target))),
-            ]
-
-        def notified(target: str) -> Json:
-            data = {"sessionId": target}
-            return {"code": -32043, "message": "Session not found", "data": data}
-
-        assert owner.session_id is not None
-        assert await answers(session) == [notified(session)] * 4
-        assert await answers(owner.session_id) == [notified(owner.session_id)] * 4
-        assert await answers(UNKNOWN) == [notified(UNKNOWN)] * 4
-        await owner.text("update", uri="a:1", meta=in_session(session))
-        assert uris(await stream.has(1)) == ["a:1"]
-        assert w.box.calls == ["update"]
-
-
-async def test_the_deadline_is_not_moved_by_a_foreign_request() -> None:
-    """SES10: "the owner's identity *before*" any effect."""
-    async with world(idle_timeout=100) as w:
-        owner, thief = await as_user(w, "owner"), await as_user(w, "thief")
-        session = (await owner.start())["sessionId"]
-        await thief.initialize()
-        for _ in range(3):
-            w.clock.advance(30)
-            await thief.error("session/resume", {"sessionId": session})
-        w.clock.advance(20)
-        await w.expire()
-
-        assert (await owner.error("session/resume", {"sessionId": session}))["code"] == -32043
-
-
-@pytest.mark.parametrize("mode", ["transport", "protocol"])
-@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
-async def test_a_foreign_id_in_the_header_looks_unknown(mode: str, method: str) -> None:
-    """ERR2: "somebody else's: 404 like any unknown id", in status, headers and body."""
-    async with world() as w:
-        owner = await as_user(w, "owner")
-        await owner.initialize()
-        stream = await owner.get().started()
-        session = (await owner.start())["sessionId"]
-        thief = await as_user(w, "thief")
-        replies: list[Reply] = []
-        for target in (owner.session_id if mode == "transport" else session, UNKNOWN):
-            thief.session_id = target
-            body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}' if method == "POST" else b""
-            headers = {**thief.headers(), "Content-Type": "application/json"}
-            replies.append(await thief.http(method, headers, body).done())
-
-        foreign, unknown = replies
-        assert foreign.status == unknown.status == 404
-        assert foreign.headers == unknown.headers
-        assert foreign.body == unknown.body
-        assert not stream.ended
-        assert await owner.text("session_id") == session
-
-
-async def test_a_foreign_answer_is_not_taken() -> None:
-    """Rule: "the first answer from any of the owner's connections counts": the owner's."""
-    async with world() as w:
-        owner = await as_user(w, "owner")
-        owner.capabilities = {"elicitation": {}}
-        await owner.initialize()
-        thief = await as_user(w, "thief")
-        await thief.initialize()
-        asked = owner.call("ask", question="?")
-        question = (await asked.reply.has(1))[0]
-
-        await thief.respond(question, {"action": "accept", "content": {"answer": "forged"}})
-        await cycles()
-        assert asked.reply.answer_to(asked.id) is None
-        await owner.respond(question, {"action": "accept", "content": {"answer": "mine"}})
-
-        assert text_of(await asked.result()) == "accept: mine"
-
-
-async def test_a_foreign_cancel_is_not_obeyed() -> None:
-    """By session and key: the key of another's session is none of one's own."""
-    async with world() as w:
-        owner, thief = await as_user(w, "owner"), await as_user(w, "thief")
-        await thief.initialize()
-        session = (await owner.start())["sessionId"]
-        running = owner.call("wait", gate="g", meta=keyed("k", session))
-        await w.box.gate("g").started.wait()
-
-        await thief.notify("notifications/cancelled", {"_meta": keyed("k", session)})
-        await cycles()
-        w.box.gate("g").go.set()
-
-        assert text_of(await running.result()) == "through g"
-
-
-async def test_the_same_person_with_another_token_is_the_same_owner() -> None:
-    """Rule: "a refreshed token of the same identity keeps it" (SES9; here by its principal)."""
-    async with world() as w:
-        first, second = await as_user(w, "owner"), await as_user(w, "owner")
-        session = (await first.start())["sessionId"]
-
-        assert await second.text("session_id", meta=in_session(session)) == session
-        assert KEY  # the key belongs to the session, not to the token
