@@ -58,7 +58,7 @@ def update(number: int) -> dict[str, Any]:
 
 
 async def record(store: SessionStore, count: int) -> SessionId:
-    made = await store.create(Mode.CONVERSATION, ANONYMOUS, peer=None, now=time.time())
+    made = await store.create(Mode.AGENT, ANONYMOUS, peer=None, now=time.time())
     for number in range(count):
         await store.append(made.session_id, Draft(encode(update(number))), now=time.time())
     return made.session_id

@@ -75,14 +75,16 @@ async def fill(store: SessionStore) -> None:
         # A request's credential is read anew each time.
         subject, scopes = f"user {number % USERS}", frozenset({"read", "write"})
         principal = Principal("client", "https://issuer.example", subject, scopes, 1e9 + number)
-        (session_id,) = security.bound_ids("openai/session", f"{number}", principal=principal)
+        (session_id,) = security.conversation_ids(
+            "openai/session", f"{number}", principal=principal
+        )
         await make(store, principal, session_id, 1e9 + number)
 
 
 async def make(
     store: SessionStore, principal: Principal, session_id: SessionId, now: float
 ) -> None:
-    await store.create(Mode.BOUND, principal, peer=None, now=now, session_id=session_id)
+    await store.create(Mode.CONVERSATION, principal, peer=None, now=now, session_id=session_id)
 
 
 async def in_memory() -> float:

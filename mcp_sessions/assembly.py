@@ -32,7 +32,7 @@ from mcp_sessions.server.delivery.transport_sessions import TransportSessions
 from mcp_sessions.server.dispatch.admin import Sessions
 from mcp_sessions.server.dispatch.capabilities import advertise
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers, RelayedRequests
-from mcp_sessions.server.dispatch.conversation_sessions import BoundSessions
+from mcp_sessions.server.dispatch.conversation_sessions import ConversationSessions
 from mcp_sessions.server.dispatch.history import History
 from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
@@ -146,13 +146,13 @@ class Assembly:
 
     def _bound(
         self, conversations: Conversations | None, environment: Environment, visibility: Visibility
-    ) -> BoundSessions | None:
+    ) -> ConversationSessions | None:
         if conversations is None:
             return None
         argument = None
         if conversations.handle:
             argument = HandleArgument(sorted(set(conversations.handle)), conversations.handle_name)
-        return BoundSessions(
+        return ConversationSessions(
             conversations,
             environment,
             self.lifecycle,
@@ -226,7 +226,7 @@ class Assembly:
         audit: Audit,
         visibility: Visibility,
     ) -> Stages:
-        association, bound, sealed = keys.association, self.conversations, self.sealed
+        association, conversations, sealed = keys.association, self.conversations, self.sealed
         methods = SessionMethods(
             environment, self.attachments, self.lifecycle, held=self.runner.held, sealed=sealed
         )
@@ -237,10 +237,13 @@ class Assembly:
             check_token=sealed.check_state,
             visibility=visibility,
         )
-        argument = bound.argument if bound is not None else None
+        argument = conversations.argument if conversations is not None else None
         handles = None
-        if bound is not None and argument is not None:
-            handles = LearnedTools(argument, bound, peers), HandleTools(argument, bound)
+        if conversations is not None and argument is not None:
+            handles = (
+                LearnedTools(argument, conversations, peers),
+                HandleTools(argument, conversations),
+            )
         return Stages(
             audited=Audited(audit),
             methods=methods,
@@ -248,7 +251,7 @@ class Assembly:
             session=session,
             serving=peers,
             idempotency=keys if self.remembers else None,
-            conversation=Conversation(bound) if bound is not None else None,
+            conversation=Conversation(conversations) if conversations is not None else None,
             handles=handles,
         )
 

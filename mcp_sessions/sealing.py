@@ -60,7 +60,7 @@ class Purpose(Enum):
 
     STATE = "state"
     SESSION_ID = "session id"
-    BOUND = "bound"
+    NAME = "name"
 
 
 Binding = tuple[str | None, ...]

@@ -168,7 +168,7 @@ class SessionSecurity:
             "signing" if sign_only else "sealing"
         )
         # The keys themselves are not kept, only what is derived from them.
-        self._names = Names(keys, Purpose.BOUND)
+        self._names = Names(keys, Purpose.NAME)
         self._states: Codec
         self._session_ids: Codec
         if sign_only:
@@ -341,7 +341,7 @@ class SessionSecurity:
             return None
         return claims["created_at"], claims["expires_at"]
 
-    def bound_ids(self, source: str, name: str, *, principal: Principal) -> list[SessionId]:
+    def conversation_ids(self, source: str, name: str, *, principal: Principal) -> list[SessionId]:
         """The ids of the session that a principal calls by a name, by each key of the ring, newest
         first. Without the keys nobody can tell them, nor what they were made of.
 

@@ -80,7 +80,7 @@ def page(
     found = [
         (_key(record), record)
         for record in records
-        if record.mode is Mode.CONVERSATION
+        if record.mode is Mode.AGENT
         # One without a directory is only just being made.
         and record.state.values.get(CWD)
         and (wanted is None or os.path.normpath(str(record.state.values[CWD])) == wanted)

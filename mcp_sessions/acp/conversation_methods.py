@@ -68,9 +68,7 @@ class Openings:
         params, link = incoming.params, incoming.link
         cwd, directories = cwd_of(params), directories_of(params)
         specs = servers_of(params, required=True, others=self._others)
-        record = await self._store.create(
-            Mode.CONVERSATION, ANONYMOUS, peer=None, now=self._clock()
-        )
+        record = await self._store.create(Mode.AGENT, ANONYMOUS, peer=None, now=self._clock())
         async with self._registry.lock(record.session_id):
             conversation = self._conversation(record.session_id, cwd)
             opening = Opening(is_new=True)

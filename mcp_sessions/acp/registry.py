@@ -106,7 +106,7 @@ class Registry:
     async def _admit(
         self, session_id: SessionId, fencing_epoch: FencingEpoch | None = None
     ) -> Admitted:
-        mode, now = Mode.CONVERSATION, self._clock()
+        mode, now = Mode.AGENT, self._clock()
         admitted = await self._store.admit(
             session_id, ANONYMOUS, mode=mode, now=now, fencing_epoch=fencing_epoch
         )

@@ -188,7 +188,7 @@ def _idle(record: SessionRecord, view: View) -> float:
     if not math.isfinite(record.life.expires_at):
         return math.nan
     used_at = record.life.expires_at - view.options.forget_after
-    if used_at < record.life.created_at and record.mode is not Mode.BOUND:
+    if used_at < record.life.created_at and record.mode is not Mode.CONVERSATION:
         # It was not used before it was made: sleep is switched off.
         used_at = record.life.expires_at - view.options.idle_timeout
     return max(0.0, view.now - used_at)
@@ -358,7 +358,7 @@ def make_parser() -> types.OneLineParser:
     chosen.add("--age S", "made S seconds ago or more", types.seconds)
     chosen.add("--idle S", "unused for S seconds or more", types.seconds)
     chosen.add("--transport NAME", ", ".join(TRANSPORTS), choices=TRANSPORTS)
-    modes = [mode.value for mode in Mode]
+    modes = [mode.value for mode in Mode if mode is not Mode.CONNECTION]
     chosen.add("--mode MODE", ", ".join(modes), choices=modes)
     listing.group("output").add(
         "--format FORMAT", "table or json (%(default)s)", choices=("table", "json"), default="table"

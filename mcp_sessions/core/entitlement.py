@@ -27,7 +27,7 @@ def is_entitled(
         carries: Transport-mode: whether its GET stream carries other sessions' events, among
             which are those of list changes.
     """
-    if mode in (Mode.CONVERSATION, Mode.BOUND):
+    if mode not in (Mode.PROTOCOL, Mode.TRANSPORT):
         return False
     if uri is not None:
         return is_subscribed  # EVT2

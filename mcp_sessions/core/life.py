@@ -1,6 +1,7 @@
 """Whether a session lives: when it expires, and whether a request may use it until then.
 
-Seconds everywhere, on the clock that the caller passes in. A conversation's times are infinite.
+Seconds everywhere, on the clock that the caller passes in. The times of an agent's session are
+infinite.
 
 The order of the questions about a request is a rule of its own (SES10): a stranger learns nothing
 of a session, and nothing of it changes before its owner is known.
@@ -28,7 +29,7 @@ class Life:
     """When it expires if nothing more happens: the earlier of idle and absolute."""
 
     ends_at: float
-    """The end of its absolute lifetime. A conversation's, like its ``expires_at``, is infinite."""
+    """The end of its absolute lifetime. An agent's, like its ``expires_at``, is infinite."""
 
 
 def idle_time(mode: Mode, policy: SessionPolicy) -> float:
@@ -51,7 +52,7 @@ SLEEPERS: tuple[Mode, ...] = (Mode.PROTOCOL, Mode.TRANSPORT)
 def _longer(mode: Mode, policy: SessionPolicy) -> float | None:
     forget = policy.forget_after
     sleeps = mode in SLEEPERS and forget is not None and forget > policy.idle_timeout
-    return forget if sleeps or mode is Mode.BOUND else None
+    return forget if sleeps or mode is Mode.CONVERSATION else None
 
 
 def asleep_by(now: float, policy: SessionPolicy) -> float:
@@ -64,7 +65,7 @@ def asleep_by(now: float, policy: SessionPolicy) -> float:
 
 def end_of_life(mode: Mode, *, now: float, max_lifetime: float) -> float:
     """When a session that is made now ends, however busy it is (SES15)."""
-    return math.inf if mode is Mode.CONVERSATION else now + max_lifetime
+    return math.inf if mode in (Mode.AGENT, Mode.CONNECTION) else now + max_lifetime
 
 
 def idle_deadline(*, now: float, idle_timeout: float, ends_at: float) -> float:

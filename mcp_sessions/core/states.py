@@ -21,11 +21,15 @@ class Mode(Enum):
     """Made by ``initialize`` over Streamable HTTP, named by ``Mcp-Session-Id``."""
 
     CONVERSATION = "conversation"
-    """Made by ACP's ``session/new``. It never expires, and its event log has no bound."""
+    """Made by the server for a conversation that its client names. No message names the session by
+    its id."""
 
-    BOUND = "bound"
-    """Made by the server for what its client calls by a name of its own, such as a conversation.
-    No message names it by its id."""
+    CONNECTION = "connection"
+    """Made by the server for a pipe or a WebSocket, in a store of that connection's own. It never
+    expires: it ends with the connection. No message names it."""
+
+    AGENT = "agent"
+    """Made by ACP's ``session/new``. It never expires, and its event log has no bound."""
 
 
 class State(Enum):

@@ -112,7 +112,7 @@ class SessionStore(Ends, Protocol):
 
         Raises:
             LimitReached: ``max_sessions`` or ``max_sessions_per_principal`` are open
-                already (for one of ``Mode.BOUND``, where the latter is None, a tenth of
+                already (for one of ``Mode.CONVERSATION``, where the latter is None, a tenth of
                 ``max_sessions`` is its principal's), or ``peer`` has more than
                 ``max_client_bytes`` (``stores/limits.py``). Nothing was made.
         """
@@ -208,18 +208,19 @@ class SessionStore(Ends, Protocol):
         held: Collection[SessionId],
         limit: int,
     ) -> Sequence[SessionRecord]:
-        """End up to ``limit`` of the principal's sessions of ``Mode.BOUND`` that were not used for
-        so long, and of the others that sleep; those first that were not used for longest. The
-        records as they were. For the arguments see :meth:`evict`.
+        """End up to ``limit`` of the principal's sessions of ``Mode.CONVERSATION`` that were not
+        used for so long, and of the others that sleep; those first that were not used for longest.
+        The records as they were. For the arguments see :meth:`evict`.
         """
         ...
 
     async def evict_heavy(
         self, *, now: float, most: int, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
-        """End up to ``limit`` of the sessions that sleep, those of ``Mode.BOUND`` included, but
-        none of ``held``: the least recently used first, until the others keep no more than ``most``
-        bytes, about: events, answers, data, state, subscriptions, and descriptions of clients.
+        """End up to ``limit`` of the sessions that sleep, those of ``Mode.CONVERSATION`` included,
+        but none of ``held``: the least recently used first, until the others keep no more than
+        ``most`` bytes, about: events, answers, data, state, subscriptions, and descriptions of
+        clients.
         """
         ...
 

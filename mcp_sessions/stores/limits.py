@@ -25,7 +25,7 @@ _SHARE = 10
 
 def most_of_one(mode: Mode, policy: SessionPolicy) -> int | None:
     """How many sessions a principal may have for one of a mode to be made; None: any number."""
-    if policy.max_sessions_per_principal is None and mode is Mode.BOUND:
+    if policy.max_sessions_per_principal is None and mode is Mode.CONVERSATION:
         # It costs who makes up a name nothing, not even a connection.
         return max(1, policy.max_sessions // _SHARE)
     return policy.max_sessions_per_principal

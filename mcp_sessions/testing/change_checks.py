@@ -58,7 +58,7 @@ async def who_is_entitled_to_a_change_is_reported(make: MakeStore) -> None:
     async with opened(make) as store:
         subscribed, filtered, plain = [await new_session(store) for _ in range(3)]
         stream, carrying = [await new_session(store, mode=Mode.TRANSPORT) for _ in range(2)]
-        conversation = await new_session(store, mode=Mode.CONVERSATION)
+        conversation = await new_session(store, mode=Mode.AGENT)
         ended = await new_session(store)
         for session in (subscribed, stream, carrying, ended):
             assert await store.subscribe(session.id, "note://1")

@@ -16,7 +16,9 @@ def _end(number: int, *, at: float = NOW) -> SessionEnd:
 
 async def how_a_session_ended_is_remembered_once(make: MakeStore) -> None:
     """Every member of it, in order; a call that comes twice changes nothing."""
-    whole = SessionEnd("0123456789ab", EndReason.LIMIT, NOW, Mode.BOUND, 9.5, 1.25, "max_sessions")
+    whole = SessionEnd(
+        "0123456789ab", EndReason.LIMIT, NOW, Mode.CONVERSATION, 9.5, 1.25, "max_sessions"
+    )
     async with opened(make) as store:
         assert list(await store.ends(now=NOW)) == []
         assert list(await store.remember_ends([whole, _end(1)], now=NOW)) == [whole, _end(1)]
@@ -66,7 +68,9 @@ async def the_answer_of_create_says_whether_the_session_is_new(make: MakeStore) 
     named = SessionId("named" + "x" * 38)
     async with opened(make) as store:
         for expected in (True, False):
-            record = await store.create(Mode.BOUND, ALICE, peer=None, now=NOW, session_id=named)
+            record = await store.create(
+                Mode.CONVERSATION, ALICE, peer=None, now=NOW, session_id=named
+            )
             assert record.is_new is expected
         assert (await store.create(Mode.PROTOCOL, ALICE, peer=None, now=NOW)).is_new
 

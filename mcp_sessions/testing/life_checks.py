@@ -96,7 +96,7 @@ async def a_session_that_the_server_names_is_made_by_who_comes_first(make: MakeS
     async with opened(make, max_sessions=2, max_sessions_per_principal=2) as store:
         made = await asyncio.gather(
             *(
-                store.create(Mode.BOUND, ALICE, peer=None, now=NOW, session_id=named)
+                store.create(Mode.CONVERSATION, ALICE, peer=None, now=NOW, session_id=named)
                 for _ in range(5)
             )
         )
@@ -106,18 +106,20 @@ async def a_session_that_the_server_names_is_made_by_who_comes_first(make: MakeS
         other = await new_session(store)
         for _ in range(3):
             # No slot is taken twice, and none is needed for a session that exists.
-            again = await store.create(Mode.BOUND, ALICE, peer=None, now=NOW + 1, session_id=named)
-            assert (again.life.created_at, again.mode) == (NOW, Mode.BOUND)
+            again = await store.create(
+                Mode.CONVERSATION, ALICE, peer=None, now=NOW + 1, session_id=named
+            )
+            assert (again.life.created_at, again.mode) == (NOW, Mode.CONVERSATION)
         kept = await store.load_data(named)
         assert kept is not None and kept.value == {"n": 1}
-        for mode in (*MCP_MODES, Mode.CONVERSATION):
+        for mode in (*MCP_MODES, Mode.AGENT):
             assert await store.admit(named, ALICE, mode=mode, now=NOW) is None
-        assert await store.admit(named, BOB, mode=Mode.BOUND, now=NOW) is None
-        assert await store.admit(named, ALICE, mode=Mode.BOUND, now=NOW) is not None
+        assert await store.admit(named, BOB, mode=Mode.CONVERSATION, now=NOW) is None
+        assert await store.admit(named, ALICE, mode=Mode.CONVERSATION, now=NOW) is not None
 
         late = NOW + IDLE
         await store.end(other.id)
-        anew = await store.create(Mode.BOUND, ALICE, peer=None, now=late, session_id=named)
+        anew = await store.create(Mode.CONVERSATION, ALICE, peer=None, now=late, session_id=named)
         empty = await store.load_data(named)
         assert anew.life.created_at == late and empty is not None and empty.value == {}
         await new_session(store)
@@ -170,23 +172,23 @@ async def a_session_expires_however_busy_when_its_lifetime_has_passed(make: Make
             await store.touch([session.id], now=end)
 
 
-async def a_conversation_never_expires_and_forgets_nothing(make: MakeStore) -> None:
+async def an_agents_session_never_expires_and_forgets_nothing(make: MakeStore) -> None:
     """Its log has no bound, is read in pages, and no other mode sees it."""
     late = NOW + 100 * LIFETIME
     async with opened(make, max_events=2, max_bytes=2, max_age=1) as store:
-        session = await new_session(store, mode=Mode.CONVERSATION)
+        session = await new_session(store, mode=Mode.AGENT)
         for number in range(5):
             await session.append(now=NOW + number)
         assert not await store.expire(now=late, held=(), limit=9)
         await store.touch([session.id], now=NOW)
         for mode in MCP_MODES:
             assert await store.admit(session.id, ALICE, mode=mode, now=NOW) is None
-        admitted = await store.admit(session.id, ALICE, mode=Mode.CONVERSATION, now=NOW)
+        admitted = await store.admit(session.id, ALICE, mode=Mode.AGENT, now=NOW)
         assert admitted is not None
         life = admitted.record.life
         assert (life.expires_at, life.ends_at) == (math.inf, math.inf)
         record = await store.load(session.id, now=late)
-        assert record is not None and record.mode is Mode.CONVERSATION
+        assert record is not None and record.mode is Mode.AGENT
         assert (await session.append(now=late)).event.number == 6
         pages: list[list[int]] = []
         after: str = await session.position(0)
@@ -310,7 +312,7 @@ CHECKS: Sequence[Check] = (
     open_sessions_are_limited_per_store_and_per_principal,
     a_session_expires_when_idle_and_a_request_moves_that,
     a_session_expires_however_busy_when_its_lifetime_has_passed,
-    a_conversation_never_expires_and_forgets_nothing,
+    an_agents_session_never_expires_and_forgets_nothing,
     an_append_after_the_lifetime_stores_nothing,
     expire_ends_what_is_overdue_and_spares_what_is_running,
     evict_ends_what_is_unowned_and_holds_nothing,

@@ -27,12 +27,12 @@ from mcp_sessions.testing.parts import (
 )
 
 
-async def a_bound_session_lives_as_long_as_it_may_be_idle(make: MakeStore) -> None:
+async def a_conversations_session_lives_as_long_as_it_may_be_idle(make: MakeStore) -> None:
     """With ``forget_after``, however a request or the work on one moved its deadline; and its
     lifetime ends that much later, however busy. The same holds for sessions that clients start.
     """
     forget = 3 * LIFETIME
-    bound, second = SessionId("bound" + "x" * 38), SessionId("second" + "x" * 37)
+    conversation, second = SessionId("conversation" + "x" * 31), SessionId("second" + "x" * 37)
     async with opened(make, forget_after=forget) as store:
 
         async def life_of(session_id: SessionId) -> tuple[float, float]:
@@ -45,39 +45,41 @@ async def a_bound_session_lives_as_long_as_it_may_be_idle(make: MakeStore) -> No
             return [record.session_id for record in gone]
 
         started = [(await new_session(store, mode=mode)).id for mode in MCP_MODES]
-        for each in (bound, second):
-            await store.create(Mode.BOUND, ALICE, peer=None, now=NOW, session_id=each)
+        for each in (conversation, second):
+            await store.create(Mode.CONVERSATION, ALICE, peer=None, now=NOW, session_id=each)
             assert await store.head(each) is None
-        for each in (bound, second, *started):
+        for each in (conversation, second, *started):
             assert await life_of(each) == (forget, LIFETIME + forget)
         assert await expired(NOW + forget - 0.1) == []
         for each in started:
             assert await store.end(each) is not None
 
-        await store.touch([bound], now=NOW + 1)
-        assert (await life_of(bound))[0] == forget + 1
-        assert await store.admit(bound, ALICE, mode=Mode.BOUND, now=NOW + 2) is not None
-        assert (await life_of(bound))[0] == forget + 2
+        await store.touch([conversation], now=NOW + 1)
+        assert (await life_of(conversation))[0] == forget + 1
+        assert (
+            await store.admit(conversation, ALICE, mode=Mode.CONVERSATION, now=NOW + 2) is not None
+        )
+        assert (await life_of(conversation))[0] == forget + 2
         assert await expired(NOW + forget + 1) == [second]
-        assert await expired(NOW + forget + 10, bound) == []
-        assert (await life_of(bound))[0] == LIFETIME + forget
+        assert await expired(NOW + forget + 10, conversation) == []
+        assert (await life_of(conversation))[0] == LIFETIME + forget
         assert await expired(NOW + LIFETIME + forget - 1) == []
         late = NOW + LIFETIME + forget
-        assert await store.admit(bound, ALICE, mode=Mode.BOUND, now=late) is None
-        assert await expired(late, bound) == [bound]
+        assert await store.admit(conversation, ALICE, mode=Mode.CONVERSATION, now=late) is None
+        assert await expired(late, conversation) == [conversation]
 
 
-async def a_principals_oldest_bound_sessions_make_room(make: MakeStore) -> None:
+async def a_principals_oldest_conversations_make_room(make: MakeStore) -> None:
     """Those that were not used for longest, and nobody else's; what has another mode, is running or
     was used lately stays.
     """
     forget = 500.0
     async with opened(make, forget_after=forget, idle_timeout=200.0) as store:
 
-        async def bound(name: str, principal: Principal = ALICE, at: float = 0) -> SessionId:
+        async def conversation(name: str, principal: Principal = ALICE, at: float = 0) -> SessionId:
             named = SessionId(name * 43)
             record = await store.create(
-                Mode.BOUND, principal, peer=None, now=NOW + at, session_id=named
+                Mode.CONVERSATION, principal, peer=None, now=NOW + at, session_id=named
             )
             return record.session_id
 
@@ -86,12 +88,12 @@ async def a_principals_oldest_bound_sessions_make_room(make: MakeStore) -> None:
             return [record.session_id for record in gone]
 
         others = [(await new_session(store, mode=mode)).id for mode in MCP_MODES]
-        others += [await bound("o", BOB), await bound("n", ANONYMOUS)]
+        others += [await conversation("o", BOB), await conversation("n", ANONYMOUS)]
         oldest, used, held, second, third = [
-            await bound(name, at=at) for at, name in enumerate("abcde")
+            await conversation(name, at=at) for at, name in enumerate("abcde")
         ]
         await store.subscribe(third, "note://1")
-        assert await store.admit(used, ALICE, mode=Mode.BOUND, now=NOW + 90) is not None
+        assert await store.admit(used, ALICE, mode=Mode.CONVERSATION, now=NOW + 90) is not None
         assert await evicted(59.9, 9) == []
         assert await evicted(100, 1, held) == [oldest]
         assert await evicted(100, 9, held) == [second, third]
@@ -152,11 +154,11 @@ async def what_sleeps_is_bounded_in_bytes(make: MakeStore) -> None:
             (await new_session(store, principal, mode=mode, now=NOW + at)).id
             for at, (principal, mode) in enumerate(owners)
         ]
-        await store.create(Mode.BOUND, BOB, peer=None, now=NOW + 3, session_id=named)
+        await store.create(Mode.CONVERSATION, BOB, peer=None, now=NOW + 3, session_id=named)
         made += [named, (await new_session(store, now=NOW + 4)).id]
         for each in made:
             assert await store.replace_data(each, heavy, expected_version=0)
-        first, second, third, bound, last = made
+        first, second, third, conversation, last = made
         assert await evicted(IDLE - 0.1, 1) == []
         assert await evicted(IDLE + 1.5, 30_000) == []
         assert await store.admit(first, ALICE, mode=Mode.PROTOCOL, now=NOW + 50) is not None
@@ -164,7 +166,7 @@ async def what_sleeps_is_bounded_in_bytes(make: MakeStore) -> None:
         assert await evicted(IDLE + 9, 60_000) == []
         assert await evicted(IDLE + 9, 30_000, second) == [third]
         assert await evicted(IDLE + 9, 30_000) == [second]
-        assert await evicted(IDLE + 9, 1, limit=1) == [bound]
+        assert await evicted(IDLE + 9, 1, limit=1) == [conversation]
         assert await ids_of(store) == {first, last}
         subscribed = await new_session(store, now=NOW + 5)
         for _ in range(3):
@@ -226,7 +228,7 @@ async def one_principals_names_do_not_fill_the_store(make: MakeStore) -> None:
 
         async def named(name: str, principal: Principal = ALICE) -> None:
             named = SessionId(name * 43)
-            await store.create(Mode.BOUND, principal, peer=None, now=NOW, session_id=named)
+            await store.create(Mode.CONVERSATION, principal, peer=None, now=NOW, session_id=named)
 
         for name in "abc":
             await named(name)
@@ -239,8 +241,8 @@ async def one_principals_names_do_not_fill_the_store(make: MakeStore) -> None:
 
 
 CHECKS: Sequence[Check] = (
-    a_bound_session_lives_as_long_as_it_may_be_idle,
-    a_principals_oldest_bound_sessions_make_room,
+    a_conversations_session_lives_as_long_as_it_may_be_idle,
+    a_principals_oldest_conversations_make_room,
     what_sleeps_makes_room_first,
     what_sleeps_is_bounded_in_bytes,
     a_session_that_sleeps_loses_its_past_alone,

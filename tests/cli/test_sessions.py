@@ -418,7 +418,7 @@ async def test_idle_times_are_those_of_what_sleeps_too(
     store = SQLiteStore(path)
     await store.open(SessionPolicy(forget_after=30 * day))
     named = SessionId("n" * 43)
-    await store.create(Mode.BOUND, ALICE, peer=None, now=now - 5 * day, session_id=named)
+    await store.create(Mode.CONVERSATION, ALICE, peer=None, now=now - 5 * day, session_id=named)
     for days in (3, 1):
         await store.create(Mode.TRANSPORT, ALICE, peer=None, now=now - days * day)
     await store.create(Mode.TRANSPORT, BOB, peer=None, now=now)
@@ -430,7 +430,7 @@ async def test_idle_times_are_those_of_what_sleeps_too(
         return sorted(each["mode"] for each in json.loads(capsys.readouterr().out))
 
     assert await listed(6) == []
-    assert await listed(4) == ["bound"]
-    assert await listed(2) == ["bound", "transport"]
-    assert await listed(0.5) == ["bound", "transport", "transport"]
-    assert await listed(0.0001) == ["bound", "transport", "transport"]
+    assert await listed(4) == ["conversation"]
+    assert await listed(2) == ["conversation", "transport"]
+    assert await listed(0.5) == ["conversation", "transport", "transport"]
+    assert await listed(0.0001) == ["conversation", "transport", "transport"]

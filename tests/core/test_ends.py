@@ -19,7 +19,7 @@ from mcp_sessions.core.states import Mode, State
             "it expired after 1d, its longest lifetime",
         ),
         (
-            SessionEnd("a" * 12, EndReason.LIMIT, 0, Mode.BOUND, 9, 5, "max_sessions"),
+            SessionEnd("a" * 12, EndReason.LIMIT, 0, Mode.CONVERSATION, 9, 5, "max_sessions"),
             "it made room for another (max_sessions) after 5s without a request",
         ),
         (SessionEnd("a" * 12, EndReason.EMPTIED, 0), "the store was emptied or replaced"),
@@ -32,7 +32,7 @@ def test_an_end_says_why_in_a_sentence(end: SessionEnd, said: str) -> None:
 @pytest.mark.parametrize("reason", EndReason)
 def test_what_a_store_keeps_of_an_end_is_the_end(reason: EndReason) -> None:
     """Every reason has a sentence and a kind, and is read as it was written."""
-    end = SessionEnd("a" * 12, reason, 1.5, Mode.BOUND, 2.0, None, "max_sessions")
+    end = SessionEnd("a" * 12, reason, 1.5, Mode.CONVERSATION, 2.0, None, "max_sessions")
     assert SessionEnd.from_json(end.to_json()) == end
     assert str(end) and reason.kind
 

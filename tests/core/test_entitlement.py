@@ -45,6 +45,7 @@ def test_a_stream_that_carries_a_session_is_notified_of_lists_by_that() -> None:
     assert not listed(Mode.TRANSPORT, carries=True)
 
 
-def test_a_conversation_is_of_another_protocol() -> None:
-    assert not updated(Mode.CONVERSATION, is_subscribed=True)
-    assert not listed(Mode.CONVERSATION)
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode not in MCP])
+def test_a_session_that_no_message_of_mcp_names_gets_no_change(mode: Mode) -> None:
+    assert not updated(mode, is_subscribed=True)
+    assert not listed(mode)

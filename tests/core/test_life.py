@@ -86,7 +86,7 @@ def test_a_session_of_the_other_mode_says_so_but_for_another_protocols(
 
     if of is asked:
         assert answer is Admission.ADMITTED
-    elif Mode.CONVERSATION in (of, asked) or Mode.BOUND in (of, asked):
+    elif {of, asked} != {Mode.PROTOCOL, Mode.TRANSPORT}:
         assert answer is Admission.REFUSED
     else:
         assert answer is Admission.OTHER_MODE
@@ -98,8 +98,9 @@ def test_who_knows_another_attachment_is_displaced(epoch: int) -> None:
     assert ask(epoch=epoch) is Admission.DISPLACED
 
 
-def test_a_conversation_has_no_end() -> None:
-    ends_at = end_of_life(Mode.CONVERSATION, now=5.0, max_lifetime=100.0)
+@pytest.mark.parametrize("mode", [Mode.AGENT, Mode.CONNECTION])
+def test_a_session_of_an_agent_or_of_a_connection_has_no_end(mode: Mode) -> None:
+    ends_at = end_of_life(mode, now=5.0, max_lifetime=100.0)
 
     assert ends_at == idle_deadline(now=5.0, idle_timeout=1.0, ends_at=ends_at) == math.inf
     assert not has_expired(now=1e12, expires_at=ends_at, ends_at=ends_at, held=False)

@@ -170,7 +170,7 @@ class SessionModel:
 
     def move_deadline(self, now: float, idle: float) -> None:
         """A request came, or ended."""
-        if self.mode is not Mode.CONVERSATION:
+        if self.mode is not Mode.AGENT:
             self.expires_at = min(now + idle, self.ends_at)
 
     def admits(
@@ -180,7 +180,7 @@ class SessionModel:
         if principal != self.principal or now >= (self.ends_at if held else self.expires_at):
             return None
         if mode is not self.mode:
-            return None if Mode.CONVERSATION in (mode, self.mode) else "other mode"
+            return None if Mode.AGENT in (mode, self.mode) else "other mode"
         return "displaced" if epoch not in (None, self.fencing_epoch) else "admitted"
 
     def attach(self, connection: str | None) -> str | None:

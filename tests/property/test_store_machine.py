@@ -82,7 +82,7 @@ SENDINGS = st.builds(
 FINISHES = st.tuples(
     st.sampled_from(KEYS), st.sampled_from([b'"result":{}', b'"result":{"more":1}', None])
 )
-MODES = st.sampled_from([Mode.PROTOCOL, Mode.PROTOCOL, Mode.TRANSPORT, Mode.CONVERSATION])
+MODES = st.sampled_from([Mode.PROTOCOL, Mode.PROTOCOL, Mode.TRANSPORT, Mode.AGENT])
 EVENTS = st.lists(
     st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([1, 1, 20, 70])),
     min_size=1,
@@ -157,13 +157,13 @@ class StoreMachine(RuleBasedStateMachine):
             return
         assert record.session_id not in self.states
         assert len(self.live) < POLICY.max_sessions and owned < MOST_OF_ONE
-        is_conversation = mode is Mode.CONVERSATION
+        is_agents = mode is Mode.AGENT
         self.live[record.session_id] = SessionModel(
             owner,
             mode,
-            math.inf if is_conversation else self.now + POLICY.idle_timeout,
-            math.inf if is_conversation else self.now + POLICY.max_lifetime,
-            LogModel(UNBOUNDED if is_conversation else WINDOW),
+            math.inf if is_agents else self.now + POLICY.idle_timeout,
+            math.inf if is_agents else self.now + POLICY.max_lifetime,
+            LogModel(UNBOUNDED if is_agents else WINDOW),
             KeysModel(POLICY.request_key_bytes, POLICY.request_key_lifetime, KEY_BYTES),
         )
         self.states[record.session_id] = BEGINS

@@ -55,7 +55,7 @@ async def test_two_first_requests_at_once_make_one_session(seed: int) -> None:
         said += [await (await w.connected()).text("count", meta=META) for w in c.worlds]
         assert said == [f"conversation {n}" for n in range(1, 7)]
         modes = [each.mode for each in await c[0].layer.sessions.list()]
-        assert modes.count("bound") == 1
+        assert modes.count("conversation") == 1
 
 
 @pytest.mark.in_process

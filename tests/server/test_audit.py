@@ -177,12 +177,12 @@ async def test_a_conversation_is_named_by_digests_that_say_nothing_without_the_k
         for carrier, key in ((ann, "one"), (ann, "one"), (ann, "two"), (bob, "one")):
             modern = ModernClient(carrier)
             await modern.text("echo", {"text": "x"}, meta={"openai/session": key})
-        bound = {digest(each.id) for each in await w.layer.sessions.list()}
+        conversations = {digest(each.id) for each in await w.layer.sessions.list()}
     notified = lines.of("tools/call")
     assert {each["mcp_sessions.conversation.source"] for each in notified} == {"openai/session"}
     assert {each["mcp_sessions.session.source"] for each in notified} == {"conversation"}
     sessions = [each["mcp_sessions.session"] for each in notified]
-    assert set(sessions) == bound and sessions[0] == sessions[1] and len(bound) == 3
+    assert set(sessions) == conversations and sessions[0] == sessions[1] and len(conversations) == 3
     keys = [each["mcp_sessions.conversation"] for each in notified]
     assert keys[0] == keys[1] == keys[3] != keys[2]
     who = [each["enduser.pseudo.id"] for each in notified]
@@ -198,9 +198,9 @@ async def test_a_handle_is_named_by_a_digest(lines: Lines) -> None:
         handle = first["structuredContent"]["session"]
         await modern.text("tell", {"method": "notifications/x", "session": handle})
         await modern.call("tell", {"method": "notifications/x", "session": "guessed"}).result()
-        [bound] = [digest(each.id) for each in await w.layer.sessions.list()]
+        [conversation] = [digest(each.id) for each in await w.layer.sessions.list()]
     started, passed, refused = lines.of("tools/call")
-    assert started["mcp_sessions.session"] == passed["mcp_sessions.session"] == bound
+    assert started["mcp_sessions.session"] == passed["mcp_sessions.session"] == conversation
     assert started["mcp_sessions.conversation.source"] == "handle"
     assert started["mcp_sessions.conversation"] == passed["mcp_sessions.conversation"]
     assert "mcp_sessions.session" not in refused and refused["error.type"] == "tool_error"

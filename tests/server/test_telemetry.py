@@ -52,8 +52,8 @@ def test_a_span_of_a_conversation_has_the_hosts_own_id() -> None:
         for name, attributes in seen["spans"]
         if name == "tools/call echo"
     ]
-    host, bound, named = "the host's own id", seen["bound"], seen["named"]
-    assert calls == [(bound, host), (bound, host), (named, named)]
+    host, conversation, named = "the host's own id", seen["conversation"], seen["named"]
+    assert calls == [(conversation, host), (conversation, host), (named, named)]
     traces = [
         trace
         for (name, _), trace in zip(seen["spans"], seen["traces"], strict=True)

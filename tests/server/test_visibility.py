@@ -453,7 +453,7 @@ async def test_a_hidden_tool_takes_a_handle_of_who_may_see_it_alone(era: Era) ->
             params = {"name": "pay2", "arguments": arguments}
             other = await answer(w.carrier, era, "tools/call", params)
             assert json.dumps(said) == json.dumps(other).replace("pay2", "pay")
-        assert "bound" not in [each.mode for each in await w.layer.sessions.list()]
+        assert "conversation" not in [each.mode for each in await w.layer.sessions.list()]
         params = {"name": "sight", "arguments": {"reveals": True, "tools": ["pay"]}}
         first = await answer(w.carrier, era, "tools/call", params)
         handle = first["result"]["structuredContent"]["session"]

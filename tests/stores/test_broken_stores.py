@@ -232,7 +232,7 @@ class ForgetsAConversationAsItSleeps(MemoryStore):
 
     async def open(self, policy: SessionPolicy) -> None:
         await super().open(policy)
-        self._idle_times[Mode.BOUND] = self._idle_times[Mode.CONVERSATION]
+        self._idle_times[Mode.CONVERSATION] = self._idle_times[Mode.AGENT]
 
 
 class SleepsWhatWasUsed(MemoryStore):
@@ -429,8 +429,11 @@ class IsMadeAnewByWhoLooks(MemoryStore):
         (KeepsAnswersOfTheEnded, admission_checks.a_session_that_ends_meanwhile_admits_nothing),
         (ReapsWhatIsBusy, life_checks.expire_ends_what_is_overdue_and_spares_what_is_running),
         (EvictsWhatIsUsed, life_checks.evict_ends_what_is_unowned_and_holds_nothing),
-        (ForgetsWhoeversConversations, sleeping.a_principals_oldest_bound_sessions_make_room),
-        (ForgetsAConversationAsItSleeps, sleeping.a_bound_session_lives_as_long_as_it_may_be_idle),
+        (ForgetsWhoeversConversations, sleeping.a_principals_oldest_conversations_make_room),
+        (
+            ForgetsAConversationAsItSleeps,
+            sleeping.a_conversations_session_lives_as_long_as_it_may_be_idle,
+        ),
         (SleepsWhatWasUsed, sleeping.a_session_that_sleeps_loses_its_past_alone),
         (NeverSleeps, sleeping.a_session_that_sleeps_loses_its_past_alone),
         (KeepsWhatSleeps, sleeping.what_sleeps_makes_room_first),

@@ -159,7 +159,7 @@ class PuppetCall:
     can_send_request: bool = False
     received: list[Json] = field(default_factory=list[Json])
     request_id: int = 1
-    bound_session: SessionId | None = None
+    conversation_session: SessionId | None = None
     response: None = None
     get_stream: None = None
     session: str | None = None

@@ -99,8 +99,9 @@ async def conversation() -> dict[str, Any]:
         await modern.text("echo", {"text": "x"}, meta={**meta, **trace_of})
         named = (await modern.create())["sessionId"]
         await modern.text("echo", {"text": "x"}, meta={**meta, **in_session(named)})
-        [bound] = [each.id for each in await w.layer.sessions.list() if each.mode == "bound"]
-        return {"bound": digest(bound), "named": digest(named), "audit": audited}
+        found = await w.layer.sessions.list()
+        [unnamed] = [each.id for each in found if each.mode == "conversation"]
+        return {"conversation": digest(unnamed), "named": digest(named), "audit": audited}
 
 
 async def command() -> dict[str, Any]:

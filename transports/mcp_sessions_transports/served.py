@@ -10,7 +10,7 @@ from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
-from mcp_sessions.server.dispatch.conversation_sessions import BoundSessions
+from mcp_sessions.server.dispatch.conversation_sessions import ConversationSessions
 from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
@@ -31,7 +31,7 @@ class Served(Protocol):
     joint_admissions: JointAdmissions | None
     """None: the store is in this process, where two steps cost what one does."""
 
-    conversations: BoundSessions | None
+    conversations: ConversationSessions | None
     """None: requests have no other sessions than those that their clients start."""
 
     rules: ModernRules

@@ -138,7 +138,7 @@ class Call:
     record: SessionRecord | None = field(init=False, default=None)
     """Its protocol-mode session."""
 
-    bound: SessionRecord | None = field(init=False, default=None)
+    conversation_record: SessionRecord | None = field(init=False, default=None)
     """The session of its conversation."""
 
     started: str | None = field(init=False, default=None)

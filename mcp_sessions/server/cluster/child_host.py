@@ -68,7 +68,7 @@ class RemoteCall:
     get_stream: None = field(init=False, default=None)
     session: str | None = field(init=False, default=None)
     conversation: str | None = field(init=False, default=None)
-    bound_session: SessionId | None = field(init=False, default=None)
+    conversation_session: SessionId | None = field(init=False, default=None)
 
     @property
     def store_failure(self) -> StoreUnavailable | None:

@@ -20,7 +20,7 @@ class SessionInfo:
     id: SessionId
     """A credential where there is no other: do not log it."""
 
-    mode: Literal["protocol", "transport", "bound"]
+    mode: Literal["protocol", "transport", "conversation"]
     """Made by ``session/start`` or ``sessions/create``, by ``initialize`` over HTTP, or by the
     server for a conversation."""
 
@@ -38,9 +38,9 @@ class SessionInfo:
     """Resource URIs."""
 
 
-_NAMES: Mapping[Mode, Literal["protocol", "bound"]] = {
+_NAMES: Mapping[Mode, Literal["protocol", "conversation"]] = {
     Mode.PROTOCOL: "protocol",
-    Mode.BOUND: "bound",
+    Mode.CONVERSATION: "conversation",
 }
 
 

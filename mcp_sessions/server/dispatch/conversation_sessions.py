@@ -45,13 +45,13 @@ class UnknownHandle(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class ConversationSession:
     record: SessionRecord
     started: str | None = None
     """The handle of a session that this request started."""
 
 
-class BoundSessions:
+class ConversationSessions:
     def __init__(
         self,
         settings: Conversations,
@@ -74,7 +74,7 @@ class BoundSessions:
             return None
         return argument
 
-    async def of(self, request: Message, inbound: Inbound) -> Bound | None:
+    async def of(self, request: Message, inbound: Inbound) -> ConversationSession | None:
         """The session of a request's conversation, its idle time begun anew; None: it is of none,
         or there are too many sessions for one more.
 
@@ -98,9 +98,9 @@ class BoundSessions:
             if given is not None or carried is not None:
                 try:
                     if given is not None:
-                        return Bound(await self._of_handle(given, inbound))
+                        return ConversationSession(await self._of_handle(given, inbound))
                     # A further round of the call that started it, whose answer has to say so.
-                    return Bound(await self._of_handle(carried, inbound), carried)
+                    return ConversationSession(await self._of_handle(carried, inbound), carried)
                 except UnknownHandle:
                     if not is_hidden:
                         raise
@@ -112,7 +112,7 @@ class BoundSessions:
         if key is None:
             return None
         record = await self._found_or_made(key, inbound)
-        return Bound(record, handle) if record is not None else None
+        return ConversationSession(record, handle) if record is not None else None
 
     async def _of_handle(self, given: object, inbound: Inbound) -> SessionRecord:
         # Nothing is made here: what the server did not make is nobody's handle.
@@ -128,7 +128,7 @@ class BoundSessions:
         raise UnknownHandle
 
     def _ids(self, key: ConversationKey, principal: Principal) -> list[SessionId]:
-        return self._security.bound_ids(key.source, key.text, principal=principal)
+        return self._security.conversation_ids(key.source, key.text, principal=principal)
 
     async def _found_or_made(self, key: ConversationKey, inbound: Inbound) -> SessionRecord | None:
         principal, ids = inbound.principal, self._ids(key, inbound.principal)
@@ -139,7 +139,7 @@ class BoundSessions:
                 inbound.belongs_to(key)
                 return record
         try:
-            record = await self._lifecycle.create(Mode.BOUND, principal, None, ids[0])
+            record = await self._lifecycle.create(Mode.CONVERSATION, principal, None, ids[0])
         except LimitReached as reached:
             logger.warning(
                 "the limit %s is reached: a request runs without its conversation", reached.limit
@@ -153,7 +153,7 @@ class BoundSessions:
         admitted = await self._store.admit(
             session_id,
             inbound.principal,
-            mode=Mode.BOUND,
+            mode=Mode.CONVERSATION,
             now=self._clock(),
             held=session_id in self._held,
         )

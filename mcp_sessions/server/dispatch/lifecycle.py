@@ -347,7 +347,7 @@ class Lifecycle:
         now = self._clock()
         if 0 <= now - self._own_in_vain.get(principal, -math.inf) < _PAUSE:
             return
-        most = most_of_one(Mode.BOUND, self._policy) or self._policy.max_sessions
+        most = most_of_one(Mode.CONVERSATION, self._policy) or self._policy.max_sessions
         evicted = await self._store.evict_own(
             principal,
             now=now,

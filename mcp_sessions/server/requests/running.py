@@ -61,14 +61,14 @@ class RunningRequest:
         self._standalone = standalone
         self.done = False
         self.task: asyncio.Task[None] | None = None
-        request, record, bound = call.request, call.record, call.bound
+        request, record, conversation = call.request, call.record, call.conversation_record
         self.request, self.key, self.record = request, call.key, record
         self.handle: SessionHandle | None = call.handle
         self.request_id: RequestId | None = None if request.is_notification else request.id
         self.session_id = record.session_id if record is not None else None
         """The protocol-mode session it belongs to."""
 
-        self.bound_session = bound.session_id if bound is not None else None
+        self.conversation_session = conversation.session_id if conversation is not None else None
         """The session of its conversation, of which its client knows nothing."""
 
         connection = call.inbound.connection
@@ -76,7 +76,7 @@ class RunningRequest:
         self.sessions: list[SessionId] = []
         """The sessions, of any mode, that must not expire while it runs."""
 
-        for session_id in (self.session_id, in_transport, self.bound_session):
+        for session_id in (self.session_id, in_transport, self.conversation_session):
             if session_id is not None:
                 self.sessions.append(session_id)
         self.waiters = [call]
@@ -142,7 +142,7 @@ class RunningRequest:
         that carried a request of a protocol-mode session, which outlives any connection; and with
         its conversation's its handler loses what it keeps there, and no more.
         """
-        is_of_transport = self.session_id is None and session_id != self.bound_session
+        is_of_transport = self.session_id is None and session_id != self.conversation_session
         return is_of_transport or session_id == self.session_id
 
     async def abort(self, error: dict[str, Any]) -> None:
@@ -312,7 +312,7 @@ class RunningRequest:
 
     @property
     def _owner(self) -> Hashable:
-        return self.bound_session or self.session_id or self.principal
+        return self.conversation_session or self.session_id or self.principal
 
     @property
     def _newest(self) -> port.Call | None:

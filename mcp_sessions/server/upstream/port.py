@@ -157,7 +157,7 @@ class Call(Outbound, Protocol):
     def principal(self) -> Principal: ...
 
     @property
-    def bound_session(self) -> SessionId | None:
+    def conversation_session(self) -> SessionId | None:
         """Return the session of its host's conversation. Its client does not know the session."""
         ...
 

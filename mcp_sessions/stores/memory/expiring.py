@@ -101,7 +101,7 @@ class Expiring(Tables):
         limit: int,
     ) -> Sequence[SessionRecord]:
         latest = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
-        latest[Mode.BOUND] = now - unused_for + idle_time(Mode.BOUND, self._policy)
+        latest[Mode.CONVERSATION] = now - unused_for + idle_time(Mode.CONVERSATION, self._policy)
 
         def goes(record: SessionRecord) -> bool:
             return (

@@ -108,11 +108,11 @@ class MemoryStore(Events, Expiring, EndsInMemory):
         record = SessionRecord(session_id, mode, principal, life, SessionClient(peer))
         record.is_new = True
         log = None
-        if mode is Mode.BOUND and owner.principal.scopes == principal.scopes:
+        if mode is Mode.CONVERSATION and owner.principal.scopes == principal.scopes:
             # Its credential is no part of it, and there may be many of one principal.
             record.principal = owner.principal
-        if mode is not Mode.BOUND:
-            is_kept_whole = mode is Mode.CONVERSATION
+        if mode is not Mode.CONVERSATION:
+            is_kept_whole = mode is Mode.AGENT
             log = EventLog(mint_log_epoch(), UNBOUNDED if is_kept_whole else self._window)
         self._sessions[session_id] = Session(record, log)
         self._by_principal[principal] = owner

@@ -91,7 +91,7 @@ class Tables:
             self._deadlines = [
                 (record.life.expires_at, record.session_id)
                 for record in live
-                if record.mode is not Mode.CONVERSATION
+                if record.life.expires_at != math.inf
             ]
             heapq.heapify(self._deadlines)
 

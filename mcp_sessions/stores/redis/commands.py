@@ -68,7 +68,7 @@ class Commands:
 
     @property
     def _list_lifetime(self) -> int:
-        longest = longest_life(Mode.BOUND, self._policy)
+        longest = longest_life(Mode.CONVERSATION, self._policy)
         return math.ceil((longest + MARGIN) * 1000)
 
     def _record(self, answer: Answer, known: Known = NOTHING) -> SessionRecord:

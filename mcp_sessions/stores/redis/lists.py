@@ -182,7 +182,7 @@ class Lists(EndsInRedis):
             await self._run(scripts.DROP_SUBSCRIBER, [key], tag, token)
 
 
-_ENTRY = re.compile(rb"[0-9a-f]{40}\.[0-9a-f]{16}\.[0-9a-f]+(\.b)?")
+_ENTRY = re.compile(rb"[0-9a-f]{40}\.[0-9a-f]{16}\.[0-9a-f]+(\.c)?")
 
 _TOKEN = re.compile(rb"[0-9a-f]+\.[0-9a-f]+ [!-~]+")
 

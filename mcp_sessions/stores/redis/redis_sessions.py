@@ -30,7 +30,7 @@ from mcp_sessions.stores.redis.record_codec import (
     unpacked,
 )
 from mcp_sessions.stores.redis.redis_connection import Link, Value
-from mcp_sessions.stores.redis.sleepers import BOUND, Sleepers
+from mcp_sessions.stores.redis.sleepers import OF_CONVERSATION, Sleepers
 
 
 class Lives(Sleepers):
@@ -55,8 +55,8 @@ class Lives(Sleepers):
         deadline = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
         owned = self._owned(owner_of(principal))
         member = f"{tag_of(session_id)}.{owned[-16:]}.{int(await self._clock.now()):x}"
-        if mode is Mode.BOUND:
-            member += BOUND.decode()
+        if mode is Mode.CONVERSATION:
+            member += OF_CONVERSATION.decode()
         of_one = most_of_one(mode, policy) or 2**53
         # An entry first, then the session: a process that dies in between leaves an entry that
         # nobody has, which is given up when its deadline has passed.

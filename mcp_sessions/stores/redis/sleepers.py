@@ -20,7 +20,7 @@ from mcp_sessions.stores.redis.lists import Lists, tag_in
 from mcp_sessions.stores.redis.record_codec import of_kind, owner_of, tag_of
 from mcp_sessions.stores.redis.redis_connection import Link, Value
 
-BOUND = b".b"
+OF_CONVERSATION = b".c"
 """Ends the entry of a conversation's session: its principal may have many of others."""
 
 _USED = re.compile(rb"used_memory:(\d+)")
@@ -58,7 +58,7 @@ class Sleepers(Lists):
             member
             for rank, member in enumerate(listed)
             if (of in member or rank < sleeping)
-            and not member.endswith(BOUND)
+            and not member.endswith(OF_CONVERSATION)
             and tag_in(member) not in held_tags
         ]
         # Those that were looked at in vain have their turn again after all others.
@@ -90,7 +90,7 @@ class Sleepers(Lists):
         now = await self._clock.at(now)
         owner, held_tags = owner_of(principal), {tag_of(session_id) for session_id in held}
         asleep = asleep_by(now, self._policy)
-        latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
+        latest = now - unused_for + idle_time(Mode.CONVERSATION, self._policy)
         listed = await self._entries("SMEMBERS", self._owned(owner))
         if not listed:
             return []
@@ -99,7 +99,7 @@ class Sleepers(Lists):
             (float(rank), member)
             for rank, member in zip(ranks, listed, strict=True)
             if rank is not None
-            and float(rank) <= (latest if member.endswith(BOUND) else asleep)
+            and float(rank) <= (latest if member.endswith(OF_CONVERSATION) else asleep)
             and tag_in(member) not in held_tags
         )
         # An entry is no later than the deadline, which requests have moved since.

@@ -107,17 +107,17 @@ def _remember(connection: sqlite3.Connection, boot: str | None, durability: Dura
         connection.execute("DELETE FROM meta WHERE name = 'boot'")
 
 
-# A conversation is kept whole: what is left of it is all there is of it. Its positions are
+# The log of an agent's session is kept whole: no other copy of it exists. Its positions are
 # refused too, since its next entry may have the number of one that was lost.
-_OF_CONVERSATIONS = """
+_OF_AGENTS = """
     SELECT log FROM logs JOIN sessions USING (sid)
-    WHERE mode = 'conversation' AND stream = 'events'
+    WHERE mode = 'agent' AND stream = 'events'
 """
 
 
 def _replace_logs(connection: sqlite3.Connection) -> None:
-    kept = {log for (log,) in connection.execute(_OF_CONVERSATIONS).fetchall()}
-    connection.execute(f"DELETE FROM events WHERE log NOT IN ({_OF_CONVERSATIONS})")
+    kept = {log for (log,) in connection.execute(_OF_AGENTS).fetchall()}
+    connection.execute(f"DELETE FROM events WHERE log NOT IN ({_OF_AGENTS})")
     for log, old in connection.execute("SELECT log, log_epoch FROM logs").fetchall():
         # Later than the old one, also if the clock is not.
         epoch = max(mint_log_epoch(), LogEpoch(f"{int(old) + 1:019d}"))

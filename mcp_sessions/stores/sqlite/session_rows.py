@@ -73,7 +73,7 @@ def brief(tx: Transaction, session_id: SessionId) -> Brief | None:
 
 
 def window_of_stream(session: Brief, stream: StreamName, window: Window) -> Window:
-    return UNBOUNDED if session.mode is Mode.CONVERSATION and stream == EVENTS else window
+    return UNBOUNDED if session.mode is Mode.AGENT and stream == EVENTS else window
 
 
 def record_of(tx: Transaction, session_id: SessionId) -> tuple[int, SessionRecord] | None:
@@ -147,7 +147,7 @@ def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> Ses
     if cursor.lastrowid is None:
         raise AssertionError("an INSERT has a row id")
     tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'sessions'")
-    if record.mode is not Mode.BOUND:
+    if record.mode is not Mode.CONVERSATION:
         # No client knows of such a session, and few have events: it is one row.
         log_rows.opened(tx, cursor.lastrowid, EVENTS)
     tx.changes.append((record.session_id, record))

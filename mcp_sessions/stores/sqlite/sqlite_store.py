@@ -238,11 +238,11 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         limit: int,
     ) -> Sequence[SessionRecord]:
         asleep = asleep_by(now, self._policy)
-        latest = now - unused_for + idle_time(Mode.BOUND, self._policy)
+        latest = now - unused_for + idle_time(Mode.CONVERSATION, self._policy)
         return await self._evict(
             f"owner = ? AND (mode = ? AND expires_at <= ? OR mode IN ({session_rows.SLEEPERS})"
             " AND expires_at <= ?) ORDER BY expires_at",
-            (session_rows.owner_bytes(principal), Mode.BOUND.value, latest, asleep),
+            (session_rows.owner_bytes(principal), Mode.CONVERSATION.value, latest, asleep),
             latest=max(asleep, latest),
             held=held,
             limit=limit,

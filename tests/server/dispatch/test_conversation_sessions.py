@@ -256,10 +256,12 @@ async def test_a_key_that_is_somebodys_session_id_opens_nothing(era: Era) -> Non
         await victim.text("count")
         for key in (started, victim.session_id):
             assert await text(w.carrier, era, OPENAI, key) == "conversation 1 1"
-        bound = [each.id for each in await w.layer.sessions.list() if each.mode == "bound"]
-        assert len(bound) == 2
+        conversations = [
+            each.id for each in await w.layer.sessions.list() if each.mode == "conversation"
+        ]
+        assert len(conversations) == 2
         shown = await text(w.carrier, era, OPENAI, started, "name")
-        for session_id in (*bound, shown):
+        for session_id in (*conversations, shown):
             client = await w.connected()
             refused = await client.call("count", meta=in_session(session_id)).error()
             assert refused["code"] == -32043
@@ -293,9 +295,11 @@ async def test_a_key_and_the_id_that_it_becomes_are_not_logged(
     async with world(conversations=ON) as w:
         tools(w)
         await text(w.carrier, "handshake", OPENAI, key)
-        [bound] = [each.id for each in await w.layer.sessions.list() if each.mode == "bound"]
+        [conversation] = [
+            each.id for each in await w.layer.sessions.list() if each.mode == "conversation"
+        ]
     ours = [each.getMessage() for each in caplog.records if each.name.startswith("mcp_sessions")]
-    assert not any(key in line or bound[:20] in line for line in ours)
+    assert not any(key in line or conversation[:20] in line for line in ours)
     assert any("openai/session" in line for line in ours)
 
 
@@ -457,7 +461,7 @@ async def test_a_conversation_that_nobody_used_over_the_weekend_continues(tmp_pa
         w.clock.advance(month)
         assert await w.expire() == 1
         assert await text(w.carrier, "modern", OPENAI, "one") == "conversation 1 1"
-    for conversations, modes in ((ON, {"bound", "transport"}), (None, {"transport"})):
+    for conversations, modes in ((ON, {"conversation", "transport"}), (None, {"transport"})):
         async with world(conversations=conversations, forget_after=weekend) as w:
             tools(w)
             await text(w.carrier, "handshake", OPENAI, "one")
@@ -473,12 +477,12 @@ async def test_an_operator_who_ends_it_takes_no_request_from_its_client() -> Non
         tools(w)
         running = ModernClient(w.carrier).call("wait", {"gate": "g"}, meta={OPENAI.name: "one"})
         await w.box.gate("g").started.wait()
-        [bound] = await w.layer.sessions.list()
-        assert await w.layer.sessions.end(bound.id)
+        [conversation] = await w.layer.sessions.list()
+        assert await w.layer.sessions.end(conversation.id)
         w.box.gate("g").go.set()
         answer = await running.result()
         assert answer["content"][0]["text"] == "through g"
-        assert bound.id not in str(answer)
+        assert conversation.id not in str(answer)
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -11,7 +11,7 @@ import pytest
 
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.server.dispatch import conversation_sessions
-from mcp_sessions.server.dispatch.conversation_sessions import BoundSessions
+from mcp_sessions.server.dispatch.conversation_sessions import ConversationSessions
 from mcp_sessions.stores.memory import memory_store as memory
 from tests.server.dispatch import test_conversation_sessions as right
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 Patch = pytest.MonkeyPatch
 Fault = Callable[[Patch], None]
 
-of, found_or_made = BoundSessions.of, BoundSessions._found_or_made  # pyright: ignore[reportPrivateUsage]
+of, found_or_made = ConversationSessions.of, ConversationSessions._found_or_made  # pyright: ignore[reportPrivateUsage]
 
 
 def refuses_at_a_limit(patch: Patch) -> None:
@@ -32,7 +32,7 @@ def refuses_at_a_limit(patch: Patch) -> None:
             raise LimitReached("max_sessions_per_principal", 1)
         return record
 
-    patch.setattr(BoundSessions, "_found_or_made", wrong)
+    patch.setattr(ConversationSessions, "_found_or_made", wrong)
 
 
 def counts_none(patch: Patch) -> None:
@@ -49,7 +49,7 @@ def serves_without_its_store(patch: Patch) -> None:
         except StoreUnavailable:
             return None
 
-    patch.setattr(BoundSessions, "of", wrong)
+    patch.setattr(ConversationSessions, "of", wrong)
 
 
 def logs_keys(patch: Patch) -> None:
@@ -59,12 +59,12 @@ def logs_keys(patch: Patch) -> None:
         logging.getLogger(conversation_sessions.__name__).debug("of %s", key.text)
         return await found_or_made(self, key, *args)
 
-    patch.setattr(BoundSessions, "_found_or_made", wrong)
+    patch.setattr(ConversationSessions, "_found_or_made", wrong)
 
 
 def takes_keys_from_anybody(patch: Patch) -> None:
     """CNV5."""
-    patch.setattr(BoundSessions, "_may_send_keys", lambda *args: True)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    patch.setattr(ConversationSessions, "_may_send_keys", lambda *args: True)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
 
 Caught = Callable[[pytest.LogCaptureFixture], Awaitable[None]]

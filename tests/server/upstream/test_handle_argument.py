@@ -72,9 +72,9 @@ def handle_of(result: Json) -> str:
     return handle
 
 
-async def bound(w: World) -> int:
+async def conversations(w: World) -> int:
     """How many sessions there are that no client started."""
-    return [each.mode for each in await w.layer.sessions.list()].count("bound")
+    return [each.mode for each in await w.layer.sessions.list()].count("conversation")
 
 
 def is_refused(result: Json) -> bool:
@@ -121,7 +121,7 @@ async def test_what_is_no_handle_is_an_error_that_says_how_to_continue(era: Era)
         handle = handle_of(await call(ann, era))
         session_id = (await w.client().start())["sessionId"]
         await call(ann, era, meta={"openai/session": "one"})
-        before = await bound(w)
+        before = await conversations(w)
         ran = len(w.box.calls)
         nothing: Json = {}
         for given in ("guessed", 7, True, [handle], nothing, "x" * 10_000, "\0", session_id, "one"):
@@ -129,7 +129,7 @@ async def test_what_is_no_handle_is_an_error_that_says_how_to_continue(era: Era)
         assert is_refused(await call(bob, era, session=handle))
         assert is_refused(await call(w.carrier, era, session=handle))
         assert len(w.box.calls) == ran
-        assert await bound(w) == before == 2
+        assert await conversations(w) == before == 2
         assert text(await call(ann, era, session=handle)) == "conversation 2 []"
 
 
@@ -252,11 +252,11 @@ async def test_a_call_of_several_rounds_is_one_session(by: str) -> None:
         # The SDK asks its own code again in the last round, before the tool.
         assert int(text(said)) == rounds + (by == "sdk") and rounds > 1
         handle = handle_of(said)
-        assert await bound(w) == 1
+        assert await conversations(w) == 1
         again = await client.send(
             "tools/call", {**params, "arguments": {"session": handle}}
         ).answer()
-        assert await bound(w) == 1 and "error" not in again
+        assert await conversations(w) == 1 and "error" not in again
 
 
 async def test_it_is_found_at_every_replica_and_after_a_restart(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ async def test_a_store_that_is_away_is_no_wrong_handle(era: Era) -> None:
             assert (await reply.done()).status == 503
             c.backplane.is_away = False
         assert text(await call(w.carrier, era, session=handle)) == "conversation 2 []"
-        assert await bound(w) == 1
+        assert await conversations(w) == 1
 
 
 async def test_a_flood_of_first_calls_meets_its_senders_limit() -> None:

@@ -442,9 +442,9 @@ def store_key(store: RedisStore, session_id: SessionId) -> str:
     return store._key(session_id)  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_a_conversation_does_not_go_by_itself() -> None:
+async def test_an_agents_session_does_not_go_by_itself() -> None:
     async with opened() as store:
-        session_id = await use_everything(store, Mode.CONVERSATION)
+        session_id = await use_everything(store, Mode.AGENT)
         kept = await keys_of(store)
         assert {await asked(store, "PTTL", key) for key in kept} == {-1}
 
@@ -760,7 +760,7 @@ async def test_a_principals_other_sessions_do_not_hide_his_conversations() -> No
     store = redis_store()
     await store.open(SessionPolicy(forget_after=FORGET_AFTER))
     named = SessionId("n" * 43)
-    await store.create(Mode.BOUND, gateway, peer=None, now=NOW, session_id=named)
+    await store.create(Mode.CONVERSATION, gateway, peer=None, now=NOW, session_id=named)
     makes = (
         store.create(Mode.TRANSPORT, gateway, peer=None, now=NOW, session_id=None)
         for _ in range(2_100)

@@ -433,7 +433,7 @@ async def test_a_conversation_keeps_what_is_left_and_issues_no_number_twice() ->
     """Its log is all there is of it: it is not emptied."""
     with redis_server(*KEPT) as server:
         async with opened(server) as store:
-            session_id = await new(store, Mode.CONVERSATION)
+            session_id = await new(store, Mode.AGENT)
             ids = [await append(store, session_id) for _ in range(3)]
             server.stop()
             server.start()

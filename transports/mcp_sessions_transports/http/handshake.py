@@ -157,11 +157,11 @@ class HandshakeHttp:
                     session_header, principal, joint
                 )
             except (SessionNotFound, InvalidRequest) as refused:
-                bound = self._served.conversations
+                conversations = self._served.conversations
                 is_platforms = (
                     isinstance(refused, SessionNotFound)
-                    and bound is not None
-                    and bound.is_platforms(session_header, principal, scope)
+                    and conversations is not None
+                    and conversations.is_platforms(session_header, principal, scope)
                 )
                 if not is_platforms:
                     await _send_refused(send, message, refused)

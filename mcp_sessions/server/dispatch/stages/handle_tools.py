@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mcp_sessions import method_names
 from mcp_sessions.core.handles import without_handle
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
-from mcp_sessions.server.dispatch.conversation_sessions import BoundSessions
+from mcp_sessions.server.dispatch.conversation_sessions import ConversationSessions
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -24,7 +24,7 @@ class LearnedTools(Stage):
     """
 
     _argument: HandleArgument
-    _conversations: BoundSessions
+    _conversations: ConversationSessions
     _peers: UpstreamPeers
 
     async def before(self, call: Call) -> Outcome | None:
@@ -50,7 +50,7 @@ class LearnedTools(Stage):
 @dataclass(slots=True, eq=False, repr=False)
 class HandleTools(Stage):
     _argument: HandleArgument
-    _conversations: BoundSessions
+    _conversations: ConversationSessions
 
     async def before(self, call: Call) -> Outcome | None:
         request, argument = call.request, self._argument

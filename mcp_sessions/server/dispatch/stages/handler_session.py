@@ -66,8 +66,8 @@ class HandlerSession(Stage):
             if call.named:
                 await self._attach(record, inbound)
             kind, notify = self._by_client, partial(self._publish, record.session_id)
-        elif call.bound is not None:
-            kind, record = self._by_host, call.bound
+        elif call.conversation_record is not None:
+            kind, record = self._by_host, call.conversation_record
             notify = self._way_to(connection)
         elif connection is None or call.request.session is NotNamed.NULL:
             return None
@@ -91,7 +91,7 @@ class HandlerSession(Stage):
         # Neither suspends, so no other request of the connection does this meanwhile. A session of
         # this mode has no deadline: it ends with the connection.
         await own.open(self._policy)
-        made = await own.create(Mode.CONVERSATION, pipe.principal, peer=None, now=self._clock())
+        made = await own.create(Mode.CONNECTION, pipe.principal, peer=None, now=self._clock())
         known = self._on_pipes[pipe] = replace(self._by_wire, store=own), made
         return known
 

@@ -130,14 +130,14 @@ class _Request:
 
 
 def _source_of(call: Call | None) -> Hashable:
-    if call is None or call.bound_session is not None:
-        return call and call.bound_session
+    if call is None or call.conversation_session is not None:
+        return call and call.conversation_session
     scope = getattr(call.context, "scope", None)
     return scope["client"] if scope is not None else None
 
 
 def _has_own_source(call: Call | None) -> bool:
-    if call is None or call.bound_session is not None:
+    if call is None or call.conversation_session is not None:
         return call is not None
     scope = getattr(call.context, "scope", None)
     return scope is not None and own_connection(scope) is not None

@@ -361,7 +361,7 @@ class ExternalPeer:
         children = self._wrapped.children
         own = self._own if self._connection_peer is None else self._connection_peer._own
         is_new = not self._was_served and (
-            call.bound_session is not None or not self._wanted.subscriptions
+            call.conversation_session is not None or not self._wanted.subscriptions
         )
         if not is_new or self._wrapped.children.server.per != "session":
             return children.slot(key, make)
@@ -404,8 +404,8 @@ class ExternalPeer:
                 return who
 
     def _who(self, call: Call) -> Hashable:
-        if call.bound_session is not None:
-            return call.bound_session
+        if call.conversation_session is not None:
+            return call.conversation_session
         if self._session_id is not None:
             return self._session_id
         return self if self._outbound is not None else call.principal

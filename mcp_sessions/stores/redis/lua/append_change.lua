@@ -14,7 +14,7 @@ local SKEW, STEP_BACK = 600, 64
 
 -- As core/entitlement.py (EVT2, EVT3).
 local function entitled(mode, lists)
-    if mode == 'conversation' or mode == 'bound' then
+    if mode == 'agent' or mode == 'conversation' then
         return false
     end
     if list == '' then

@@ -15,7 +15,7 @@ if known[1] then
 end
 redis.call('HSET', base, 'member', ARGV[4], unpack(ARGV, 5))
 local ends, mode = unpack(redis.call('HMGET', base, 'ends', 'mode'))
-if mode ~= 'bound' then
+if mode ~= 'conversation' then
     save(new_log('events', epoch))
 end
 move_deadline(now, idle, seconds(ends))

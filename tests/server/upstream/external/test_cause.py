@@ -470,7 +470,7 @@ def test_what_another_session_was_answered_counts_also_against_a_later_request(
 ) -> None:
     """The last answer may be one of the same session."""
     unanswered = logging_late(now)
-    one, two = (cast(Call, PuppetCall("B", bound_session=SessionId("s"))) for _ in range(2))
+    one, two = (cast(Call, PuppetCall("B", conversation_session=SessionId("s"))) for _ in range(2))
     unanswered.sent(1, A, {})
     unanswered.answered(1)
     unanswered.sent(2, one, {})
@@ -523,7 +523,7 @@ def test_requests_of_one_address_count_against_each_other_behind_a_proxy(
 
 def test_requests_of_one_session_do_not_count_against_each_other(now: list[float]) -> None:
     unanswered = logging_late(now)
-    one, two = (cast(Call, PuppetCall("A", bound_session=SessionId("s"))) for _ in range(2))
+    one, two = (cast(Call, PuppetCall("A", conversation_session=SessionId("s"))) for _ in range(2))
     unanswered.sent(1, one, {})
     unanswered.sent(2, two, {})
     unanswered.answered(2)

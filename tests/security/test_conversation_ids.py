@@ -20,24 +20,24 @@ principals = st.builds(
 def test_no_two_names_share_an_id(named: list[tuple[str, str, Principal]]) -> None:
     """Not of two principals, nor of two kinds, however the texts are divided."""
     security = SessionSecurity([NEW])
-    ids = [security.bound_ids(source, name, principal=who)[0] for source, name, who in named]
+    ids = [security.conversation_ids(source, name, principal=who)[0] for source, name, who in named]
     assert len(set(ids)) == len(named)
 
 
 def test_an_id_is_the_same_on_every_replica_and_for_every_credential_of_an_identity() -> None:
     weaker = Principal(ALICE.client_id, ALICE.issuer, ALICE.subject, frozenset({"read"}))
-    one = SessionSecurity([NEW]).bound_ids("host", "x", principal=ALICE)
-    other = SessionSecurity([NEW]).bound_ids("host", "x", principal=weaker)
+    one = SessionSecurity([NEW]).conversation_ids("host", "x", principal=ALICE)
+    other = SessionSecurity([NEW]).conversation_ids("host", "x", principal=weaker)
     assert one == other == [parse_session_id(one[0])]
 
 
 def test_a_key_that_is_rotated_out_is_still_asked() -> None:
     """Newest first; another secret, or another service, knows neither."""
     old, new = SessionSecurity([OLD]), SessionSecurity([NEW])
-    both = SessionSecurity([NEW, OLD]).bound_ids("host", "x", principal=ANONYMOUS)
+    both = SessionSecurity([NEW, OLD]).conversation_ids("host", "x", principal=ANONYMOUS)
     assert both == [
-        *new.bound_ids("host", "x", principal=ANONYMOUS),
-        *old.bound_ids("host", "x", principal=ANONYMOUS),
+        *new.conversation_ids("host", "x", principal=ANONYMOUS),
+        *old.conversation_ids("host", "x", principal=ANONYMOUS),
     ]
     other = SessionSecurity([NEW], audience="other")
-    assert other.bound_ids("host", "x", principal=ANONYMOUS)[0] not in both
+    assert other.conversation_ids("host", "x", principal=ANONYMOUS)[0] not in both
