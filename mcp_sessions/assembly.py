@@ -23,7 +23,7 @@ from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.endpoint import Endpoint, EndpointSettings
 from mcp_sessions.serve.health import Health
-from mcp_sessions.serve.lifetime import Lifetime, Preparation
+from mcp_sessions.serve.lifespan import Lifespan, Preparation
 from mcp_sessions.server.audit import Audit
 from mcp_sessions.server.cluster.child_host import ChildHost
 from mcp_sessions.server.cluster.relay import RequestRelay
@@ -307,7 +307,7 @@ class Assembly:
             child_host=children,
         )
         argument = self.conversations.argument if self.conversations is not None else None
-        self.lifetime = Lifetime(
+        self.lifespan = Lifespan(
             environment,
             Preparation(environment, self.security, self.upstream, argument=argument),
             self.upstream,

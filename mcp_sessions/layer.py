@@ -202,7 +202,7 @@ class SessionLayer:
             ConfigurationError: The layer runs, or ran, already; or there is no event loop of
                 asyncio.
         """
-        return self._assembly.lifetime.run()
+        return self._assembly.lifespan.run()
 
     def run(
         self,
@@ -263,7 +263,7 @@ class SessionLayer:
             refuse()
         app = self.asgi_app(path, host=host, security=security, max_body=max_body, health=health)
         parts = self._assembly
-        serve_pipe = partial(serve_stdio, parts, parts.lifetime, parts.draining, grace)
+        serve_pipe = partial(serve_stdio, parts, parts.lifespan, parts.draining, grace)
         if transport == "stdio" and port is None and sock is None:
             asyncio.run(serve_pipe())
             return
@@ -283,7 +283,7 @@ class SessionLayer:
             app,
             leaving,
             on_started,
-            parts.lifetime.open_store,
+            parts.lifespan.open_store,
             log_level=log_level,
             limits=connection_limits([self.policy]),
             health=health,

@@ -211,8 +211,8 @@ def serve_all(
 ) -> int:
     def part(path: str, layer: Assembly) -> Part:
         endpoint = layer.endpoint(_settings(options, path, security))
-        app, extra_routes = endpoint.app(layer.lifetime.run), endpoint.metadata()
-        return Part(path, app, layer.lifetime, layer.draining, layer.health, extra_routes)
+        app, extra_routes = endpoint.app(layer.lifespan.run), endpoint.metadata()
+        return Part(path, app, layer.lifespan, layer.draining, layer.health, extra_routes)
 
     parts = {path: part(path, layer) for path, layer in layers.items()}
     certificate = certificate_of(options.ssl_certfile, options.ssl_keyfile)

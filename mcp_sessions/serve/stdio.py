@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 from mcp_sessions.serve.draining import Draining
-from mcp_sessions.serve.lifetime import Lifetime
+from mcp_sessions.serve.lifespan import Lifespan
 from mcp_sessions.serve.uvicorn_server import DrainingServer
 from mcp_sessions_transports.served import Served
 from mcp_sessions_transports.stdio.stdio_server import StdioBinding, standard_streams
@@ -15,7 +15,7 @@ from mcp_sessions_transports.stdio.stdio_server import StdioBinding, standard_st
 
 async def serve_stdio(
     served: Served,
-    lifetime: Lifetime,
+    lifespan: Lifespan,
     draining: Draining,
     grace: float,
     http_server: tuple[DrainingServer, socket.socket] | None = None,
@@ -36,9 +36,9 @@ async def serve_stdio(
         async with contextlib.AsyncExitStack() as stack:
             serving: asyncio.Task[None] | None = None
             if http_server is None:
-                await stack.enter_async_context(lifetime.run())
+                await stack.enter_async_context(lifespan.run())
             else:
-                await lifetime.open_store()
+                await lifespan.open_store()
                 server, listener = http_server
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 await server.ready.wait()

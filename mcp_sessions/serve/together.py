@@ -23,7 +23,7 @@ from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.health import Health, health_routes
-from mcp_sessions.serve.lifetime import Lifetime
+from mcp_sessions.serve.lifespan import Lifespan
 from mcp_sessions.serve.not_found import NotFound
 from mcp_sessions.serve.open_connections import ConnectionLimits
 from mcp_sessions.serve.reloading import Reloading
@@ -42,7 +42,7 @@ _CAP = 15.0
 class Part:
     path: str
     app: ASGIApp
-    lifetime: Lifetime
+    lifespan: Lifespan
     draining: Draining
     health: Health
     extra_routes: Sequence[BaseRoute]
@@ -84,7 +84,7 @@ class _Running:
         async with turn:
             if self._tries:
                 await self._open_store()
-            async with self.part.lifetime.run():
+            async with self.part.lifespan.run():
                 self.started.set()
                 await self._ends.wait()
 
@@ -92,7 +92,7 @@ class _Running:
         backoff = Backoff(base=_BASE, cap=_CAP)
         while True:
             try:
-                return await self.part.lifetime.open_store()
+                return await self.part.lifespan.open_store()
             except StoreUnavailable as failed:
                 if not backoff.failures:
                     what = "%s: the store is away, and the changed server waits for it: %s"
@@ -163,7 +163,7 @@ class Together:
 
     async def open_stores(self) -> None:
         for part in self._first:
-            await part.lifetime.open_store()
+            await part.lifespan.open_store()
 
     def holds(self, part: Part) -> bool:
         """Whether a part runs, or is about to. One that failed to start is gone for good."""

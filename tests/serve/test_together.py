@@ -26,7 +26,7 @@ def anyio_backend() -> Backend:
 
 
 class Life:
-    """A layer's lifetime, whose store is away at first, for so many tries."""
+    """A layer's lifespan, whose store is away at first, for so many tries."""
 
     def __init__(self, away: int) -> None:
         self.away = away

@@ -1,4 +1,4 @@
-"""From start to end: what a layer opens and runs while it serves, and in which order it stops."""
+"""A layer's lifespan: what it opens and runs while it serves, and in which order it stops."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Preparation:
             )
 
 
-class Lifetime:
+class Lifespan:
     def __init__(
         self,
         environment: Environment,
