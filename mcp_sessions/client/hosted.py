@@ -102,7 +102,7 @@ class HostedSession:
 
 
 def session_named(message: Json) -> str | None:
-    meta = meta_of(cast("Json | None", message.get("params"))) or {}
+    meta = meta_of(cast("Json | None", message.get("params")))
     session_id = members_of(meta.get(SESSION_META)).get("sessionId")
     return session_id if is_session_id(session_id) else None
 

@@ -54,7 +54,7 @@ def prepared(
     elif peer.protocol_version is not None and peer.initialize is not None:
         # Other requests on that link may be of the other era.
         headers = {"mcp-protocol-version": peer.protocol_version}
-    meta = meta_of(cast("Json | None", message.get("params"))) or {}
+    meta = meta_of(cast("Json | None", message.get("params")))
     is_modern = envelope is not None
     added: Json = {}
     if method in _UNNAMED or stamping.names_own_session(message):
@@ -114,7 +114,7 @@ def is_without_room(pending: Pending, error: Json) -> bool:
     (KEY13). The keys that there is room for are the application's.
     """
     limit = members_of(error.get("data")).get("limit")
-    meta = meta_of(cast("Json | None", pending.message.get("params"))) or {}
+    meta = meta_of(cast("Json | None", pending.message.get("params")))
     if error.get("code") != LIMIT_REACHED or limit != "request_key_bytes":
         return False
     if not pending.may_be_keyed or pending.key is None or REQUEST_KEY_META in meta:

@@ -82,7 +82,7 @@ class Peer:
             self.initialize = cast("Json", message.get("params") or {})
             self.abilities, self.has_said = Abilities(), False
         elif self.initialize is None:
-            meta = meta_of(cast("Json | None", message.get("params"))) or {}
+            meta = meta_of(cast("Json | None", message.get("params")))
             capabilities = meta.get(stamping.CLIENT_CAPABILITIES_META)
             if declares(capabilities):
                 self.hosted.declared(capabilities)

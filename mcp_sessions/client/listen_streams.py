@@ -144,7 +144,7 @@ class Listens:
         if message.get("method") != method_names.ACKNOWLEDGED or self.wire_id is None:
             return False
         meta = meta_of(cast("Json | None", message.get("params")))
-        return meta is not None and meta.get(SUBSCRIPTION_ID) == self.wire_id
+        return meta.get(SUBSCRIPTION_ID) == self.wire_id
 
     def parts(self, message: Json) -> list[Json]:
         method = message.get("method")

@@ -60,7 +60,7 @@ class Outbox:
         """Cancel a request of the application (REQ7)."""
         peer, app = self._peer, self._app
         params = cast("Json", message.get("params") or {})
-        meta = meta_of(params) or {}
+        meta = meta_of(params)
         is_by_key = peer.hosted.is_manager and {SESSION_META, REQUEST_KEY_META} <= meta.keys()
         if is_by_key:
             # REQ7: it is about a key of the application, and looks at no id.

@@ -115,7 +115,7 @@ class Reattaching:
         if not hosted.is_used:
             return False
         params = cast("Json | None", message.get("params"))
-        named = members_of((meta_of(params) or {}).get(SESSION_META)).get("sessionId")
+        named = members_of(meta_of(params).get(SESSION_META)).get("sessionId")
         own = self._peer.session
         if not is_session_id(named):
             has_id = "sessionEventId" in (params or {})
@@ -146,7 +146,7 @@ class Reattaching:
     def _as_listened(self, message: Json, session_id: str | None = None) -> Json:
         """An event with the id that the application knows its listen stream by (WSS12)."""
         params = cast("Json | None", message.get("params"))
-        wire_id = (meta_of(params) or {}).get(stamping.SUBSCRIPTION_ID)
+        wire_id = meta_of(params).get(stamping.SUBSCRIPTION_ID)
         pending = self._app.requests.find(wire_id) if isinstance(wire_id, (str, int)) else None
         if pending is None and session_id is not None:
             # A replay may come before its stream is open again on the wire.
@@ -160,7 +160,7 @@ class Reattaching:
         opened on the wire. False: it is none of those.
         """
         params = cast("Json | None", message.get("params"))
-        wire_id = (meta_of(params) or {}).get(stamping.SUBSCRIPTION_ID)
+        wire_id = meta_of(params).get(stamping.SUBSCRIPTION_ID)
         pending = self._app.requests.find(wire_id) if isinstance(wire_id, (str, int)) else None
         if pending is None or not pending.is_hosts:
             return False

@@ -21,7 +21,7 @@ from typing import cast
 import anyio
 
 from mcp_sessions.client.dialer import Json, Link
-from mcp_sessions.core.messages import RequestId, progress_token
+from mcp_sessions.core.messages import RequestId, meta_of, progress_token
 from mcp_sessions.core.resume import SessionView
 
 _ANSWERS_KEPT = 256
@@ -199,7 +199,7 @@ class Requests:
 
     def reporting(self, token: object) -> Pending | None:
         for pending in self._open.values() if token is not None else ():
-            if progress_token(cast("Json | None", pending.message.get("params"))) == token:
+            if progress_token(meta_of(cast("Json | None", pending.message.get("params")))) == token:
                 return pending
         return None
 

@@ -361,7 +361,7 @@ class ResumingClient:
             self._state.progressed()
             for part in app.listens.acknowledged(params):
                 await app.deliver(part)
-        elif event_id is not None or stamping.SUBSCRIPTION_ID in (meta_of(params) or {}):
+        elif event_id is not None or stamping.SUBSCRIPTION_ID in meta_of(params):
             for part in app.listens.parts(message):
                 await app.deliver(part)
         else:

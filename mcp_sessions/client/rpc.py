@@ -132,7 +132,7 @@ def session_of_create(
     if not is_session_id(session_id):
         return None
     state, expires_at = members.get("state"), members.get("expiresAt")
-    head = _event_id((meta_of(result) or {}).get(EVENT_ID_META))
+    head = _event_id(meta_of(result).get(EVENT_ID_META))
     view = SessionView(
         session_id,
         state if isinstance(state, str) else None,

@@ -45,8 +45,8 @@ class Envelope:
 
 def envelope_of(message: Json) -> Envelope | None:
     meta = meta_of(cast("Json | None", message.get("params")))
-    version = meta.get(PROTOCOL_VERSION_META) if meta else None
-    if meta is None or not isinstance(version, str):
+    version = meta.get(PROTOCOL_VERSION_META)
+    if not isinstance(version, str):
         return None
     members = {name: meta[name] for name in ENVELOPE if name in meta}
     capabilities = members.get(CLIENT_CAPABILITIES_META)
@@ -74,7 +74,7 @@ def declared(message: Json) -> Json:
 
 def with_meta(message: Json, added: Mapping[str, Any]) -> Json:
     params = cast("Json", message.get("params") or {})
-    meta = dict(meta_of(params) or {})
+    meta = dict(meta_of(params))
     return {**message, "params": {**params, "_meta": {**meta, **added}}}
 
 
@@ -85,7 +85,7 @@ def stamped(
     if key is not None:
         added[REQUEST_KEY_META] = key
     if modern:
-        capabilities = (meta_of(message.get("params")) or {}).get(CLIENT_CAPABILITIES_META)
+        capabilities = meta_of(message.get("params")).get(CLIENT_CAPABILITIES_META)
         if isinstance(capabilities, dict):
             added[CLIENT_CAPABILITIES_META] = declaring(cast("Json", capabilities))
     return {**with_meta(message, added), "id": wire_id}
@@ -118,8 +118,7 @@ def naming(message: Json, instance: str) -> Json:
 
 
 def names_own_session(message: Json) -> bool:
-    meta = meta_of(cast("Json | None", message.get("params")))
-    return meta is not None and SESSION_META in meta
+    return SESSION_META in meta_of(cast("Json | None", message.get("params")))
 
 
 def request(

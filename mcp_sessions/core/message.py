@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from mcp_sessions import method_names
 from mcp_sessions.core.messages import (
     INSTANCE_META,
     MAX_INSTANCE,
@@ -20,6 +21,7 @@ from mcp_sessions.core.messages import (
     NotNamed,
     Request,
     RequestId,
+    as_id,
     members_of,
     named_session,
     progress_token,
@@ -48,21 +50,11 @@ class Message(NamedTuple):
     """Empty: there is none, or it is no object."""
 
     session: SessionId | NotNamed = NotNamed.ABSENT
-    """The session that it names (rule 1). Malformed metadata names none: see :meth:`named`."""
+    """The session that it names (rule 1)."""
 
     key: RequestKey | None = None
     """Its request key. A malformed one is none: see :meth:`keyed`."""
 
-    token: RequestId | None = None
-    """Under which its sender learns of its progress."""
-
-    instance: str | None = None
-    """The client instance that asks to attach a session (TKO12). None: the client names none, or
-    names it in a form that the server does not repeat to others.
-    """
-
-    is_misnamed: bool = False
-    is_miskeyed: bool = False
     is_notification: bool = False
 
     def named(self) -> SessionId | NotNamed:
@@ -71,7 +63,7 @@ class Message(NamedTuple):
         Raises:
             InvalidParams: The metadata is there but is not ``{"sessionId": string, …}``.
         """
-        return named_session(self.params) if self.is_misnamed else self.session
+        return named_session(self.meta) if self.session is NotNamed.MALFORMED else self.session
 
     def keyed(self) -> RequestKey | None:
         """Its request key, or None if it has none.
@@ -79,12 +71,44 @@ class Message(NamedTuple):
         Raises:
             InvalidParams: It is not a string of 1 to 256 characters.
         """
-        return request_key(self.params) if self.is_miskeyed else self.key
+        return self.key or request_key(self.meta)
 
     @property
     def names_session(self) -> bool:
         """Whether it names a session, or means to: malformed metadata is answered as what it is."""
-        return self.is_misnamed or not isinstance(self.session, NotNamed)
+        return self.session not in (NotNamed.ABSENT, NotNamed.NULL)
+
+    @property
+    def about(self) -> str | None:
+        """The session that its params name, as those of ``session/*`` do, or its metadata. Nobody
+        has checked it.
+        """
+        said = (self.params or {}).get("sessionId")
+        if self.method in method_names.OF_SESSIONS and isinstance(said, str):
+            return said
+        return None if isinstance(self.session, NotNamed) else self.session
+
+    @property
+    def cancels(self) -> RequestId | None:
+        """The id of the request that it cancels."""
+        if self.method != method_names.CANCELLED:
+            return None
+        return as_id((self.params or {}).get("requestId"))
+
+    @property
+    def token(self) -> RequestId | None:
+        """Under which its sender learns of its progress."""
+        return progress_token(self.meta)
+
+    @property
+    def instance(self) -> str | None:
+        """The client instance that asks to attach a session (TKO12). None: the client names none,
+        or names it in a form that the server does not repeat to others.
+        """
+        given = self.meta.get(INSTANCE_META)
+        if isinstance(given, str) and len(given) <= MAX_INSTANCE and _INSTANCE.fullmatch(given):
+            return given
+        return None
 
     @property
     def only_meta(self) -> dict[str, Any]:
@@ -103,36 +127,16 @@ def read(message: Request | Notification) -> Message:
     if not meta or not isinstance(meta, dict):
         return Message(request_id, method, params, params, is_notification=is_notification)
     session: SessionId | NotNamed = NotNamed.ABSENT
-    key = token = instance = None
-    is_misnamed = is_miskeyed = False
+    key: RequestKey | None = None
     forwarded = params
     if SESSION_META in meta or REQUEST_KEY_META in meta:
         forwarded = without_session(params)
         try:
-            session = named_session(params)
+            session = named_session(meta)
         except InvalidParams:
-            is_misnamed = True
+            session = NotNamed.MALFORMED
         try:
-            key = request_key(params)
+            key = request_key(meta)
         except InvalidParams:
-            is_miskeyed = True
-    if "progressToken" in meta:
-        token = progress_token(params)
-    if INSTANCE_META in meta:
-        given = meta[INSTANCE_META]
-        if isinstance(given, str) and len(given) <= MAX_INSTANCE and _INSTANCE.fullmatch(given):
-            instance = given
-    return Message(
-        request_id,
-        method,
-        params,
-        forwarded,
-        meta,
-        session,
-        key,
-        token,
-        instance,
-        is_misnamed,
-        is_miskeyed,
-        is_notification,
-    )
+            key = None
+    return Message(request_id, method, params, forwarded, meta, session, key, is_notification)

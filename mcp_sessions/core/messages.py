@@ -85,6 +85,7 @@ class NotNamed(Enum):
 
     ABSENT = "absent"
     NULL = "null"
+    MALFORMED = "malformed"
 
 
 def decode(body: bytes) -> Any:
@@ -225,10 +226,12 @@ def members_of(value: Any) -> dict[str, Any]:
 
 
 def id_of(value: object) -> RequestId | None:
-    given = members_of(value).get("id")
-    if isinstance(given, (str, int)) and not isinstance(given, bool):
-        return given
-    return None
+    return as_id(members_of(value).get("id"))
+
+
+def as_id(value: object) -> RequestId | None:
+    """``value``, if it can be a request id or a progress token; else None."""
+    return value if isinstance(value, (str, int)) and not isinstance(value, bool) else None
 
 
 def answer_instead_of(value: object, why: str) -> dict[str, Any] | None:
@@ -251,9 +254,10 @@ def answer_instead_of(value: object, why: str) -> dict[str, Any] | None:
 
 
 def _request_id(value: object) -> RequestId:
-    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    raise Malformed('"id" must be a string or an integer')
+    request_id = as_id(value)
+    if request_id is None:
+        raise Malformed('"id" must be a string or an integer')
+    return request_id
 
 
 def _is_error(value: object) -> bool:
@@ -269,19 +273,18 @@ def _is_error(value: object) -> bool:
 # --- what a request says about its session -----------------------------------------------
 
 
-def meta_of(params: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    meta: Mapping[str, Any] | None = params.get("_meta") if params else None
-    return meta if isinstance(meta, dict) else None
+def meta_of(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The ``_meta`` of params or of a result. Empty: there is none, or it is no object."""
+    return members_of(params.get("_meta")) if params else {}
 
 
-def named_session(params: Mapping[str, Any] | None) -> SessionId | NotNamed:
+def named_session(meta: Mapping[str, Any]) -> SessionId | NotNamed:
     """The session that a request names (rule 1), or how it names none.
 
     Raises:
         InvalidParams: The metadata is there but is not ``{"sessionId": string, …}``.
     """
-    meta = meta_of(params)
-    if meta is None or SESSION_META not in meta:
+    if SESSION_META not in meta:
         return NotNamed.ABSENT
     value = meta[SESSION_META]
     if value is None:
@@ -289,19 +292,6 @@ def named_session(params: Mapping[str, Any] | None) -> SessionId | NotNamed:
     if not isinstance(value, dict):
         raise InvalidParams(f"_meta[{SESSION_META!r}] must be an object")
     return session_id_member(members_of(value), f"_meta[{SESSION_META!r}].sessionId")
-
-
-def names_session(params: Mapping[str, Any] | None) -> bool:
-    return (meta_of(params) or {}).get(SESSION_META) is not None
-
-
-def well_named(params: Mapping[str, Any] | None) -> SessionId | None:
-    """The session that a message names (rule 1); None: none, or malformed metadata."""
-    try:
-        named = named_session(params)
-    except InvalidParams:
-        return None
-    return named if not isinstance(named, NotNamed) else None
 
 
 def session_id_member(members: Mapping[str, Any] | None, where: str) -> SessionId:
@@ -317,14 +307,13 @@ def session_id_member(members: Mapping[str, Any] | None, where: str) -> SessionI
     return parse_session_id(value) or SessionId(value)
 
 
-def request_key(params: Mapping[str, Any] | None) -> RequestKey | None:
+def request_key(meta: Mapping[str, Any]) -> RequestKey | None:
     """The request's key, or None if it has none.
 
     Raises:
         InvalidParams: It is not a string of 1 to 256 characters.
     """
-    meta = meta_of(params)
-    if meta is None or REQUEST_KEY_META not in meta:
+    if REQUEST_KEY_META not in meta:
         return None
     value = meta[REQUEST_KEY_META]
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_REQUEST_KEY:
@@ -334,12 +323,8 @@ def request_key(params: Mapping[str, Any] | None) -> RequestKey | None:
     return RequestKey(value)
 
 
-def progress_token(params: Mapping[str, Any] | None) -> RequestId | None:
-    meta = meta_of(params)
-    token = meta.get("progressToken") if meta else None
-    if isinstance(token, (str, int)) and not isinstance(token, bool):
-        return token
-    return None
+def progress_token(meta: Mapping[str, Any]) -> RequestId | None:
+    return as_id(meta.get("progressToken"))
 
 
 def without_session(params: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -349,7 +334,7 @@ def without_session(params: dict[str, Any] | None) -> dict[str, Any] | None:
     Other members of ``_meta`` stay as they are; an ``_meta`` that held no others is gone.
     """
     meta = meta_of(params)
-    if params is None or meta is None or not (SESSION_META in meta or REQUEST_KEY_META in meta):
+    if params is None or not (SESSION_META in meta or REQUEST_KEY_META in meta):
         return params
     others = {k: v for k, v in meta.items() if k not in (SESSION_META, REQUEST_KEY_META)}
     left = {name: value for name, value in params.items() if name != "_meta"}
@@ -416,7 +401,7 @@ class EventTemplate:
     def __init__(self, method: str, params: Mapping[str, Any] | None, key: str | None) -> None:
         members = {name: value for name, value in (params or {}).items() if name != "_meta"}
         members.pop("sessionEventId", None)
-        meta = dict(meta_of(params) or {})
+        meta = dict(meta_of(params))
         meta.pop(SESSION_META, None)
         meta[SESSION_META] = {"sessionId": _SESSION_HERE}
         # Ours come last, so that splitting at the last match finds them whatever the sender's own

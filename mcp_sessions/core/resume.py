@@ -328,7 +328,7 @@ class SessionView:
 
         A missing ``state`` keeps the old one; another session's id is ignored.
         """
-        named = members_of((meta_of(result) or {}).get(SESSION_META))
+        named = members_of(meta_of(result).get(SESSION_META))
         if named.get("sessionId") != self.session_id:
             return False
         before = (self.state, self.expires_at)
@@ -343,7 +343,7 @@ def event_id_of(params: Mapping[str, Any] | None, session_id: str) -> EventId | 
     value = (params or {}).get("sessionEventId")
     if not is_event_id(value):
         return None
-    named = members_of((meta_of(params) or {}).get(SESSION_META)).get("sessionId", session_id)
+    named = members_of(meta_of(params).get(SESSION_META)).get("sessionId", session_id)
     return value if named == session_id else None
 
 

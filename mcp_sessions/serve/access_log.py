@@ -16,7 +16,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_sessions.core.messages import decode, members_of, well_named
+from mcp_sessions.core.message import read
+from mcp_sessions.core.messages import Answer, Malformed, decode, parse
 from mcp_sessions.ids import digest
 from mcp_sessions.server.loggable import loggable_method
 
@@ -134,14 +135,13 @@ class _Seen:
 
     def _said(self) -> tuple[str | None, str | None]:
         try:
-            members = members_of(decode(b"".join(self._body)))
-        except ValueError:
+            parsed = parse(decode(b"".join(self._body)))
+        except (ValueError, Malformed):
             return None, None
-        method, params = members.get("method"), members_of(members.get("params"))
-        if not isinstance(method, str):
-            return (_ANSWER if "result" in members or "error" in members else None), None
-        named: object = params.get("sessionId") if method.startswith("session/") else None
-        return loggable_method(method), named if isinstance(named, str) else well_named(params)
+        if isinstance(parsed, Answer):
+            return _ANSWER, None
+        message = read(parsed)
+        return loggable_method(message.method), message.about
 
 
 def _header(headers: Any, name: bytes) -> str | None:

@@ -25,7 +25,6 @@ from mcp_sessions import method_names
 from mcp_sessions.core.conversation_keys import ConversationKey
 from mcp_sessions.core.ends import SessionEnd
 from mcp_sessions.core.message import Message
-from mcp_sessions.core.messages import NotNamed
 from mcp_sessions.errors import REQUEST_CANCELLED
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -84,11 +83,9 @@ class Audit:
         name = params.get("name")
         entry = AuditEntry(self, members, method, name=name if isinstance(name, str) else None)
         entry.follow(found)
-        named: Any = params.get("sessionId") if method.startswith("session/") else None
-        named = named if isinstance(named, str) else message.session
-        if not isinstance(named, NotNamed):
+        if message.about is not None:
             # Before it is known whether there is one: whoever tries others' ids is seen.
-            entry.serve_in(digest(named), "session")
+            entry.serve_in(digest(message.about), "session")
         entry.trace(_span_of(message.meta))
         return entry
 

@@ -66,7 +66,7 @@ def test_it_may_say_that_it_belongs_to_no_session() -> None:
 def test_a_malformed_session_names_none_and_is_refused_where_it_is_asked_for(named: Any) -> None:
     message = request({SESSION_META: named, REQUEST_KEY_META: "k"})
 
-    assert (message.session, message.key) == (NotNamed.ABSENT, "k")
+    assert (message.session, message.key) == (NotNamed.MALFORMED, "k")
     assert message.names_session
     for _ in range(2):
         with pytest.raises(InvalidParams):
@@ -90,3 +90,31 @@ def test_a_notification_has_no_id_and_nothing_of_it_changes() -> None:
     assert message.id == ""
     with pytest.raises(AttributeError):
         message.key = "k"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("method", "requested", "cancelled"),
+    [
+        ("notifications/cancelled", 1, 1),
+        ("notifications/cancelled", "", ""),
+        ("notifications/cancelled", True, None),
+        ("notifications/cancelled", [1], None),
+        ("notifications/progress", 1, None),
+    ],
+)
+def test_the_request_that_it_cancels(method: str, requested: Any, cancelled: Any) -> None:
+    assert read(Notification(method, {"requestId": requested})).cancels == cancelled
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "about"),
+    [
+        ("session/end", {"sessionId": "a", "_meta": {SESSION_META: SESSION}}, "a"),
+        ("session/end", {"sessionId": 1, "_meta": {SESSION_META: SESSION}}, "s"),
+        ("tools/call", {"sessionId": "a", "_meta": {SESSION_META: SESSION}}, "s"),
+        ("tools/call", {"sessionId": "a", "_meta": {SESSION_META: None}}, None),
+        ("sessions/delete", None, None),
+    ],
+)
+def test_the_session_that_a_log_names(method: str, params: Any, about: str | None) -> None:
+    assert read(Request(1, method, params)).about == about

@@ -231,19 +231,19 @@ def test_any_params_name_a_session_or_none_or_are_invalid(params: dict[str, Any]
     """Whatever a caller sends: an answer, or ``-32602``; nothing else."""
     for read in (named_session, request_key):
         try:
-            value = read(params)
+            value = read(meta_of(params))
         except InvalidParams as refused:
             assert refused.code == -32602
         else:
             assert value is None or isinstance(value, (str, NotNamed))
-    assert isinstance(progress_token(params), (str, int, type(None)))
+    assert isinstance(progress_token(meta_of(params)), (str, int, type(None)))
 
 
 @given(JSON)
 def test_any_session_metadata_names_a_session_or_none_or_is_invalid(value: Any) -> None:
     """ASC10: ``-32602`` for malformed metadata."""
     try:
-        named = named_session({"_meta": {SESSION_META: value}})
+        named = named_session({SESSION_META: value})
     except InvalidParams as refused:
         assert refused.code == -32602 and SESSION_META in refused.message
         assert not isinstance(value, dict) or not isinstance(value_of(value, "sessionId"), str)
@@ -255,7 +255,7 @@ def test_any_session_metadata_names_a_session_or_none_or_is_invalid(value: Any) 
 def test_any_request_key_is_a_key_or_invalid(value: Any) -> None:
     """A key is a string of 1 to 256 characters."""
     try:
-        key = request_key({"_meta": {REQUEST_KEY_META: value}})
+        key = request_key({REQUEST_KEY_META: value})
     except InvalidParams as refused:
         assert refused.code == -32602 and REQUEST_KEY_META in refused.message
         assert not isinstance(value, str) or not value
@@ -271,7 +271,7 @@ def test_what_a_handler_sees_names_no_session_and_no_key_and_has_all_else(
     before = copy.deepcopy(params)
     seen = without_session(params)
     assert params == before
-    meta, seen_meta = meta_of(params) or {}, meta_of(seen) or {}
+    meta, seen_meta = meta_of(params), meta_of(seen)
     ours = {SESSION_META, REQUEST_KEY_META}
     assert seen_meta == {name: value for name, value in meta.items() if name not in ours}
     if not ours & meta.keys():
@@ -286,18 +286,21 @@ def test_a_session_is_named_in_the_metadata_and_nowhere_else() -> None:
     """ASC1, ASC11: ``params.meta`` is a client's bug, ignored."""
     session = {"sessionId": "s", "state": "x"}
 
-    assert named_session({"_meta": {SESSION_META: session}}) == "s"
-    assert named_session({"_meta": {SESSION_META: None}}) is NotNamed.NULL
-    assert named_session({"meta": {SESSION_META: session}}) is NotNamed.ABSENT
-    assert named_session({SESSION_META: session, "sessionId": "s"}) is NotNamed.ABSENT
+    def named(params: dict[str, Any] | None) -> object:
+        return named_session(meta_of(params))
+
+    assert named({"_meta": {SESSION_META: session}}) == "s"
+    assert named({"_meta": {SESSION_META: None}}) is NotNamed.NULL
+    assert named({"meta": {SESSION_META: session}}) is NotNamed.ABSENT
+    assert named({SESSION_META: session, "sessionId": "s"}) is NotNamed.ABSENT
     unnamed: list[dict[str, Any] | None] = [None, {}, {"_meta": None}, {"_meta": "x"}]
-    assert {named_session(params) for params in unnamed} == {NotNamed.ABSENT}
+    assert {named(params) for params in unnamed} == {NotNamed.ABSENT}
 
 
 def test_a_string_that_cannot_be_a_session_id_names_an_unknown_session() -> None:
     """ERR2, SES6: it gets the answer of any unknown id, with what the caller sent."""
     for text in ("", "a b", "ä", "x" * 5_000):
-        assert named_session({"_meta": {SESSION_META: {"sessionId": text}}}) == text
+        assert named_session({SESSION_META: {"sessionId": text}}) == text
         assert session_id_member({"sessionId": text}, "params.sessionId") == text
 
 
@@ -313,14 +316,14 @@ def test_a_session_id_that_is_no_string_is_invalid_and_the_answer_says_where(
 @pytest.mark.parametrize("length", [1, 256])
 def test_a_request_key_may_be_as_long_as_the_limit(length: int) -> None:
     """Both ends of 1 to 256."""
-    assert request_key({"_meta": {REQUEST_KEY_META: "k" * length}}) == "k" * length
+    assert request_key({REQUEST_KEY_META: "k" * length}) == "k" * length
 
 
 @pytest.mark.parametrize("value", ["", "k" * 257, None, 7, ["k"]])
 def test_a_request_key_of_another_length_or_type_is_invalid(value: object) -> None:
     """Also null: a key that is there must be one, or the request might run twice."""
     with pytest.raises(InvalidParams, match="1 to 256"):
-        request_key({"_meta": {REQUEST_KEY_META: value}})
+        request_key({REQUEST_KEY_META: value})
 
 
 @pytest.mark.parametrize(
@@ -331,13 +334,13 @@ def test_a_progress_token_is_a_string_or_an_integer_or_is_not_there(
     token: object, read: object
 ) -> None:
     """A malformed one is the wrapped server's to refuse."""
-    assert progress_token({"_meta": {"progressToken": token}}) == read
+    assert progress_token({"progressToken": token}) == read
 
 
 @pytest.mark.parametrize("params", [None, {}, {"_meta": None}, {"_meta": []}, {"_meta": "x"}])
 def test_metadata_that_is_no_object_is_none(params: dict[str, Any] | None) -> None:
     """Rule 3 follows: served as the bare server would."""
-    assert meta_of(params) is None and progress_token(params) is None
+    assert meta_of(params) == {}
 
 
 # --- what goes out -----------------------------------------------------------------------------

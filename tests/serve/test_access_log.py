@@ -97,7 +97,7 @@ async def test_the_session_that_was_opened(caplog: pytest.LogCaptureFixture) -> 
 async def test_the_session_that_a_method_is_about(
     caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
-    message = {"method": method, "params": {"sessionId": ID}}
+    message = {**CALL, "method": method, "params": {"sessionId": ID}}
     said = await logged(caplog, json.dumps(message).encode())
     assert (said["mcp.method.name"], said["mcp_sessions.session"]) == (method, digest(ID))
 
@@ -109,8 +109,8 @@ async def test_the_session_that_a_method_is_about(
         (b"{", None),
         (b"[1]", None),
         (b'{"method": 5}', None),
-        (b'{"method": "session-abc"}', "a method that is not the protocol's"),
-        (b'{"id": 1, "result": {}}', "an answer"),
+        (b'{"jsonrpc": "2.0", "method": "session-abc"}', "a method that is not the protocol's"),
+        (b'{"jsonrpc": "2.0", "id": 1, "result": {}}', "an answer"),
         (b'{"method": "tools/call", "params": "' + b"x" * 300_000 + b'"}', None),
     ],
 )

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import Filter, acknowledgement, completion, stamped
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.message import Message
@@ -229,8 +228,8 @@ class DuplexTransport:
         return any(request_id == listen.request_id for listen in self._listens.values())
 
     def cancels(self, notification: Message) -> bool:
-        request_id = (notification.params or {}).get("requestId")
-        if notification.method != method_names.CANCELLED or not self.has_listen(request_id):
+        request_id = notification.cancels
+        if request_id is None or not self.has_listen(request_id):
             return False
         for session_id, listen in list(self._listens.items()):
             if listen.request_id == request_id:

@@ -299,7 +299,7 @@ class Calls(Generic[R]):
                     text = "a request with this id is still open"
                     raise InvalidRequest(InvalidReason.DUPLICATE_ID, text)
         if not is_ours:
-            if request.is_misnamed:
+            if request.session is NotNamed.MALFORMED:
                 request.named()
             if connection is not None:
                 owner: Hashable = connection.id
@@ -433,7 +433,7 @@ class Acceptance(Stage):
         calls = self._calls
         if calls.draining and not calls.is_served_still(call.inbound):
             return stopping()
-        if not self.is_ours and call.request.is_miskeyed:
+        if not self.is_ours and call.request.key is None:
             # ASC20: a malformed key is refused before anything else.
             call.request.keyed()
         calls.open(call, is_ours=self.is_ours)

@@ -47,7 +47,7 @@ class PendingQuestion:
         self.id = mint_request_id(process)
         params = self.asked.params
         if self.asked.on_progress is not None:
-            meta = {**(meta_of(params) or {}), "progressToken": self.id}
+            meta = {**meta_of(params), "progressToken": self.id}
             params = {**(params or {}), "_meta": meta}
         self.message = request_message(self.id, self.asked.method, params)
         self.future = asyncio.get_running_loop().create_future()

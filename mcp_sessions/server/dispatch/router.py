@@ -277,9 +277,8 @@ class Router:
             elif running.record is not None and running.record.principal == inbound.principal:
                 await running.abort(cancelled)
         else:
-            params, connection = notification.params or {}, inbound.connection
-            request_id: object = params.get("requestId")
-            if connection is None or not isinstance(request_id, (str, int)):
+            request_id, connection = notification.cancels, inbound.connection
+            if connection is None or request_id is None:
                 return
             meant = self._runner.calls.meant(connection.id, request_id)
             if inbound.http.record is not None:

@@ -39,7 +39,7 @@ class SealedState:
 
     def stamp(self, result: dict[str, Any], record: SessionRecord) -> dict[str, Any]:
         """``result`` with the session's ``_meta`` (ASC12)."""
-        meta = {**(meta_of(result) or {}), SESSION_META: self.metadata(record)}
+        meta = {**meta_of(result), SESSION_META: self.metadata(record)}
         return {**result, "_meta": meta}
 
     def check_state(self, record: SessionRecord, state: Mapping[str, Any]) -> None:

@@ -305,7 +305,9 @@ class Joining:
         # The sender owns the session: the store admitted it there.
         principal = running.waiters[0].inbound.principal
         inbound = Inbound(principal, message.peer, None, channel)
-        request = Message(asker.name, running.request.method, None, None, token=message.token)
+        request = Message(
+            asker.name, running.request.method, None, None, {"progressToken": message.token}
+        )
         waiter = Call(request, inbound, load_of(message.session_id, principal))
         self._runner.calls.count(waiter)
         try:

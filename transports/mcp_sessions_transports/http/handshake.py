@@ -22,6 +22,7 @@ from mcp_sessions.core.ends import EndReason
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import (
     Answer,
+    NotNamed,
     error_message,
     wire_error,
 )
@@ -270,7 +271,9 @@ class HandshakeHttp:
             # Hosts that start no session have one all the same: no header shuts them out.
             return True
         # Wrong metadata of a notification gets no answer.
-        return message.names_session and not (message.is_notification and message.is_misnamed)
+        return message.names_session and not (
+            message.is_notification and message.session is NotNamed.MALFORMED
+        )
 
     async def _admitted(self, call: HttpCall) -> SessionRecord | None:
         """The transport session that a GET or DELETE names; None if it was refused here."""

@@ -55,7 +55,9 @@ class Association(Stage):
             InvalidParams, SessionNotFound, SessionDetached, InvalidRequest
         """
         message, inbound = call.request, call.inbound
-        named = message.named() if message.is_misnamed else message.session
+        named = message.session
+        if named is NotNamed.MALFORMED:
+            named = message.named()
         is_request = not message.is_notification
         request = message if is_request else None
         if not isinstance(named, NotNamed):

@@ -82,7 +82,7 @@ def with_own_token(request_id: int, params: Mapping[str, Any] | None) -> Mapping
         return params
     members = cast("dict[str, Any]", meta)
     own = {name: value for name, value in members.items() if name != TOKEN}
-    if progress_token(params) is not None:
+    if progress_token(members) is not None:
         own[TOKEN] = request_id
     return {**(params or {}), "_meta": own}
 
@@ -276,7 +276,7 @@ def _name_of(method: str, params: Mapping[str, Any] | None) -> tuple[str, str] |
         return _name("elicitation", (params or {}).get("elicitationId"))
     if method == method_names.TASK_STATUS:
         return _name("task", (params or {}).get("taskId"))
-    related: object = (meta_of(params) or {}).get(_RELATED_TASK)
+    related: object = meta_of(params).get(_RELATED_TASK)
     return _name("task", members_of(related).get("taskId")) if related is not None else None
 
 

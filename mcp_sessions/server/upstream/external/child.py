@@ -27,6 +27,7 @@ from mcp_sessions.core.messages import (
     error_message,
     id_of,
     members_of,
+    meta_of,
     notification_message,
     progress_token,
     result_message,
@@ -428,7 +429,7 @@ class Child:
             task.add_done_callback(lambda _: self._asked.pop(request.id, None))
 
     async def _ask(self, request: Request, cause: Cause) -> None:
-        token = progress_token(request.params)
+        token = progress_token(meta_of(request.params))
 
         async def report(progress: float, total: float | None, message: str | None) -> None:
             members = {TOKEN: token, "progress": progress, "total": total, "message": message}

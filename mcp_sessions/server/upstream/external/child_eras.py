@@ -207,7 +207,7 @@ class ModernEra:
         params = notification.params or {}
         match notification.method:
             case method_names.ACKNOWLEDGED:
-                about = own_id((meta_of(params) or {}).get(SUBSCRIPTION_ID))
+                about = own_id(meta_of(params).get(SUBSCRIPTION_ID))
                 if about is not None and about in self._listens:
                     receiver = self._listens.pop(about)
                     await receiver.begun(continues=False)

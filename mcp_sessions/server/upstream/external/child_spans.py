@@ -62,7 +62,7 @@ async def _traced(
             SESSION_DIGEST: call.session,
             CONVERSATION: call.conversation or call.session,
         }
-    carried = extract(meta_of(params) or {})
+    carried = extract(meta_of(params))
     with get_tracer(_TRACER).start_as_current_span(
         f"{named} {target}" if target else named,
         kind=SpanKind.SERVER,

@@ -43,7 +43,7 @@ class Listen:
         ):
             return
         await self._is_acknowledged.wait()
-        meta = {**(meta_of(params) or {}), SUBSCRIPTION_ID: self._call.request_id}
+        meta = {**meta_of(params), SUBSCRIPTION_ID: self._call.request_id}
         await self._call.notify(method, {**(params or {}), "_meta": meta})
 
     async def send_request(self, asked: PeerRequest) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class ModernPeer:
             return await self._discover(call, params)
         if method in _REMOVED:
             raise UpstreamError(error_body(METHOD_NOT_FOUND, "Method not found", method))
-        meta = meta_of(params) or {}
+        meta = meta_of(params)
         level = meta.get(_LOG_LEVEL)
         left = {name: value for name, value in (params or {}).items() if name != "_meta"}
         others = {name: value for name, value in meta.items() if name not in ENVELOPE}
@@ -106,5 +106,5 @@ def _stamped(
 ) -> dict[str, Any]:
     info = handshake.get("serverInfo")
     if info is not None:
-        result = {**result, "_meta": {**(meta_of(result) or {}), _SERVER_INFO: info}}
+        result = {**result, "_meta": {**meta_of(result), _SERVER_INFO: info}}
     return {"ttlMs": 0, "cacheScope": "private", **result} if is_cached else result

@@ -52,7 +52,7 @@ class Modern:
         self, params: Mapping[str, Any] | None, sender: Sender | None = None
     ) -> dict[str, Any]:
         said = self._envelope if sender is None else _envelope(sender.client, sender.level)
-        return {**(params or {}), "_meta": {**(meta_of(params) or {}), **said}}
+        return {**(params or {}), "_meta": {**meta_of(params), **said}}
 
     def handshake(
         self, found: Mapping[str, Any], wanted: object, versions: frozenset[str]
@@ -68,7 +68,7 @@ class Modern:
         spoken: object = found.get("supportedVersions")
         if not isinstance(spoken, list) or VERSION not in cast("list[object]", spoken):
             return None
-        info: object = (meta_of(found) or {}).get(f"{_PREFIX}/serverInfo")
+        info: object = meta_of(found).get(f"{_PREFIX}/serverInfo")
         capabilities = members_of(found.get("capabilities"))
         if isinstance(capabilities.get("resources"), dict):
             # The modern era has no such member. A listen names resources, and the answer says which
@@ -159,7 +159,7 @@ def wanted_changes(capabilities: Mapping[str, Any], uris: set[str]) -> dict[str,
 
 
 def without_subscription(notification: Notification) -> Notification:
-    meta = {k: v for k, v in (meta_of(notification.params) or {}).items() if k != SUBSCRIPTION_ID}
+    meta = {k: v for k, v in meta_of(notification.params).items() if k != SUBSCRIPTION_ID}
     params = {name: value for name, value in (notification.params or {}).items() if name != "_meta"}
     if meta:
         params["_meta"] = meta

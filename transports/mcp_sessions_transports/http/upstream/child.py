@@ -242,7 +242,7 @@ class HttpWire:
         Raises:
             UpstreamError: They cannot be read.
         """
-        meta = {name: it for name, it in (meta_of(params) or {}).items() if name != "progressToken"}
+        meta = {name: it for name, it in meta_of(params).items() if name != "progressToken"}
         listed: dict[str, Any] = {"_meta": meta}
         for _ in range(_PAGES):
             result = await self._child.exchange(
