@@ -90,7 +90,7 @@ class Message(NamedTuple):
 
     @property
     def cancels(self) -> RequestId | None:
-        """The id of the request that it cancels."""
+        """The id of a request, if it is ``notifications/cancelled``."""
         if self.method != method_names.CANCELLED:
             return None
         return as_id((self.params or {}).get("requestId"))
