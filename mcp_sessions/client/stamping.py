@@ -5,8 +5,6 @@ The messages are raw JSON, because the SDK's typed models drop these members.
 
 from __future__ import annotations
 
-import base64
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,7 +21,7 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.core.messages import without_session as without_session_members
-from mcp_sessions.core.named import NAMED
+from mcp_sessions.core.named import NAMED, header_value
 from mcp_sessions.core.resume import SessionView, is_sendable
 
 CLIENT_CAPABILITIES_META = "io.modelcontextprotocol/clientCapabilities"
@@ -134,9 +132,6 @@ def request(
     return message, headers
 
 
-_HEADER_SAFE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
-
-
 def modern_headers(message: Json, envelope: Envelope) -> dict[str, str]:
     """The headers of a modern-era request over HTTP, for an application that gives none: one
     that speaks stdio to a bridge.
@@ -146,7 +141,5 @@ def modern_headers(message: Json, envelope: Envelope) -> dict[str, str]:
     params = cast("Json", message.get("params") or {})
     name = params.get(NAMED.get(method, ""))
     if isinstance(name, str):
-        safe = _HEADER_SAFE.fullmatch(name) and not name.startswith("=?")
-        encoded = base64.b64encode(name.encode()).decode("ascii")
-        headers["mcp-name"] = name if safe else f"=?base64?{encoded}?="
+        headers["mcp-name"] = header_value(name)
     return headers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -19,3 +21,12 @@ NAMED: Mapping[str, str] = MappingProxyType(
 SUBSCRIBING: Mapping[str, str] = MappingProxyType(
     {method_names.SUBSCRIBE: "uri", method_names.UNSUBSCRIBE: "uri"}
 )
+
+_PLAIN = re.compile(r"(?!=\?base64\?)(?! )[\x20-\x7e]*(?<! )")
+
+
+def header_value(text: str) -> str:
+    """Return a text as a header has it. Text that no header may have is encoded."""
+    if _PLAIN.fullmatch(text):
+        return text
+    return f"=?base64?{base64.b64encode(text.encode('utf-8', 'replace')).decode()}?="

@@ -23,18 +23,12 @@ class CloseCode(IntEnum):
     """The client took nothing for too long, or too many connections are open."""
 
 
-COME_BACK: dict[CloseCode, bool] = {
-    CloseCode.NORMAL: False,
-    CloseCode.GOING_AWAY: True,
-    CloseCode.UNSUPPORTED_DATA: False,
-    CloseCode.POLICY_VIOLATION: False,
-    CloseCode.TOO_BIG: False,
-    CloseCode.INTERNAL_ERROR: True,
-    CloseCode.SERVICE_RESTART: True,
-    CloseCode.TRY_AGAIN_LATER: True,
-}
-"""Whether the same client, doing the same, may hope for better. After 1008 only with
-another credential."""
+FINAL = frozenset(
+    (CloseCode.NORMAL, CloseCode.UNSUPPORTED_DATA, CloseCode.POLICY_VIOLATION, CloseCode.TOO_BIG)
+)
+"""Codes after which the same client would fail in the same way. After 1008 another credential may
+help.
+"""
 
 
 def should_come_back(code: int | None) -> bool:
@@ -42,7 +36,4 @@ def should_come_back(code: int | None) -> bool:
 
     An unknown code is a server's that knows more than we do: come back, with back-off.
     """
-    try:
-        return COME_BACK[CloseCode(code if code is not None else CloseCode.GOING_AWAY)]
-    except ValueError:
-        return True
+    return code not in FINAL

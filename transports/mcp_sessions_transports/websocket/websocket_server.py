@@ -8,7 +8,7 @@ import binascii
 import contextlib
 import logging
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,12 @@ from mcp_sessions_transports.duplex import DuplexConnection
 from mcp_sessions_transports.http.io import Headers
 from mcp_sessions_transports.origin import OriginGuard
 from mcp_sessions_transports.served import Served
-from mcp_sessions_transports.websocket.authorizer import Denied, HandshakeAuthorizer, deny
+from mcp_sessions_transports.websocket.authorizer import (
+    Authorized,
+    Denied,
+    HandshakeAuthorizer,
+    deny,
+)
 from mcp_sessions_transports.websocket.close_codes import CloseCode
 
 logger = logging.getLogger(__name__)
@@ -55,50 +60,19 @@ class WebSocketBinding:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._served.availability.is_running:
             raise not_running()
+        offered: list[str] = list(scope.get("subprotocols") or ())
         if self._guard.is_by_name:
             scope = {**scope, BY_NAME: True}
-        headers: Headers = dict(scope["headers"])
-        offered: list[str] = list(scope.get("subprotocols") or ())
-        refused = self._guard.verdicts[headers.get(b"host"), headers.get(b"origin")]
-        if refused is not None:
-            await deny(scope, receive, send, _text(*refused))
+        admitted = await self._admitted(scope, offered)
+        if isinstance(admitted, Denied):
+            await deny(scope, receive, send, admitted)
             return
-        if await self._is_away(scope, receive, send):
-            return
-        bearers = [name for name in offered if name.startswith(BEARER)]
-        if bearers and (b"authorization" in headers or len(bearers) > 1):
-            await deny(scope, receive, send, _text(400, "one credential, not two"))
-            return
-        if bearers:
-            token = _token(bearers[0])
-            if token is None:
-                text = "the bearer subprotocol is malformed"
-                await deny(scope, receive, send, _text(400, text))
-                return
-            fields = [*scope["headers"], (b"authorization", b"Bearer " + token)]
-            scope = {**scope, "headers": fields}
-        outcome = await self._authorizer.authorize(scope)
-        if isinstance(outcome, Denied):
-            await deny(scope, receive, send, outcome)
-            return
-        if await self._is_away(scope, receive, send):
-            # Since it came.
-            return
-        principal = outcome.principal
-        owner = share_of(principal, scope)
-        most = self._served.policy.max_connections_per_principal
-        if most is not None and self._open.get(owner, 0) >= most:
-            refused = LimitReached("max_connections_per_principal", most, _FULL)
-            self._served.router.limits.reached(refused)
-            wait = f"come back in {math.ceil(_FULL)} s"
-            too_many = _text(429, f"max_connections_per_principal is {most}; {wait}")
-            too_many.headers.append((b"retry-after", str(math.ceil(_FULL)).encode()))
-            await deny(scope, receive, send, too_many)
-            return
+        scope, authorized, owner = admitted
         self._open[owner] = self._open.get(owner, 0) + 1
         try:
-            connected = self._connected(scope, receive, send, principal, SUBPROTOCOL in offered)
-            await asyncio.create_task(connected, context=outcome.context)
+            selects = SUBPROTOCOL in offered
+            connected = self._connected(scope, receive, send, authorized.principal, selects)
+            await asyncio.create_task(connected, context=authorized.context)
         finally:
             left = self._open[owner] - 1
             if left:
@@ -106,17 +80,41 @@ class WebSocketBinding:
             else:
                 del self._open[owner]
 
-    async def _is_away(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Whether the server stops. A session must not be attached where it is about to be cut
-        again (WSS17).
+    async def _admitted(
+        self, scope: Scope, offered: Sequence[str]
+    ) -> tuple[Scope, Authorized, Hashable] | Denied:
+        """Return the scope with its credential, who connects, and whose share of the connections it
+        takes.
         """
-        retry_after = self._served.availability.retry_after
-        if retry_after is None:
-            return False
-        away = _text(503, "the server is shutting down")
-        away.headers.append((b"retry-after", str(math.ceil(retry_after)).encode()))
-        await deny(scope, receive, send, away)
-        return True
+        headers: Headers = dict(scope["headers"])
+        refused = self._guard.verdicts[headers.get(b"host"), headers.get(b"origin")]
+        if refused is not None:
+            return _text(*refused)
+        if (retry_after := self._served.availability.retry_after) is not None:
+            return _away(retry_after)
+        bearers = [name for name in offered if name.startswith(BEARER)]
+        if bearers and (b"authorization" in headers or len(bearers) > 1):
+            return _text(400, "one credential, not two")
+        if bearers:
+            token = _token(bearers[0])
+            if token is None:
+                return _text(400, "the bearer subprotocol is malformed")
+            fields = [*scope["headers"], (b"authorization", b"Bearer " + token)]
+            scope = {**scope, "headers": fields}
+        authorized = await self._authorizer.authorize(scope)
+        if isinstance(authorized, Denied):
+            return authorized
+        if (retry_after := self._served.availability.retry_after) is not None:
+            # Since it came.
+            return _away(retry_after)
+        owner = share_of(authorized.principal, scope)
+        most = self._served.policy.max_connections_per_principal
+        if most is not None and self._open.get(owner, 0) >= most:
+            full = LimitReached("max_connections_per_principal", most, _FULL)
+            self._served.router.limits.reached(full)
+            wait = f"come back in {math.ceil(_FULL)} s"
+            return _text(429, f"max_connections_per_principal is {most}; {wait}", _FULL)
+        return scope, authorized, owner
 
     async def _connected(
         self, scope: Scope, receive: Receive, send: Send, principal: Principal, selects: bool
@@ -253,9 +251,18 @@ def reached(what: str, limit: tuple[str, str] | None) -> str:
     return f"{what}: {limit[0]} is {limit[1]}" if limit is not None else what
 
 
-def _text(status: int, text: str) -> Denied:
+def _away(retry_after: float) -> Denied:
+    """Refuse a connection while the server stops. A session must not be attached where it is about
+    to be cut again (WSS17).
+    """
+    return _text(503, "the server is shutting down", retry_after)
+
+
+def _text(status: int, text: str, retry_after: float | None = None) -> Denied:
     body = text.encode()
     headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
+    if retry_after is not None:
+        headers.append((b"retry-after", str(math.ceil(retry_after)).encode()))
     return Denied(status, headers, body)
 
 

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import httpx2
@@ -60,62 +59,9 @@ from mcp_sessions_transports.http.upstream.wire import (
     unknown,
 )
 
-
-@dataclass(slots=True, eq=False, repr=False)
-class HttpStream:
-    """A :data:`~mcp_sessions.server.upstream.external.server_stream.ReadStream` of one child.
-
-    Args:
-        open_: Opens it, after the event of that id.
-        check: See :meth:`Wire.check`.
-        receive: Takes an event.
-        forget: There is no such session any more.
-        longest: Bytes of an event.
-        is_acknowledged: It says itself when it is open.
-    """
-
-    _open: Callable[[str | None], AbstractAsyncContextManager[httpx2.Response]]
-    _check: Callable[[httpx2.Response], Awaitable[None]]
-    _on_event: Callable[[ReadEvent], Awaitable[None]]
-    _forget: Callable[[], None]
-    _longest: int
-    _: KW_ONLY
-    is_acknowledged: bool
-    _last_id: str | None = None
-    _has_stream: bool = False
-
-    async def __call__(self, receiver: StreamReceiver) -> float | None:
-        retry: float | None = None
-        try:
-            async with self._open(self._last_id) as response:
-                await self._check(response)
-                if not is_sse(response):
-                    raise refused("it has no stream for changes")
-                self._has_stream = True
-                if not self.is_acknowledged:
-                    await receiver.begun(continues=self._last_id is not None)
-                said = 0
-                async with aclosing(events_of(response, self._longest)) as events:
-                    async for event in events:
-                        said += bool(event.data) or event.dropped is not None
-                        # Neither an id alone nor that it was acknowledged is anything new.
-                        if said > self.is_acknowledged:
-                            receiver.progressed()
-                        self._last_id = position(event, self._last_id)
-                        retry = event.retry / 1000 if event.retry is not None else retry
-                        await self._on_event(event)
-        except Forgotten:
-            if not self._has_stream:
-                # There may only be nothing to be had by GET. The next request finds out.
-                raise refused("it has no stream for changes") from None
-            self._forget()
-            raise
-        except (*FAILURES, EventTooLarge) as broken:
-            logger.debug("the stream of a session broke off: %s", reason_of(broken))
-        return retry
-
-
 logger = logging.getLogger(__name__)
+
+Opens = Callable[[str | None], AbstractAsyncContextManager[httpx2.Response]]
 
 _PAGES: Final = 100
 """Pages of a list of tools that are read to learn the headers of the tools."""
@@ -332,9 +278,6 @@ class HttpWire:
         if later is not None:
             await later()
 
-    async def _said_by_itself(self, event: ReadEvent) -> None:
-        await self._on_event(event, None)
-
     def stream(self) -> ReadStream | None:
         return self._reader(lambda last_id: self._request("GET", last_event_id=last_id))
 
@@ -358,20 +301,48 @@ class HttpWire:
         )
         return await reader(receiver)
 
-    def _reader(
-        self,
-        open_: Callable[[str | None], AbstractAsyncContextManager[httpx2.Response]],
-        *,
-        is_acknowledged: bool = False,
-    ) -> HttpStream:
-        return HttpStream(
-            open_,
-            self._check,
-            self._said_by_itself,
-            self._child.forget,
-            self._longest,
-            is_acknowledged=is_acknowledged,
-        )
+    def _reader(self, opens: Opens, *, is_acknowledged: bool = False) -> ReadStream:
+        """Return a function that reads one stream of the server.
+
+        Args:
+            opens: Opens it, after the event of that id.
+            is_acknowledged: Whether the stream itself says that it is open.
+        """
+        last_id: str | None = None
+        has_stream = False
+
+        async def read(receiver: StreamReceiver) -> float | None:
+            nonlocal last_id, has_stream
+            retry: float | None = None
+            try:
+                async with opens(last_id) as response:
+                    await self._check(response)
+                    if not is_sse(response):
+                        raise refused("it has no stream for changes")
+                    has_stream = True
+                    if not is_acknowledged:
+                        await receiver.begun(continues=last_id is not None)
+                    said = 0
+                    async with aclosing(events_of(response, self._longest)) as events:
+                        async for event in events:
+                            said += bool(event.data) or event.dropped is not None
+                            # Neither an id alone nor the acknowledgement is anything new.
+                            if said > is_acknowledged:
+                                receiver.progressed()
+                            last_id = position(event, last_id)
+                            retry = event.retry / 1000 if event.retry is not None else retry
+                            await self._on_event(event, None)
+            except Forgotten:
+                if not has_stream:
+                    # There may only be nothing to be had by GET. The next request finds out.
+                    raise refused("it has no stream for changes") from None
+                self._child.forget()
+                raise
+            except (*FAILURES, EventTooLarge) as broken:
+                logger.debug("the stream of a session broke off: %s", reason_of(broken))
+            return retry
+
+        return read
 
     def noise(self, size: int, why: str) -> None:
         self._child.warn("noise", f"its answer is not a message: it {why}")

@@ -6,18 +6,16 @@ read it.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from mcp_sessions.core.messages import members_of
-from mcp_sessions.core.named import NAMED
+from mcp_sessions.core.named import NAMED, header_value
 
 HEADER_MISMATCH: Final = -32020
 """The error of a request whose headers are not what they have to be: it did not run."""
 
-_PLAIN: Final = re.compile(r"(?!=\?base64\?)(?! )[\x20-\x7e]*(?<! )")
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _ANNOTATION: Final = "x-mcp-header"
 _TYPES: Final = frozenset({"string", "integer", "boolean"})
@@ -32,7 +30,7 @@ def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
     headers = {"mcp-method": method}
     name: object = message["params"].get(NAMED.get(method))
     if isinstance(name, str):
-        headers["mcp-name"] = _encoded(name)
+        headers["mcp-name"] = header_value(name)
     return headers
 
 
@@ -63,7 +61,7 @@ class ParamHeaders:
                 value = members_of(value).get(step)
             text = _text(value)
             if text is not None:
-                headers[f"mcp-param-{token.lower()}"] = _encoded(text)
+                headers[f"mcp-param-{token.lower()}"] = header_value(text)
         return headers
 
 
@@ -104,9 +102,3 @@ def _text(value: object) -> str | None:
     except ValueError:
         # A number with too many digits for Python.
         return None
-
-
-def _encoded(value: str) -> str:
-    if _PLAIN.fullmatch(value):
-        return value
-    return f"=?base64?{base64.b64encode(value.encode('utf-8', 'replace')).decode()}?="
