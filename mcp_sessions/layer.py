@@ -30,7 +30,12 @@ from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.sockets import listen_on
 from mcp_sessions.serve.stdio import serve_stdio
 from mcp_sessions.serve.tls import certificate_of
-from mcp_sessions.serve.uvicorn_server import RUN_IS_REFUSED, Leaving, draining_server
+from mcp_sessions.serve.uvicorn_server import (
+    RUN_IS_REFUSED,
+    HttpSettings,
+    Leaving,
+    draining_server,
+)
 from mcp_sessions.server.delivery.waiting_changes import noting
 from mcp_sessions.server.upstream.port import note_store_failure
 from mcp_sessions.server.upstream.sdk.authentication import (
@@ -279,19 +284,16 @@ class SessionLayer:
             needs_listener=parts.draining.needs_listener,
             drain=self.drain,
         )
-        server = draining_server(
-            app,
-            leaving,
-            on_started,
-            parts.lifespan.open_store,
-            log_level=log_level,
+        settings = HttpSettings(
             limits=connection_limits([self.policy]),
             health=health,
+            log_level=log_level,
             access_log=access_log,
             forwarded_allow_ips=forwarded_allow_ips,
             certificate=certificate,
             reloading=Reloading(certificate.reload) if certificate is not None else None,
         )
+        server = draining_server(app, leaving, on_started, parts.lifespan.open_store, settings)
         with listener:
             if transport == "stdio":
                 asyncio.run(serve_pipe((server, listener)))

@@ -51,22 +51,21 @@ class AcpAgent(Protocol):
 class AgentSide:
     def __init__(self, agent: AcpAgent, outlet: Outlet) -> None:
         self._agent = cast(Agent, agent)
-        self._outlet = outlet
+        self._wire = _OutletWire(outlet)
         # Unstable methods of ACP are answered by the layer, or are the agent's own choice.
         self._router = build_agent_router(self._agent, use_unstable_protocol=True)
-        self._answers: asyncio.Queue[Json | None] = asyncio.Queue()
         self._connection: AgentSideConnection | None = None
         self._listening: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._connection = AgentSideConnection(self._agent, _Outgoing(self), listening=False)
+        self._connection = AgentSideConnection(self._agent, self._wire, listening=False)
         self._listening = asyncio.create_task(self._connection.listen(), name="acp agent")
         watched("the connection to the ACP agent", self._listening)
 
     async def stop(self) -> None:
         """Disconnect the agent. Its open requests fail."""
         if self._connection is not None and self._listening is not None:
-            self._answers.put_nowait(None)
+            self._wire.answers.put_nowait(None)
             await asyncio.gather(self._listening, return_exceptions=True)
             await self._connection.close()
 
@@ -124,34 +123,29 @@ class AgentSide:
             # The same boundary; nobody waits for an answer.
             logger.exception("the agent failed in %s", method)
 
-    async def take(self, message: Json) -> None:
+
+class _OutletWire:
+    """The library's ``Transport``. The agent writes to an `Outlet`, not to a pipe."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
+        self.answers: asyncio.Queue[Json | None] = asyncio.Queue()
+
+    async def send(self, message: Json) -> None:
         method = cast(str, message["method"])
         params = cast("Json", message.get("params") or {})
         if "id" in message:
             request_id = message["id"]
 
             def answered(answer: Json) -> None:
-                self._answers.put_nowait({"jsonrpc": "2.0", "id": request_id, **answer})
+                self.answers.put_nowait({"jsonrpc": "2.0", "id": request_id, **answer})
 
             self._outlet.asked(method, params, answered)
         else:
             await self._outlet.sent(method, params)
 
-    async def next_answer(self) -> Json | None:
-        return await self._answers.get()
-
-
-class _Outgoing:
-    """The library's ``Transport``. The agent writes to an `Outlet`, not to a pipe."""
-
-    def __init__(self, side: AgentSide) -> None:
-        self._side = side
-
-    async def send(self, message: dict[str, Any]) -> None:
-        await self._side.take(message)
-
-    async def receive(self) -> dict[str, Any] | None:
-        return await self._side.next_answer()
+    async def receive(self) -> Json | None:
+        return await self.answers.get()
 
     async def close(self) -> None:
         pass

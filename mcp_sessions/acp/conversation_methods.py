@@ -87,7 +87,7 @@ class Openings:
                 await self._store.end(conversation.session_id)
                 raise
             finally:
-                opening.end()
+                opening.ended = True
             await self._opened(conversation, opening, failed)
 
     async def load(self, incoming: Incoming) -> None:
@@ -118,7 +118,7 @@ class Openings:
                     await self._forget(conversation)
                 raise
             finally:
-                opening.end()
+                opening.ended = True
             if not conversation.turns:
                 await conversation.servers.close_retired()
             if is_load:

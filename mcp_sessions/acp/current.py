@@ -22,9 +22,6 @@ class Opening:
 
     ended: bool = False
 
-    def end(self) -> None:
-        self.ended = True
-
 
 @dataclass(frozen=True, slots=True)
 class Call:

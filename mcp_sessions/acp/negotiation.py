@@ -46,7 +46,12 @@ def client_capabilities(params: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         RequestError: ``clientCapabilities`` is no object.
     """
-    return _object(params.get("clientCapabilities"), "clientCapabilities")
+    value = params.get("clientCapabilities")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise invalid_params("clientCapabilities must be an object")
+    return cast("dict[str, Any]", value)
 
 
 def may_be_called(method: str, params: Mapping[str, Any], declared: Mapping[str, Any]) -> bool:
@@ -95,11 +100,3 @@ def with_ours(
         servers = members_of(declared.get("mcpCapabilities"))
         ours["mcpCapabilities"] = {**servers, "http": True, "sse": True}
     return {**result, "protocolVersion": version, "agentCapabilities": ours}
-
-
-def _object(value: object, member: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise invalid_params(f"{member} must be an object")
-    return cast("dict[str, Any]", value)

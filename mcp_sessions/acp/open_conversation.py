@@ -48,18 +48,9 @@ class Turn:
     fault: Exception | None = None
     """An update of it could not be stored."""
 
-    def start(self, task: asyncio.Task[Any]) -> None:
-        self.task = task
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
     def stop(self) -> None:
         if self.task is not None:
             self.task.cancel()
-
-    def failed(self, fault: Exception) -> None:
-        self.fault = fault
 
 
 @dataclass(eq=False, repr=False)

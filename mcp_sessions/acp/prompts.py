@@ -88,7 +88,7 @@ class Prompts:
         task = asyncio.create_task(
             self._agent.called("session/prompt", for_agent(params, conversation), call)
         )
-        turn.start(task)
+        turn.task = task
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -139,7 +139,7 @@ class Prompts:
 
     async def _cancel_turns(self, conversation: OpenConversation, link: Link) -> None:
         for turn in conversation.turns:
-            turn.cancel()
+            turn.cancelled = True
         if self._agent.has("cancel") and conversation.agent_id is not None:
             call = Call(link, conversation)
             params = {"sessionId": conversation.agent_id}

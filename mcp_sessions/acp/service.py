@@ -134,7 +134,7 @@ class AcpService:
         except StoreUnavailable as error:
             if call is not None and call.turn is not None:
                 # Also an agent that goes on as if nothing had happened does not end well.
-                call.turn.failed(error)
+                call.turn.fault = error
             raise acp_errors.store_unavailable() from error
         title = update["update"].get("title")
         if update["update"].get("sessionUpdate") == "session_info_update" and title is not None:

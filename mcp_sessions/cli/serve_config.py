@@ -37,6 +37,7 @@ from mcp_sessions.serve.open_connections import connection_limits
 from mcp_sessions.serve.reloading import Reloading
 from mcp_sessions.serve.tls import Certificate, certificate_of
 from mcp_sessions.serve.together import Part, Together, run_together
+from mcp_sessions.serve.uvicorn_server import HttpSettings
 from mcp_sessions.server.upstream.external.changing import can_follow
 from mcp_sessions.stores.urls import open_store
 from mcp_sessions_transports.origin import Guards, SecuritySettings
@@ -225,17 +226,15 @@ def serve_all(
     served = ServedFile(read, make, part, together, layers, parts, certificate)
     files = (options.config, *(certificate.files if certificate is not None else ()))
     try:
-        run_together(
-            together,
-            sock,
-            on_started=on_started,
-            health=options.health,
+        settings = HttpSettings(
             limits=connection_limits([layer.policy for layer in layers.values()]),
+            health=options.health,
             access_log=options.access_log,
             forwarded_allow_ips=options.forwarded_allow_ips,
             certificate=certificate,
             reloading=Reloading(served.reload, files if options.reload_config else None),
         )
+        run_together(together, sock, on_started, settings)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

@@ -25,10 +25,7 @@ from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.health import Health, health_routes
 from mcp_sessions.serve.lifespan import Lifespan
 from mcp_sessions.serve.not_found import NotFound
-from mcp_sessions.serve.open_connections import ConnectionLimits
-from mcp_sessions.serve.reloading import Reloading
-from mcp_sessions.serve.tls import Certificate
-from mcp_sessions.serve.uvicorn_server import Leaving, draining_server
+from mcp_sessions.serve.uvicorn_server import HttpSettings, Leaving, draining_server
 
 logger = logging.getLogger(__name__)
 
@@ -298,35 +295,15 @@ class Together:
 def run_together(
     together: Together,
     sock: socket.socket,
-    *,
     on_started: Callable[[], None],
-    health: str | None,
-    limits: ConnectionLimits,
-    access_log: bool,
-    forwarded_allow_ips: str | None,
-    certificate: Certificate | None,
-    reloading: Reloading,
+    settings: HttpSettings,
 ) -> None:
     """Serve them on one socket until SIGINT or SIGTERM, then drain.
 
-    Arguments and errors are those of :meth:`~mcp_sessions.layer.SessionLayer.run`.
-
-    Args:
-        reloading: Reads the files of the parts again.
+    Errors are those of :meth:`~mcp_sessions.layer.SessionLayer.run`.
     """
-    server = draining_server(
-        together.app(health),
-        together.leaving(),
-        on_started,
-        together.open_stores,
-        log_level="warning",
-        limits=limits,
-        health=health,
-        access_log=access_log,
-        forwarded_allow_ips=forwarded_allow_ips,
-        certificate=certificate,
-        reloading=reloading,
-    )
+    app, leaving = together.app(settings.health), together.leaving()
+    server = draining_server(app, leaving, on_started, together.open_stores, settings)
     with sock:
         server.run(sockets=[sock])
     if server.interrupted:

@@ -5,7 +5,6 @@ import errno
 import logging
 import signal
 import socket
-import ssl
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
@@ -297,31 +296,33 @@ side never closes a connection on which a request may be on its way.
 """
 
 
-def http_config(
-    app: ASGIApp,
-    *,
-    log_level: str,
-    limits: ConnectionLimits,
-    health: str | None,
-    forwarded_allow_ips: str | None = None,
-    tls: ssl.SSLContext | None = None,
-) -> LimitedConfig:
-    """How HTTP and WebSocket are served.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """How HTTP and WebSocket are served; see :meth:`~mcp_sessions.layer.SessionLayer.run`."""
 
-    Args:
-        health: What the health checks are under; None: there are none.
-        forwarded_allow_ips: See :meth:`~mcp_sessions.layer.SessionLayer.run`.
-        tls: What connections are made with; None: they are not encrypted.
-    """
+    limits: ConnectionLimits
+    health: str | None = None
+    log_level: str = "warning"
+    access_log: bool = False
+    forwarded_allow_ips: str | None = None
+    certificate: Certificate | None = None
+    """None: connections are not encrypted."""
+
+    reloading: Reloading | None = None
+    """Reads files again. None: there are none."""
+
+
+def http_config(app: ASGIApp, settings: HttpSettings) -> LimitedConfig:
+    certificate = settings.certificate
     return LimitedConfig(
         app,
-        OpenConnections(limits, health_paths(health)),
-        tls,
+        OpenConnections(settings.limits, health_paths(settings.health)),
+        certificate.context if certificate is not None else None,
         http=LimitedHttp,
         interface="asgi3",
-        log_level=log_level,
+        log_level=settings.log_level,
         access_log=False,
-        forwarded_allow_ips=forwarded_allow_ips,
+        forwarded_allow_ips=settings.forwarded_allow_ips,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=KEEP_ALIVE,
         lifespan="on",
@@ -329,7 +330,7 @@ def http_config(
         server_header=False,
         log_config=None,
         ws=LimitedWebSocket,
-        ws_max_size=limits.max_message,
+        ws_max_size=settings.limits.max_message,
         ws_ping_interval=20,
         ws_ping_timeout=20,
         ws_per_message_deflate=False,
@@ -341,34 +342,18 @@ def draining_server(
     leaving: Leaving,
     on_started: Callable[[], None] | None,
     before: Callable[[], Awaitable[None]],
-    *,
-    log_level: str,
-    limits: ConnectionLimits,
-    health: str | None,
-    access_log: bool,
-    forwarded_allow_ips: str | None,
-    certificate: Certificate | None,
-    reloading: Reloading | None,
+    settings: HttpSettings,
 ) -> DrainingServer:
-    """Serves an application; see :class:`DrainingServer` and :func:`http_config`.
-
-    Args:
-        access_log: Log a line for each request.
-        certificate: None: connections are not encrypted.
-        reloading: Reads files again; None: there are none.
-    """
+    """Serves an application; see :class:`DrainingServer` and :func:`http_config`."""
     responses = ClosingResponses(app)
-    outermost = AccessLog(responses) if access_log else responses
-    config = http_config(
-        outermost,
-        log_level=log_level,
-        limits=limits,
-        health=health,
-        forwarded_allow_ips=forwarded_allow_ips,
-        tls=certificate.context if certificate is not None else None,
-    )
+    config = http_config(AccessLog(responses) if settings.access_log else responses, settings)
     return DrainingServer(
-        config, responses, leaving, on_started=on_started, before=before, reloading=reloading
+        config,
+        responses,
+        leaving,
+        on_started=on_started,
+        before=before,
+        reloading=settings.reloading,
     )
 
 

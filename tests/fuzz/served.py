@@ -9,7 +9,7 @@ from typing import Any
 
 from mcp_sessions import SessionLayer, SessionPolicy, SessionSecurity
 from mcp_sessions.serve.open_connections import connection_limits
-from mcp_sessions.serve.uvicorn_server import http_config
+from mcp_sessions.serve.uvicorn_server import HttpSettings, http_config
 from tests.fuzz.fuzzer import WITHIN
 from tests.fuzz.hostile import shown
 from tests.support.duplex import ServerInLoop
@@ -63,7 +63,7 @@ async def served(
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL)
     limits = connection_limits([policy])
-    config = http_config(layer.asgi_app(), log_level="warning", limits=limits, health=None)
+    config = http_config(layer.asgi_app(), HttpSettings(limits=limits))
     config.timeout_graceful_shutdown = 1
     running = ServerInLoop(config)
     port: int = listener.getsockname()[1]

@@ -19,7 +19,7 @@ from mcp_sessions.authentication.pace import DELAYS, Delays, Pace
 from mcp_sessions.serve import open_connections
 from mcp_sessions.serve.open_connections import ConnectionLimits
 from mcp_sessions.serve.protocols import LimitedHttp
-from mcp_sessions.serve.uvicorn_server import http_config
+from mcp_sessions.serve.uvicorn_server import HttpSettings, http_config
 from mcp_sessions.server.upstream.sdk.authentication import Authentication, SdkVerifier
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ class Setup:
         limits = ConnectionLimits(
             max_message=1_000, receive_timeout=30, slow_timeout=30, max_connections=most
         )
-        self._config = http_config(app or self._app, log_level="error", limits=limits, health=None)
+        self._config = http_config(app or self._app, HttpSettings(limits=limits, log_level="error"))
         self._config.load()
         self._state = ServerState()
         self._streams: list[Stream] = []

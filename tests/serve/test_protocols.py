@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from mcp_sessions.serve.open_connections import ConnectionLimits
 from mcp_sessions.serve.protocols import LimitedHttp
-from mcp_sessions.serve.uvicorn_server import http_config
+from mcp_sessions.serve.uvicorn_server import HttpSettings, http_config
 from tests.support.hostile import closed_by_peer, hostile
 
 MASK = bytes([1, 2, 3, 4])
@@ -152,7 +152,7 @@ async def test_the_system_ends_a_connection_whose_peer_is_gone() -> None:
         await send({"type": "http.response.body", "body": b""})
 
     def connected() -> asyncio.Protocol:
-        config = http_config(app, log_level="error", limits=limits, health=None)
+        config = http_config(app, HttpSettings(limits=limits, log_level="error"))
         config.load()
         served.append(LimitedHttp(config=config, server_state=ServerState(), app_state={}))
         return served[-1]
