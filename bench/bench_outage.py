@@ -84,7 +84,7 @@ class Outage:
     cpu: float = 0.0
     """Seconds of the server's, from its start until all are answered."""
 
-    def of(self, one: One, back_at: float) -> None:
+    def count(self, one: One, back_at: float) -> None:
         self.notified[one.way] = self.notified.get(one.way, 0) + bool(one.outcomes)
         if one.failed is not None:
             self.failed.append(f"{one.way}: {one.failed}")
@@ -144,7 +144,7 @@ async def run(outage: Outage, ways: Sequence[str], count: int) -> None:
                 outage.cpu = max(outage.cpu, served.cpu)
                 await asyncio.sleep(1)
                 for one in clients:
-                    outage.of(one, back_at)
+                    outage.count(one, back_at)
         finally:
             await asyncio.to_thread(served.kill)
 
@@ -201,7 +201,7 @@ async def run_apart(count: int) -> list[Row]:
                     outage.cpu = served.cpu - started
                 crowd.finished.set()
             for one in crowd.clients:
-                outage.of(one, back_at)
+                outage.count(one, back_at)
         finally:
             await asyncio.to_thread(served.kill)
     name = f"{count} clients apart, {APART:g} s away"

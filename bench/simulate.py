@@ -313,7 +313,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="figures of the benches")
     parser.add_argument("--page", action="store_true", help="write docs/scale.md")
     asked = parser.parse_args()
-    costs = Costs.of(json.loads(asked.json.read_text())) if asked.json else Costs()
+    costs = Costs.read(json.loads(asked.json.read_text())) if asked.json else Costs()
     if asked.page:
         PAGE.write_text(written(PAGE.read_text(), costs))
     else:

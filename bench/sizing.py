@@ -17,7 +17,7 @@ def measured(default: float, bench: str, row: str) -> Any:
     """A figure of a bench.
 
     Args:
-        default: Its value when this was written; see `Costs.of`.
+        default: Its value when this was written; see `Costs.read`.
     """
     return field(default=default, metadata={"bench": bench, "row": row})
 
@@ -55,7 +55,7 @@ class Costs:
     idle_redis: float = measured(8.4, "idle", "redis, GET: Redis")
 
     @staticmethod
-    def of(results: Mapping[str, Any]) -> Costs:
+    def read(results: Mapping[str, Any]) -> Costs:
         """Read one run of the benches, ``docs/figures.json``; other figures stay as they are."""
         found = {
             (bench["name"], row["name"]): row["measured"]

@@ -103,7 +103,7 @@ class Assembly:
         if conversations is not None:
             _check_conversations(self.store, security)
 
-        outside = Outside.of(server, environment, self.shell, declared=declared)
+        outside = Outside.make(server, environment, self.shell, declared=declared)
         self.external = outside.external
         """The wrapped server if it is outside of this process."""
 

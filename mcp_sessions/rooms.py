@@ -53,7 +53,7 @@ def wrapped(server: object, *, remembers: bool) -> tuple[SdkUpstream, ModernRule
     declared = DeclaredHeaders()
     if isinstance(server, ExternalServer):
         shell = shell_of(server, remembers=remembers)
-        return shell, SdkModernRules(shell, declared.of), declared
+        return shell, SdkModernRules(shell, declared.schema_of), declared
     shell = SdkUpstream(server, adds_subscriptions=remembers)
     return shell, SdkModernRules(shell), declared
 
@@ -116,7 +116,7 @@ class Outside:
     """The questions that clients of the 2026 era answer with their next request."""
 
     @staticmethod
-    def of(
+    def make(
         server: object, environment: Environment, shell: SdkUpstream, *, declared: DeclaredHeaders
     ) -> Outside:
         store, bus, policy = environment.store, environment.bus, environment.policy

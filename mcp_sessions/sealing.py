@@ -106,9 +106,9 @@ class Names:
             for key in keys
         ]
         # It takes as long as all else that finds a conversation, and one has many requests.
-        self.of = lru_cache(maxsize=1_024)(self._of)
+        self.names_of = lru_cache(maxsize=1_024)(self._names_of)
 
-    def _of(self, *parts: str | None) -> Sequence[str]:
+    def _names_of(self, *parts: str | None) -> Sequence[str]:
         """43 characters of base64url by each key, newest first: always the same for these parts."""
         named = bound(*parts)
         names: list[str] = []

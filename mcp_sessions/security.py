@@ -348,7 +348,10 @@ class SessionSecurity:
         Args:
             source: What kind of name it is. The same text of two kinds names two sessions.
         """
-        return [SessionId(each) for each in self._names.of(source, name, *self._binding(principal))]
+        return [
+            SessionId(each)
+            for each in self._names.names_of(source, name, *self._binding(principal))
+        ]
 
     def pseudonym(self, *parts: str | None) -> str:
         """Return a pseudonym of these for an operator's records.
@@ -356,7 +359,7 @@ class SessionSecurity:
         The same parts have the same pseudonym as long as the newest key is the same. Without that
         key, the pseudonym and its parts cannot be guessed.
         """
-        return self._names.of("pseudonym", self.audience, *parts)[0]
+        return self._names.names_of("pseudonym", self.audience, *parts)[0]
 
     def _binding(self, principal: Principal, session_id: str | None = None) -> Binding:
         """Return the principal, session and audience that a token is bound to. Scopes are not the

@@ -68,7 +68,7 @@ class Credentials:
     weak: str | None = None
     """A credential of the first principal, with fewer scopes."""
 
-    def of(self, who: str) -> str | None:
+    def token_of(self, who: str) -> str | None:
         return {"one": self.token, "other": self.other, "weak": self.weak}[who]
 
     def names(self) -> dict[str, str]:
@@ -105,7 +105,7 @@ class UrlWay:
         self, name: str, transcript: Transcript, *, who: str = "one", at: str | None = None
     ) -> Peer:
         make = HttpPeer if self.transport == "http" else WebSocketPeer
-        token, url = self.credentials.of(who), at or self.target.text
+        token, url = self.credentials.token_of(who), at or self.target.text
         if self.transport == "websocket" and url.startswith("http"):
             url = url.replace("http", "ws", 1)
         return make(name, url, self.era, transcript=transcript, limits=self.limits, token=token)

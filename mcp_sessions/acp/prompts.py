@@ -56,7 +56,7 @@ class Prompts:
     async def prompt(self, incoming: Incoming) -> None:
         params, link = incoming.params, incoming.link
         session_id = session_id_of(params)
-        conversation = self._registry.of(link, session_id)
+        conversation = self._registry.conversation_of(link, session_id)
         turn = Turn(link)
         if conversation is not None:
             # Before anything is waited for: a cancel that comes next has to find it.
@@ -131,7 +131,7 @@ class Prompts:
             logger.exception("a conversation's title or date could not be stored")
 
     async def cancel(self, link: Link, params: Mapping[str, Any]) -> None:
-        conversation = self._registry.of(link, params.get("sessionId"))
+        conversation = self._registry.conversation_of(link, params.get("sessionId"))
         if conversation is None:
             logger.debug("a cancel names no session that is open here")
             return

@@ -70,7 +70,7 @@ class Registry:
     def shown_to(self, link: Link) -> list[OpenConversation]:
         return [conversation for conversation in self.all() if conversation.link is link]
 
-    def of(self, link: Link, session_id: object) -> OpenConversation | None:
+    def conversation_of(self, link: Link, session_id: object) -> OpenConversation | None:
         if not isinstance(session_id, str):
             return None
         conversation = self._open.get(SessionId(session_id))

@@ -92,7 +92,7 @@ class AcpService:
         if notification.method == "session/cancel":
             await self.prompts.cancel(link, params)
             return
-        conversation = self._registry.of(link, params.get("sessionId"))
+        conversation = self._registry.conversation_of(link, params.get("sessionId"))
         await self.agent.notify(
             notification.method, for_agent(params, conversation), Call(link, conversation)
         )
@@ -102,7 +102,7 @@ class AcpService:
         if "sessionId" in params and not incoming.method.startswith("_"):
             conversation = await self._registry.seen_by(incoming.link, params)
         else:
-            conversation = self._registry.of(incoming.link, params.get("sessionId"))
+            conversation = self._registry.conversation_of(incoming.link, params.get("sessionId"))
         call = Call(incoming.link, conversation)
         result = await self.agent.call(incoming.method, for_agent(params, conversation), call)
         incoming.answer(result)

@@ -109,7 +109,7 @@ class Introspection:
         if not _TOKEN.fullmatch(token) or id_of(token) is not None:
             # A revoked key is nothing to show to others.
             return None
-        return await self._verdicts.of(token)
+        return await self._verdicts.verdict_on(token)
 
     async def _ask(self, token: str) -> Credential | None:
         try:

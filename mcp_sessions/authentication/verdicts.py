@@ -94,7 +94,7 @@ class Verdicts(Generic[Good]):
 
         self._new, self._again = _Lane[Good](), _Lane[Good]()
 
-    async def of(self, token: str) -> Good | None:
+    async def verdict_on(self, token: str) -> Good | None:
         """Return what the token stands for. None: it is not good.
 
         Raises:

@@ -112,7 +112,7 @@ def authenticating(options: argparse.Namespace) -> Callable[[str], Authenticatio
     if options.auth:
         return _signing_in(options, keys)
 
-    def of(name: str) -> Authentication | None:
+    def authentication_of(name: str) -> Authentication | None:
         if keys is None and tokens is None:
             return None
         from mcp_sessions.server.upstream.sdk import authentication
@@ -125,7 +125,7 @@ def authenticating(options: argparse.Namespace) -> Callable[[str], Authenticatio
         verifier = authentication.SdkVerifier([*verifiers, tokens(audience)])
         return authentication.resource_server(verifier, options.auth_issuer, audience, scopes)
 
-    return of
+    return authentication_of
 
 
 def _signing_in(
@@ -137,7 +137,7 @@ def _signing_in(
     service = IdentityService(time.monotonic)
     provider = provider_of(options.auth, service=service)
 
-    def of(name: str) -> Authentication | None:
+    def authentication_of(name: str) -> Authentication | None:
         del name
         from mcp_sessions.server.upstream.sdk.provided import provided
 
@@ -145,7 +145,7 @@ def _signing_in(
         made = provided(provider, options.auth, options.path, allowed, time.time, keys, service)
         return made.requiring(options.auth_scope or [])
 
-    return of
+    return authentication_of
 
 
 def _tokens_of(options: argparse.Namespace) -> Callable[[str], Verifier] | None:

@@ -113,7 +113,7 @@ class Recovery:
 
     def _scouted(self) -> ScoutedAddress:
         target = self._state.addresses.current.target
-        return self._scouted_addresses.of(target, now=self._runtime.clock())
+        return self._scouted_addresses.address_of(target, now=self._runtime.clock())
 
     def postpone(self, until: float) -> None:
         """Reconnect no sooner, since the server drains, unless a request waits (TKO11)."""

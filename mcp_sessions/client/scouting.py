@@ -165,7 +165,7 @@ class ScoutedAddresses:
     def __init__(self) -> None:
         self._scouted_addresses: dict[str, ScoutedAddress] = {}
 
-    def of(self, target: str, *, now: float) -> ScoutedAddress:
+    def address_of(self, target: str, *, now: float) -> ScoutedAddress:
         for name, scouted in list(self._scouted_addresses.items()):
             if scouted.is_forgotten(now=now):
                 del self._scouted_addresses[name]

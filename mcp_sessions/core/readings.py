@@ -342,7 +342,7 @@ def _read_pattern(pattern: str) -> _UriPattern:
     def parts(text: str) -> Parts:
         return tuple(text.split(star))
 
-    def of(reading: _Reading) -> _PatternReading:
+    def pattern_of(reading: _Reading) -> _PatternReading:
         base = reading.base if reading.base.endswith(star) else reading.base.rstrip("/")
         return _PatternReading(
             whole=parts(reading.whole),
@@ -358,7 +358,7 @@ def _read_pattern(pattern: str) -> _UriPattern:
         has_port=":" in authority.rpartition("@")[2],
         listed=tuple(pattern.split("*")),
         normal=parts(normal if normal is not None else listed),
-        readings=tuple(of(each) for each in _readings(_texts(listed, normal))),
+        readings=tuple(pattern_of(each) for each in _readings(_texts(listed, normal))),
     )
 
 

@@ -121,7 +121,7 @@ class Visibility:
         denied = [pattern for pattern, needed in each if not set(needed) <= set(scopes)]
         return replace(self, denied=denied)
 
-    def of(self, state: Mapping[str, Any]) -> Visibility:
+    def with_rules_in(self, state: Mapping[str, Any]) -> Visibility:
         kept = state.get(STATE_KEY)
         return replace(self, rules=kept["rules"]) if kept is not None else self
 

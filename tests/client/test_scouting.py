@@ -187,8 +187,8 @@ def test_every_client_comes_back_whatever_the_order(
 def test_an_address_is_forgotten_when_nobody_uses_it() -> None:
     """So that a process that talks to ever other servers does not grow."""
     scouted_addresses = ScoutedAddresses()
-    first = scouted_addresses.of("http://one/mcp", now=0)
-    assert scouted_addresses.of("http://one/mcp", now=30) is first
-    assert scouted_addresses.of("http://one/mcp", now=60) is first
-    scouted_addresses.of("http://two/mcp", now=200)
-    assert scouted_addresses.of("http://one/mcp", now=200) is not first
+    first = scouted_addresses.address_of("http://one/mcp", now=0)
+    assert scouted_addresses.address_of("http://one/mcp", now=30) is first
+    assert scouted_addresses.address_of("http://one/mcp", now=60) is first
+    scouted_addresses.address_of("http://two/mcp", now=200)
+    assert scouted_addresses.address_of("http://one/mcp", now=200) is not first

@@ -95,7 +95,7 @@ class Overheard:
             yield read, write
             tasks.cancel_scope.cancel()
 
-    def of(self, method: str) -> list[Any]:
+    def named(self, method: str) -> list[Any]:
         return [message for message in self.messages if message.get("method") == method]
 
 
@@ -136,7 +136,7 @@ async def test_neither_the_application_nor_the_handlers_see_the_session_on_the_w
                 async def receive_a_change() -> None:
                     await client.call_tool("change", {}, progress_callback=on_progress)
                     await received.board.until(
-                        lambda: bool(received.of(updates)), what="the update"
+                        lambda: bool(received.named(updates)), what="the update"
                     )
 
                 progressed: list[float] = []
@@ -157,7 +157,7 @@ async def test_neither_the_application_nor_the_handlers_see_the_session_on_the_w
     assert seen[0]["id"] == seen[1]["id"]
     for look in seen:
         assert not any(name in json.dumps(look["meta"]) for name in OURS), look["meta"]
-    [update] = received.of(updates)
+    [update] = received.named(updates)
     # As the SDK's own server sends it.
     assert {name for name in update["params"]} == {"uri"} | ({"_meta"} if mode == "auto" else set())
     assert progressed == [1]

@@ -75,8 +75,8 @@ def test_what_is_said_again_changes_nothing() -> None:
 def test_a_name_of_one_kind_is_no_name_of_another() -> None:
     visibility = seen(tools=[["pay", True]])
     assert [visibility.is_hidden(kind, "pay") for kind in KINDS] == [True, False, False]
-    assert not visibility.of({}).of({"other": 1}).is_plain
-    assert seen().of({STATE_KEY: {"rules": {}, "owed": []}}).is_plain
+    assert not visibility.with_rules_in({}).with_rules_in({"other": 1}).is_plain
+    assert seen().with_rules_in({STATE_KEY: {"rules": {}, "owed": []}}).is_plain
 
 
 @pytest.mark.parametrize(

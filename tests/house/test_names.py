@@ -72,6 +72,13 @@ def files() -> list[Path]:
     return [path for path in found if not {".venv", "node_modules"} & set(path.parts)]
 
 
+def named_of(file: str, tree: ast.AST) -> Iterator[str]:
+    """Yield each function named `of`: its name has to say what it returns."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "of":
+            yield f"{file}:{node.lineno}"
+
+
 @cache
 def found() -> frozenset[tuple[str, str, int]]:
     """Return each banned name and each exception, with its file and line."""
@@ -88,6 +95,22 @@ def test_no_name_has_a_word_of_hearsay() -> None:
         f"{file}:{line}: {name}" for name, file, line in sorted(found()) if name not in EXCEPTIONS
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_functions_name_says_what_it_returns() -> None:
+    """`Locks.of(key)` alone is named `of`: its class and its argument say what it returns."""
+    wrong = [
+        line
+        for path in files()
+        if path != ROOT / "mcp_sessions/locks.py"
+        for line in named_of(str(path.relative_to(ROOT)), ast.parse(path.read_text("utf-8")))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_function_named_of_is_found() -> None:
+    source = "class A:\n    async def of(self): ...\ndef of_a(): ...\n"
+    assert [*named_of("a.py", ast.parse(source))] == ["a.py:2"]
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_storm_ends_when_the_last_replica_has_learned_of_the_last_stream() -> 
 def test_what_was_measured_replaces_what_was() -> None:
     """A row by the name of its bench; idle streams from percent of a core for each 1,000."""
     rows = [asdict(Row(name="redis, GET", measured=1.5)), asdict(Row(name="x", absent="y"))]
-    costs = Costs.of({"benches": [{"name": "idle", "rows": rows}]})
+    costs = Costs.read({"benches": [{"name": "idle", "rows": rows}]})
     assert costs == replace(Costs(), idle=15.0)
 
 

@@ -108,11 +108,11 @@ async def test_without_a_session_of_its_own_a_call_is_in_its_connections(lines: 
         client = await w.connected()
         await client.text("echo", text="x")
         assert client.session_id is not None
-        [called] = lines.of("tools/call")
+        [called] = lines.about("tools/call")
         assert called["mcp_sessions.session"] == digest(client.session_id)
         assert called["mcp_sessions.session.source"] == "connection"
         await ModernClient(w.carrier).text("echo", {"text": "x"})
-        lone = lines.of("tools/call")[1]
+        lone = lines.about("tools/call")[1]
         assert "mcp_sessions.session" not in lone and lone["mcp_sessions.era"] == "modern"
 
 
@@ -153,7 +153,7 @@ async def test_how_a_request_ended(lines: Lines) -> None:
         ("tools/call", "cut", "-32800"),
         ("tools/call", "cut", None),
     ]
-    failed = lines.of("session/resume")[0]
+    failed = lines.about("session/resume")[0]
     assert failed["rpc.response.status_code"] == "-32043"
     # Of a session that is not there, or somebody else's: which was tried.
     assert failed["mcp_sessions.session"] == digest("x" * 43)
@@ -165,7 +165,7 @@ async def test_a_key_that_was_seen_before_is_reported(lines: Lines) -> None:
         await client.start()
         for _ in range(2):
             assert await client.text("echo", meta=keyed("k1"), text="x") == "x"
-    seen = [each.get("mcp_sessions.request_key.seen") for each in lines.of("tools/call")]
+    seen = [each.get("mcp_sessions.request_key.seen") for each in lines.about("tools/call")]
     assert seen == [None, True]
 
 
@@ -178,7 +178,7 @@ async def test_a_conversation_is_named_by_digests_that_say_nothing_without_the_k
             modern = ModernClient(carrier)
             await modern.text("echo", {"text": "x"}, meta={"openai/session": key})
         conversations = {digest(each.id) for each in await w.layer.sessions.list()}
-    notified = lines.of("tools/call")
+    notified = lines.about("tools/call")
     assert {each["mcp_sessions.conversation.source"] for each in notified} == {"openai/session"}
     assert {each["mcp_sessions.session.source"] for each in notified} == {"conversation"}
     sessions = [each["mcp_sessions.session"] for each in notified]
@@ -199,7 +199,7 @@ async def test_a_handle_is_named_by_a_digest(lines: Lines) -> None:
         await modern.text("tell", {"method": "notifications/x", "session": handle})
         await modern.call("tell", {"method": "notifications/x", "session": "guessed"}).result()
         [conversation] = [digest(each.id) for each in await w.layer.sessions.list()]
-    started, passed, refused = lines.of("tools/call")
+    started, passed, refused = lines.about("tools/call")
     assert started["mcp_sessions.session"] == passed["mcp_sessions.session"] == conversation
     assert started["mcp_sessions.conversation.source"] == "handle"
     assert started["mcp_sessions.conversation"] == passed["mcp_sessions.conversation"]
@@ -231,7 +231,7 @@ async def test_nothing_that_a_client_sends_in_addition_to_names_is_in_a_record(
     written = json.dumps(lines.all) + "".join(caplog.messages)
     assert not [each for each in (*secrets, session_id) if each in written]
     assert {
-        each["gen_ai.tool.name"] for each in lines.of("tools/call") if "gen_ai.tool.name" in each
+        each["gen_ai.tool.name"] for each in lines.about("tools/call") if "gen_ai.tool.name" in each
     } == {"echo"}
 
 
@@ -261,8 +261,8 @@ async def test_what_is_no_name_of_the_servers_is_a_digest(
     unknown = [each for each in lines.all if "mcp_sessions.unknown" in each]
     assert len(unknown) == 4 and len({each["mcp_sessions.unknown"] for each in unknown}) == 2
     # A tool that a list had is written down, also where its call failed.
-    assert lines.of("tools/call")[-1]["gen_ai.tool.name"] == "echo"
-    assert lines.of("tools/call")[-1]["mcp_sessions.outcome"] != "ok"
+    assert lines.about("tools/call")[-1]["gen_ai.tool.name"] == "echo"
+    assert lines.about("tools/call")[-1]["mcp_sessions.outcome"] != "ok"
 
 
 @pytest.mark.parametrize("parent", [f"00-{TRACE}-00f067aa0ba902b7-01", "no trace", 7, None])
@@ -270,7 +270,7 @@ async def test_a_request_says_of_which_trace_it_is(lines: Lines, parent: object)
     """As the SDK reads it; what is no trace context is nothing."""
     async with world() as w:
         await ModernClient(w.carrier).text("echo", {"text": "x"}, meta={"traceparent": parent})
-    [called] = lines.of("tools/call")
+    [called] = lines.about("tools/call")
     assert called.get("trace_id") == (TRACE if str(parent).startswith("00-") else None)
 
 
@@ -280,11 +280,11 @@ async def test_a_listen_is_reported_when_it_begins(lines: Lines) -> None:
         session_id = (await client.create())["sessionId"]
         listening = await client.listening(session_id, "a:1")
         await client.listen("x" * 43, "a:1").error()
-        notified = lines.of("subscriptions/listen")
+        notified = lines.about("subscriptions/listen")
         assert [each["mcp_sessions.outcome"] for each in notified] == ["ok", "error"]
         assert notified[0]["mcp_sessions.session"] == digest(session_id)
         listening.leave()
-    assert len(lines.of("subscriptions/listen")) == 2
+    assert len(lines.about("subscriptions/listen")) == 2
 
 
 async def test_a_store_that_is_away_is_an_outcome(lines: Lines) -> None:
@@ -318,7 +318,7 @@ async def test_of_a_request_that_runs_at_another_replica_each_replica_records_it
         gate.go.set()
         assert await begun.result() and await again.result()
         assert gate.arrivals == 1
-    notified = lines.of("tools/call")
+    notified = lines.about("tools/call")
     assert [each["mcp_sessions.outcome"] for each in notified] == ["ok", "ok"]
     seen = sorted(bool(each.get("mcp_sessions.request_key.seen")) for each in notified)
     assert seen == [False, True]

@@ -36,7 +36,7 @@ class Lines:
             assert line.pop("service.instance.id").startswith("process-")
         return lines
 
-    def of(self, method: str) -> list[Json]:
+    def about(self, method: str) -> list[Json]:
         return [each for each in self.all if each["mcp.method.name"] == method]
 
     @property

@@ -45,7 +45,9 @@ class HiddenUpdates:
         record = await self._store.load(session_id, now=0)
         if record is None:
             return False
-        return self._visibility.of(record.state.values).is_hidden(RESOURCES, _uri(params))
+        return self._visibility.with_rules_in(record.state.values).is_hidden(
+            RESOURCES, _uri(params)
+        )
 
     async def is_hidden_from_connection(
         self, connection: ClientConnection, method: str, params: Mapping[str, Any] | None

@@ -74,7 +74,7 @@ class ConversationSessions:
             return None
         return argument
 
-    async def of(self, request: Message, inbound: Inbound) -> ConversationSession | None:
+    async def session_of(self, request: Message, inbound: Inbound) -> ConversationSession | None:
         """The session of a request's conversation, its idle time begun anew; None: it is of none,
         or there are too many sessions for one more.
 

@@ -32,7 +32,7 @@ class JointAdmissions:
     _runner: RequestRunner
     _idempotency: Idempotency
 
-    def of(
+    def admission_for(
         self, message: Message, session_header: str, principal: Principal
     ) -> JointAdmission | None:
         """Return the joint admission of a message on a transport-mode session.

@@ -61,7 +61,7 @@ class Listening:
         record = await self._router.admitted(request, inbound)
         if record is None or not inbound.principal.scopes >= record.principal.scopes:
             raise SessionNotFound(record.session_id if record is not None else "")
-        seen, _ = self._visibility.of(record.state.values).concealed(
+        seen, _ = self._visibility.with_rules_in(record.state.values).concealed(
             method_names.LISTEN, request.params
         )
         wanted, before = Filter(seen or {}), record.client.subscriptions

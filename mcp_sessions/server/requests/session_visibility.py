@@ -61,7 +61,7 @@ class SessionVisibility:
             )
 
         def more(kept: Mapping[str, Any]) -> dict[str, Any]:
-            before = self._visibility.of({STATE_KEY: kept})
+            before = self._visibility.with_rules_in({STATE_KEY: kept})
             rules = {
                 kind: before.changed(kind, patterns, hides=hides)
                 for kind, patterns in wanted.items()
@@ -74,7 +74,7 @@ class SessionVisibility:
             }
 
         record, kept = await self._kept_as(more)
-        now = self._visibility.of(record.state.values)
+        now = self._visibility.with_rules_in(record.state.values)
         await self._unsubscribe(record, lambda uri: now.is_hidden(RESOURCES, uri))
         sent = kept["unsent"]
         for kind in sent:

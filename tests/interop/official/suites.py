@@ -113,7 +113,7 @@ class Outcome:
     def count(self, status: str) -> int:
         return sum(verdict.status == status for verdict in self.judged.values())
 
-    def of(self, name: CheckName) -> Verdict:
+    def verdict_on(self, name: CheckName) -> Verdict:
         judged = self.judged.get(name)
         if judged is not None:
             return judged
@@ -211,9 +211,9 @@ def differences(
 ) -> tuple[list[Difference], list[Departure]]:
     """Where two servers come out differently; and those of ``but`` where they do not."""
     found = [
-        Difference(name, bare.of(name), wrapped.of(name))
+        Difference(name, bare.verdict_on(name), wrapped.verdict_on(name))
         for name in sorted(bare.judged.keys() | wrapped.judged.keys())
-        if bare.of(name).status != wrapped.of(name).status
+        if bare.verdict_on(name).status != wrapped.verdict_on(name).status
     ]
     seen = [difference.as_departure for difference in found]
     unexpected = [difference for difference in found if difference.as_departure not in but]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 Patch = pytest.MonkeyPatch
 Fault = Callable[[Patch], None]
 
-of, found_or_made = ConversationSessions.of, ConversationSessions._found_or_made  # pyright: ignore[reportPrivateUsage]
+session_of, found_or_made = ConversationSessions.session_of, ConversationSessions._found_or_made  # pyright: ignore[reportPrivateUsage]
 
 
 def refuses_at_a_limit(patch: Patch) -> None:
@@ -45,11 +45,11 @@ def serves_without_its_store(patch: Patch) -> None:
 
     async def wrong(self: Any, *args: Any) -> Any:
         try:
-            return await of(self, *args)
+            return await session_of(self, *args)
         except StoreUnavailable:
             return None
 
-    patch.setattr(ConversationSessions, "of", wrong)
+    patch.setattr(ConversationSessions, "session_of", wrong)
 
 
 def logs_keys(patch: Patch) -> None:

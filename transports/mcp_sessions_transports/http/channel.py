@@ -97,7 +97,7 @@ class ResponseStreams:
         """Keep a stream while a client reads it again. None: it is not known any more."""
         finished = self._finished.pop(name, None) if self._finished is not None else None
         if finished is not None:
-            self.channels[name] = PostChannel.of(name, finished, self, self._policy)
+            self.channels[name] = PostChannel.of_finished(name, finished, self, self._policy)
         return self.channels.get(name)
 
     async def finished(self, name: StreamName, what: Finished) -> None:
@@ -186,7 +186,7 @@ class PostChannel(WatchedChannel):
     _wanted: StreamLog | None = field(init=False, default=None)
 
     @classmethod
-    def of(
+    def of_finished(
         cls, name: StreamName, finished: Finished, streams: ResponseStreams, policy: SessionPolicy
     ) -> PostChannel:
         return cls(

@@ -128,7 +128,7 @@ class HandshakeHttp:
         joins, session_header = self._served.joint_admissions, call.session_header
         joint = None
         if joins is not None and session_header is not None and not isinstance(message, Answer):
-            joint = joins.of(message, session_header, call.principal)
+            joint = joins.admission_for(message, session_header, call.principal)
         if joint is None:
             channel = await self._take(post, call, session_header, None)
         else:

@@ -24,7 +24,7 @@ class Concealing(Stage):
         """Replace each hidden name with a name that nothing has."""
         sees, session = self._visibility, call.handler_record
         if session is not None:
-            sees = sees.of(session.state.values)
+            sees = sees.with_rules_in(session.state.values)
         if sees.needed:
             sees = sees.with_scopes(call.inbound.principal.checked_scopes)
         if not sees.is_plain:

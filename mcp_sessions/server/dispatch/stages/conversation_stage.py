@@ -19,7 +19,7 @@ class Conversation(Stage):
         if call.record is not None or request.session is NotNamed.NULL:
             return None
         try:
-            found = await self._conversations.of(request, inbound)
+            found = await self._conversations.session_of(request, inbound)
         except UnknownHandle:
             argument = self._conversations.argument_for(inbound)
             if argument is None:

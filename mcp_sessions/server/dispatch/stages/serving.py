@@ -80,14 +80,14 @@ class UpstreamPeers(Stage):
         )
 
     def peer_and_call(self, call: Call) -> tuple[UpstreamPeer, RunningRequest]:
-        return self.of(call.inbound, call.record), self.running(call)
+        return self.peer_for(call.inbound, call.record), self.running(call)
 
     async def before(self, call: Call) -> Outcome | None:
         if self._shared.calls.has_ended:
             # Since it was accepted. A key that it recorded is one of a run that never began.
             return stopping()
         request, inbound, record = call.request, call.inbound, call.record
-        method, peer = request.method, self.of(inbound, record)
+        method, peer = request.method, self.peer_for(inbound, record)
         if inbound.peer.modern:
             if method == method_names.DISCOVER:
                 peer = Discovery(peer, self._advertise)
@@ -110,7 +110,7 @@ class UpstreamPeers(Stage):
         running.start(peer, close_peer=inbound.connection is None or inbound.peer.modern)
         return None
 
-    def of(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:
+    def peer_for(self, inbound: Inbound, record: SessionRecord | None) -> UpstreamPeer:
         connection = inbound.connection
         if connection is None or inbound.peer.modern:
             outbound = None
@@ -172,7 +172,7 @@ class UpstreamPeers(Stage):
         was_served = record.life.created_at < self._began_at
         wanted = wanted_by(record)
         if wanted.subscriptions:
-            may_receive = self._visibility.of(record.state.values).may_receive
+            may_receive = self._visibility.with_rules_in(record.state.values).may_receive
             wanted = wanted._replace(subscriptions=list(filter(may_receive, wanted.subscriptions)))
         return {"wanted": wanted, "was_served": was_served}
 

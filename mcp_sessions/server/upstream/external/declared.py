@@ -21,7 +21,7 @@ class DeclaredHeaders:
     def __init__(self) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}
 
-    def of(self, tool: str) -> Mapping[str, Any] | None:
+    def schema_of(self, tool: str) -> Mapping[str, Any] | None:
         return self._schemas.get(tool)
 
     def learn(self, result: Mapping[str, Any]) -> None:

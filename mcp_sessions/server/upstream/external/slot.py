@@ -379,7 +379,7 @@ class Slot:
         receivers = list(self.outbounds.items())
         if method == method_names.RESOURCE_UPDATED and not self.clients.is_one_client:
             uri = (params or {}).get("uri")
-            subscribed = self.subscribers.of(uri) if isinstance(uri, str) else ()
+            subscribed = self.subscribers.clients_of(uri) if isinstance(uri, str) else ()
             receivers = [(who, outbound) for who, outbound in receivers if who in subscribed]
         return [(who, outbound.notify) for who, outbound in receivers]
 

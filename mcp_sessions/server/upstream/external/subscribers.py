@@ -34,7 +34,7 @@ class Subscribers(dict[str, set[Hashable]]):
         for uri in self._of(who):
             self[uri] = self[uri] - {who} | {name}
 
-    def of(self, uri: str) -> Collection[Hashable]:
+    def clients_of(self, uri: str) -> Collection[Hashable]:
         """Return the clients that subscribed to a resource. If none did, those that subscribed to
         one above it.
         """

@@ -140,7 +140,7 @@ class SdkUpstream:
         self, call: Call, params: dict[str, Any] | None, outbound: Outbound
     ) -> tuple[dict[str, Any], Peer, SdkPeer]:
         connection = Connection.for_loop(SdkOutbound(outbound))
-        peer = self._peers.of(connection)
+        peer = self._peers.peer_on(connection)
         result = await peer.request(call, method_names.INITIALIZE, params)
         agreed = Peer(connection.protocol_version, described(params))
         capabilities: dict[str, Any] = result.setdefault("capabilities", {})

@@ -112,7 +112,7 @@ class ProvidedVerifier:
         """
         if id_of(token) is not None:
             return None
-        return await self._verdicts.of(token)
+        return await self._verdicts.verdict_on(token)
 
     async def _ask(self, token: str) -> AccessToken | None:
         found = await self._verified(token)

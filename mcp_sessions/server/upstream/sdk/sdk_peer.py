@@ -98,9 +98,9 @@ class SdkPeers:
             )
         if ready:
             connection.initialized.set()
-        return self.of(connection)
+        return self.peer_on(connection)
 
-    def of(self, connection: Connection) -> SdkPeer:
+    def peer_on(self, connection: Connection) -> SdkPeer:
         return SdkPeer(self._runner, connection)
 
     def modern_peer(

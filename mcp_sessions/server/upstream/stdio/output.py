@@ -55,7 +55,7 @@ class Lines:
         self._head: bytes | None = None
         self._array: Outlines | None = None
 
-    def of(self, chunk: bytes) -> Iterator[Line]:
+    def lines_in(self, chunk: bytes) -> Iterator[Line]:
         """Return the lines that end in a chunk. All have to be taken before the next chunk
         comes.
         """
@@ -176,7 +176,7 @@ class Output:
             chunk = self._chunks.popleft()
             self._size -= len(chunk)
             self._resume()
-            self._reader.now = self._reader.lines.of(chunk)
+            self._reader.now = self._reader.lines.lines_in(chunk)
         return None
 
     def _resume(self) -> None:

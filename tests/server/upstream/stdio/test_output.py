@@ -98,7 +98,7 @@ def test_lines_come_whole_however_they_are_cut(
 ) -> None:
     data = b"".join(line + b"\n" for line in lines) + rest.replace(b"\n", b"")
     splits = Lines(LONGEST)
-    came = [line for chunk in cut(data, at) for line in splits.of(chunk)]
+    came = [line for chunk in cut(data, at) for line in splits.lines_in(chunk)]
     expected = [line for line in lines if line.strip() or len(line) > LONGEST]
     assert len(came) == len(expected)
     for line, whole in zip(came, expected, strict=True):
@@ -113,7 +113,7 @@ def test_of_a_line_that_is_too_long_the_ends_are_held() -> None:
     head, tail = b"a" * CHUNK, b"z" * CHUNK
     came: list[Line] = []
     for chunk in (head, *[b"m" * CHUNK] * 50, tail, b"\nnext\n"):
-        came += splits.of(chunk)
+        came += splits.lines_in(chunk)
         held = splits._held  # pyright: ignore[reportPrivateUsage]
         assert sum(map(len, held)) <= 2 * CHUNK
     (long, after) = came

@@ -19,7 +19,7 @@ from tests.support.world import World
 pytestmark = pytest.mark.anyio
 
 
-async def of(w: World, subject: str) -> RawClient:
+async def client_of(w: World, subject: str) -> RawClient:
     """A client of that user, after its handshake."""
     token = AccessToken(token="t", client_id="c", scopes=[], subject=subject)
     client = RawClient(await w.carrier_of(AuthenticatedUser(token)))
@@ -40,7 +40,7 @@ async def test_each_principal_has_a_directory_and_values_of_its_own(tmp_path: Pa
     }
     (tmp_path / "of").mkdir()
     async with child_world(options=options) as w:
-        first, again, other = [await of(w, name) for name in ("../../x", "../../x", "..")]
+        first, again, other = [await client_of(w, name) for name in ("../../x", "../../x", "..")]
         found = [await environ(client) for client in (first, again, other)]
     assert found[0]["cwd"] == found[1]["cwd"] != found[2]["cwd"]
     for each in found:
@@ -50,7 +50,9 @@ async def test_each_principal_has_a_directory_and_values_of_its_own(tmp_path: Pa
         assert each["env"]["JSON"] == '{"a":1} ${x} {}'
         assert slot.stat().st_mode & 0o077 == 0
     async with child_world(options=options) as w:
-        assert (await environ(await of(w, "../../x")))["cwd"] == found[0]["cwd"], "always the same"
+        assert (await environ(await client_of(w, "../../x")))["cwd"] == found[0]["cwd"], (
+            "always the same"
+        )
 
 
 async def test_each_session_has_one_too_and_its_name_there_opens_nothing(tmp_path: Path) -> None:

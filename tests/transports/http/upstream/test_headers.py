@@ -134,7 +134,7 @@ async def test_a_server_that_refuses_headers_whatever_they_are_is_asked_no_third
 def test_they_are_those_of_the_sdk(schema: Any, arguments: dict[str, Any]) -> None:
     params = ParamHeaders()
     params.learn({"tools": [{"name": "t", "inputSchema": schema}, 1, {"name": 2}]})
-    found = params.of({"name": "t", "arguments": arguments})
+    found = params.headers_for({"name": "t", "arguments": arguments})
     expected: dict[str, str] = {}
     if find_invalid_x_mcp_header(schema) is None:
         expected = mcp_param_headers(x_mcp_header_map(schema), arguments)

@@ -166,7 +166,7 @@ class HttpWire:
     async def around(
         self, exchange: SendOnce, method: str, params: Mapping[str, Any]
     ) -> dict[str, Any]:
-        known = self._param_headers.of(params) if method == method_names.CALL_TOOL else {}
+        known = self._param_headers.headers_for(params) if method == method_names.CALL_TOOL else {}
         try:
             result = await exchange(params)
         except UpstreamError as refused:
@@ -175,7 +175,7 @@ class HttpWire:
             # It did not run: what its headers have to be was not known, or is no longer.
             with suppress(UpstreamError):
                 await self._list_tools(params)
-            if self._param_headers.of(params) == known:
+            if self._param_headers.headers_for(params) == known:
                 raise
             return await exchange(params)
         if method == method_names.LIST_TOOLS:
@@ -203,7 +203,7 @@ class HttpWire:
     def _headers_of(self, message: Mapping[str, Any]) -> dict[str, str]:
         headers = headers_of(message)
         if message["method"] == method_names.CALL_TOOL:
-            headers |= self._param_headers.of(message["params"])
+            headers |= self._param_headers.headers_for(message["params"])
         return headers
 
     def submit(self, waiting: Waiting, message: Mapping[str, Any]) -> None:

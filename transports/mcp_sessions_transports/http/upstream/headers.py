@@ -51,7 +51,7 @@ class ParamHeaders:
                 if len(self._tools) > _TOOLS:
                     del self._tools[next(iter(self._tools))]
 
-    def of(self, params: Mapping[str, Any]) -> dict[str, str]:
+    def headers_for(self, params: Mapping[str, Any]) -> dict[str, str]:
         name: object = params.get("name")
         annotated = self._tools.get(name) if isinstance(name, str) else None
         headers: dict[str, str] = {}
