@@ -25,6 +25,7 @@ from tests.support.raw import (
     Reply,
     call_params,
     in_session,
+    initialize_params,
     keyed,
     text_of,
 )
@@ -259,11 +260,7 @@ async def _listen(bob: Bob, target: str, hers: Estate, kind: str) -> list[Reply]
 async def _header(bob: Bob, target: str, hers: Estate, kind: str) -> list[Reply]:
     """Her id as ``Mcp-Session-Id``, on every verb."""
     thief = bob.named(target)
-    initialize: Json = {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "thief", "version": "1"},
-    }
+    initialize: Json = initialize_params("thief")
     answer: Json = {"jsonrpc": "2.0", "id": "question", "result": {}}
     return await _ended(
         _sent(thief, "initialize", initialize),

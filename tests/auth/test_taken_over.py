@@ -31,7 +31,16 @@ from mcp_sessions import SessionLayer
 from mcp_sessions.errors import ConfigurationError
 from tests.support.identities import Verifier, auth_settings, guarded_server
 from tests.support.modern import MODERN, BearerCarrier, ModernClient, envelope
-from tests.support.raw import NEWEST, AsgiCarrier, Json, RawClient, Reply, in_process, text_of
+from tests.support.raw import (
+    NEWEST,
+    AsgiCarrier,
+    Json,
+    RawClient,
+    Reply,
+    in_process,
+    initialize_params,
+    text_of,
+)
 from tests.support.virtual_time import cycles
 from tests.support.world import Gate
 
@@ -213,11 +222,7 @@ def requests() -> list[tuple[str, str, list[tuple[str, str]], bytes]]:
             "jsonrpc": "2.0",
             "id": 1,
             "method": "initialize",
-            "params": {
-                "protocolVersion": NEWEST,
-                "capabilities": {},
-                "clientInfo": {"name": "x", "version": "1"},
-            },
+            "params": initialize_params("x"),
         }
     ).encode()
     listing = json.dumps(

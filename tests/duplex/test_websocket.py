@@ -34,6 +34,7 @@ from tests.support.raw import (
     at_most,
     call_params,
     in_session,
+    initialize_params,
     keyed,
     text_of,
     uris,
@@ -430,8 +431,7 @@ async def test_who_asked_which_versions_there_are_may_continue_with_a_handshake(
     """WSS10: clients that speak both eras do, if they are refused. Until then nothing else is
     served without an envelope.
     """
-    handshake = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
-        "name": "both", "version": "1"}}  # fmt: skip
+    handshake = initialize_params("both")
     bare = {"jsonrpc": "2.0", "id": "bare", "method": "tools/list"}
     hello = {"jsonrpc": "2.0", "id": "init", "method": "initialize", "params": handshake}
     async with duplex_world() as world:

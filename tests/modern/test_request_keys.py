@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.stores.memory import MemoryStore
 from tests.modern.test_sessions import not_found
 from tests.modern.test_state import called
 from tests.support.interposed import Interposed
@@ -479,37 +478,6 @@ async def test_a_sessions_end_answers_its_keyed_requests(
     assert await received.error() == not_found(session, started=True)
     again = client.call("wait", {"gate": "g"}, session=session, key="k")
     assert await again.error() == not_found(session)
-
-
-async def test_a_runner_that_is_gone_leaves_an_unknown_outcome() -> None:
-    """KEY3: "Its runner gone, or its answer dropped: ``-31012``"; it is not run again."""
-    store = MemoryStore()
-    async with started(store=store) as (w, client, session):
-        call = client.call("wait", {"gate": "g"}, session=session, key="k")
-        await w.box.gate("g").started.wait()
-        await gone(call)
-        other_box = Toolbox()
-        async with world(store=_Shared(store), box=other_box) as other:
-            received = ModernClient(other.carrier).call(
-                "wait", {"gate": "g"}, session=session, key="k"
-            )
-            error = await received.error()
-            assert (error["code"], error["message"]) == (-31012, "Outcome unknown")
-            assert received.status == 200
-            assert other_box.calls == []
-        w.box.gate("g").go.set()
-
-
-class _Shared(MemoryStore):
-    """Another process's view of the same store: it does not close it."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__()
-        for name, value in vars(store).items():
-            setattr(self, name, value)
-
-    async def close(self) -> None:
-        """See :meth:`SessionStore.close`."""
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -1,8 +1,5 @@
 """Attachment and delivery: who receives a session's events, and what a takeover moves."""
 
-import asyncio
-from typing import Any
-
 import pytest
 
 from tests.support.apps import DEPRECATED
@@ -65,18 +62,6 @@ async def test_a_session_event_names_itself_and_its_session(
         },
     }
     assert message["params"]["sessionEventId"] != "forged"
-
-
-async def test_ids_of_events_grow_as_text(client: RawClient, stream: Reply) -> None:
-    """EVT8: "byte order, numeric order and order of issue agree", past 9 and 99."""
-    started = await client.start()
-    for number in range(120):
-        await client.text("update", uri=f"a:{number}")
-
-    ids = [started["sessionEventId"], *event_ids(await stream.has(120))]
-
-    assert ids == sorted(set(ids))
-    assert {len(event_id) for event_id in ids} == {32}
 
 
 async def test_what_a_handler_sends_on_the_standalone_channel_is_an_event_of_its_session(
@@ -512,45 +497,6 @@ async def test_a_late_end_of_the_displaced_connection_changes_nothing(w: World) 
     assert await new.text("session_id") == started["sessionId"]
 
 
-async def test_of_many_resumes_at_once_one_wins_and_the_others_know(w: World) -> None:
-    """TKO8, in one process: "never two owners, never none"; every loser receives it."""
-    started = await w.client().start()
-    session = started["sessionId"]
-    rivals = [await with_stream(w, capabilities=KNOWS_US) for _ in range(8)]
-
-    answers = await asyncio.gather(
-        *(client.resume(session, started["sessionEventId"]) for client, _ in rivals)
-    )
-    await update(w, session, "a:1")
-    await cycles(50)
-
-    assert all(answer["resumed"] for answer in answers)
-    received = [[m["method"] for m in stream.messages] for _, stream in rivals]
-    assert sorted(received) == sorted([[UPDATED], *([[DETACHED]] * 7)])
-    codes = [(await client.answer("tools/list")).get("error") for client, _ in rivals]
-    assert [code["code"] for code in codes if code is not None] == [-31010] * 7
-
-
-async def test_sessions_that_take_turns_never_lose_an_event(w: World) -> None:
-    """ATT5, CUP2: twenty takeovers, an event between any two; each is seen once, in order."""
-    started = await w.client().start()
-    session, position = started["sessionId"], started["sessionEventId"]
-    clients = [await with_stream(w) for _ in range(2)]
-    seen: list[str] = []
-
-    for turn in range(20):
-        client, stream = clients[turn % 2]
-        before = len(stream.messages)
-        await update(w, session, f"a:{turn}-missed")
-        await client.resume(session, position)
-        await update(w, session, f"a:{turn}-live")
-        messages = (await stream.has(before + 2))[before:]
-        seen += uris(messages)
-        position = event_ids(messages)[-1]
-
-    assert seen == [f"a:{turn}-{how}" for turn in range(20) for how in ("missed", "live")]
-
-
 # --- store first ----------------------------------------------------------------------------
 
 
@@ -569,32 +515,6 @@ async def test_an_event_is_replayable_though_nobody_took_it(
 
     assert resumed["replayed"] == 1
     assert uris(await other_stream.has(1)) == ["a:1"]
-
-
-async def test_two_writers_repeat_no_id_and_leave_no_hole() -> None:
-    """EVT7: "Two writers, 10,000 events, no repeat and no hole"."""
-    async with world(max_events=20_000, max_bytes=100_000_000) as w:
-        started = await w.client().start()
-        publisher = w.inside.publisher
-
-        async def write(writer: int) -> None:
-            for number in range(5_000):
-                await publisher.publish(
-                    started["sessionId"], "notifications/x", {"n": [writer, number]}
-                )
-                if number % 50 == writer:
-                    await asyncio.sleep(0)
-
-        await asyncio.gather(write(0), write(1))
-        client, stream = await with_stream(w)
-        resumed = await client.resume(started["sessionId"], started["sessionEventId"])
-        messages = await stream.has(10_000)
-
-        assert resumed["replayed"] == 10_000
-        assert [int(event_id[20:]) for event_id in event_ids(messages)] == [*range(1, 10_001)]
-        for writer in (0, 1):
-            numbers = [m["params"]["n"][1] for m in messages if m["params"]["n"][0] == writer]
-            assert numbers == [*range(5_000)]
 
 
 # --- coalescing ------------------------------------------------------------------------------
@@ -621,40 +541,6 @@ async def test_a_million_updates_of_ten_resources_are_ten_events() -> None:
         assert event_ids(messages)[-1] == resumed["sessionEventId"]
 
 
-async def test_only_listed_notifications_are_coalesced(w: World) -> None:
-    """COA6: "Nothing else by default"; a list change is one per method, a malformed update
-    hides nothing, and two sessions do not meet.
-    """
-    started = await w.client().start()
-    other = (await w.client().start())["sessionId"]
-    named = in_session(started["sessionId"])
-    for _ in range(2):
-        for method, params in [
-            ("notifications/x", {"uri": "a:1"}),
-            (UPDATED, {"uri": "a:1"}),
-            (UPDATED, {"uri": 7}),
-            ("notifications/tools/list_changed", {}),
-            ("notifications/prompts/list_changed", {}),
-        ]:
-            await w.client().text("tell", method=method, params=params, meta=named)
-            await w.client().text("tell", method=method, params=params, meta=in_session(other))
-    client, stream = await with_stream(w)
-
-    resumed = await client.resume(started["sessionId"], started["sessionEventId"])
-    methods = [m["method"].removeprefix("notifications/") for m in await stream.has(7)]
-
-    assert resumed["replayed"] == 7
-    assert methods == [
-        "x",
-        "resources/updated",  # uri 7, the first
-        "x",
-        "resources/updated",
-        "resources/updated",  # uri 7, again
-        "tools/list_changed",
-        "prompts/list_changed",
-    ]
-
-
 async def test_the_policy_says_what_is_coalesced() -> None:
     """Rule: "configurable"."""
     async with world(coalescing={"notifications/x": "topic", "notifications/y": None}) as w:
@@ -678,26 +564,6 @@ async def test_the_policy_says_what_is_coalesced() -> None:
         assert [m["params"]["n"] for m in await stream.has(5)] == [2, 4, 5, 6, 7]
 
 
-@pytest.mark.in_memory
-async def test_what_is_known_of_evicted_events_goes_with_them() -> None:
-    """CUP1: "The retention index is evicted with its events"; an event whose key was evicted is
-    an event like any other.
-    """
-    async with world(max_events=10) as w:
-        started = await w.client().start()
-        publisher = w.inside.publisher
-        for number in range(2_000):
-            await publisher.publish(started["sessionId"], UPDATED, {"uri": f"a:{number}"})
-        await publisher.publish(started["sessionId"], UPDATED, {"uri": "a:0"})
-
-        store: Any = w.layer.store
-        log = store._sessions[started["sessionId"]].events
-        assert len(log) == len(log._by_key) == 10
-        client, stream = await with_stream(w)
-        await client.resume(started["sessionId"], log.floor.event_id())
-        assert uris(await stream.has(10))[-2:] == ["a:1999", "a:0"]
-
-
 async def test_live_events_are_not_coalesced(w: World, stream: Reply, session: str) -> None:
     """Rule: "An event stored while its session is attached and the stream is open is handed over in
     the same step: live events are sent one by one".
@@ -706,20 +572,6 @@ async def test_live_events_are_not_coalesced(w: World, stream: Reply, session: s
         await update(w, session, "a:1")
 
     assert uris(await stream.has(5)) == ["a:1"] * 5
-
-
-async def test_the_id_of_a_replaced_event_stays_a_position(
-    w: World, stream: Reply, session: str
-) -> None:
-    """Rule: "a replaced event's id stays a valid position"."""
-    await update(w, session, "a:1", "a:2", "a:1", "a:2")
-    replaced = event_ids(await stream.has(4))[0]
-    other, other_stream = await with_stream(w)
-
-    resumed = await other.resume(session, replaced)
-
-    assert (resumed["catchup"], resumed["replayed"]) == (True, 2)
-    assert uris(await other_stream.has(2)) == ["a:1", "a:2"]
 
 
 # --- after the call ---------------------------------------------------------------------------

@@ -505,19 +505,6 @@ async def test_work_that_has_a_listener_again_is_not_bounded() -> None:
         assert "result" in await again.answer(sent.id)
 
 
-async def test_work_without_a_listener_is_bounded_in_number() -> None:
-    """REQ8: the oldest goes first."""
-    async with world(max_detached_requests=3) as w:
-        client = await w.connected()
-        sent = [await waiting(w, client, f"g{number}") for number in range(5)]
-        for one in sent:
-            await cut(one.reply)
-        await cycles()
-
-        gone = [w.box.gate(f"g{number}").cancelled.is_set() for number in range(5)]
-        assert gone == [True, True, False, False, False]
-
-
 async def test_ones_cut_calls_cancel_nobody_elses() -> None:
     """REQ8: the bound over all takes from who has most, and each session has one of its own."""
     async with world(max_detached_requests=6, max_detached_requests_per_session=4) as w:

@@ -13,7 +13,7 @@ from tests.support.children import child
 from tests.support.duplex import listening, pipe, websocket
 from tests.support.identities import Verifier, auth_settings
 from tests.support.modern import BearerCarrier, ModernClient
-from tests.support.raw import Json, RawClient, SocketCarrier
+from tests.support.raw import Json, RawClient, SocketCarrier, initialize_params
 
 pytestmark = pytest.mark.anyio
 
@@ -153,11 +153,7 @@ async def test_scopes_of_the_server_are_needed_at_each_way_in() -> None:
             await carrier.aclose()
 
 
-INIT = {
-    "protocolVersion": "2025-11-25",
-    "capabilities": {},
-    "clientInfo": {"name": "raw", "version": "1"},
-}
+INIT = initialize_params()
 
 
 async def test_a_program_on_stdio_needs_no_scope() -> None:

@@ -31,11 +31,11 @@ from tests.support.board import Board
 from tests.support.modern import envelope
 from tests.support.raw import (
     EXTENSION,
-    NEWEST,
     Json,
     at_most,
     call_params,
     error_of,
+    initialize_params,
     result_of,
     text_of,
 )
@@ -190,11 +190,7 @@ class DuplexPeer(ABC):
             return {}
         result = await self.result(
             "initialize",
-            {
-                "protocolVersion": NEWEST,
-                "capabilities": self.capabilities,
-                "clientInfo": {"name": "raw", "version": "1"},
-            },
+            initialize_params(capabilities=self.capabilities),
         )
         await self.notify("notifications/initialized")
         return result

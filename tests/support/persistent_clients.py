@@ -26,6 +26,7 @@ from tests.support.raw import (
     Reply,
     call_params,
     in_session,
+    initialize_params,
 )
 
 PATIENCE = 60.0
@@ -328,11 +329,7 @@ class HandshakeHttp(OverHttp):
 
     async def connect(self) -> None:
         self.raw.session_id = None
-        params = {
-            "protocolVersion": self.raw.version,
-            "capabilities": CAPABILITIES,
-            "clientInfo": {"name": self.name, "version": "1"},
-        }
+        params = initialize_params(self.name, capabilities=CAPABILITIES, version=self.raw.version)
         await self.result("initialize", params)
         self.raw.session_id = self.replies[-1].header("mcp-session-id")
         if self.raw.session_id is None:
@@ -507,11 +504,7 @@ class Duplex(PersistentClient):
                 await asyncio.sleep(0.5)
                 continue
             self._watch(peer)
-            params = {
-                "protocolVersion": "2025-11-25",
-                "capabilities": CAPABILITIES,
-                "clientInfo": {"name": self.name, "version": "1"},
-            }
+            params = initialize_params(self.name, capabilities=CAPABILITIES)
             try:
                 answer = await self._sent("initialize", params)
             except Lost:

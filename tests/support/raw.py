@@ -423,6 +423,17 @@ def error_of(answer: Json) -> Json:
     return cast("Json", answer["error"])
 
 
+def initialize_params(
+    name: str = "raw", *, capabilities: Json | None = None, version: str = NEWEST
+) -> Json:
+    """The params with which a client called ``name`` shakes hands."""
+    return {
+        "protocolVersion": version,
+        "capabilities": capabilities or {},
+        "clientInfo": {"name": name, "version": "1"},
+    }
+
+
 class RawClient:
     """One client of the handshake era. Its requests are numbered from 0."""
 
@@ -482,11 +493,7 @@ class RawClient:
         """Shake hands; the result. From now on there is a transport-mode session."""
         self.session_id = None
         request_id = next(self.numbers)
-        params = {
-            "protocolVersion": self.version,
-            "capabilities": self.capabilities,
-            "clientInfo": {"name": "raw", "version": "1"},
-        }
+        params = initialize_params(capabilities=self.capabilities, version=self.version)
         reply = self.post(_request(request_id, "initialize", params))
         result = result_of(await reply.answer(request_id))
         self.session_id = reply.header("mcp-session-id")

@@ -17,7 +17,14 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
 from mcp_sessions import SessionLayer
-from tests.support.raw import NEWEST, Json, RawClient, Reply, call_params, in_process
+from tests.support.raw import (
+    Json,
+    RawClient,
+    Reply,
+    call_params,
+    in_process,
+    initialize_params,
+)
 from tests.support.world import Ctx, Toolbox
 
 pytestmark = pytest.mark.anyio
@@ -28,11 +35,7 @@ SETTINGS = TransportSecuritySettings(
 )
 LIMIT = 50_000
 
-HANDSHAKE: Json = {
-    "protocolVersion": NEWEST,
-    "capabilities": {},
-    "clientInfo": {"name": "raw", "version": "1"},
-}
+HANDSHAKE: Json = initialize_params()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A connection is in the store: another process serves it without a new handshake.
 
-Two layers over one store stand for two processes. Live delivery from one to the other is
-the store's business and not in here.
+Two layers over one store stand for two processes, which do not know of each other. Those that
+do are in `tests/replicas`.
 """
 
 from collections.abc import AsyncGenerator
@@ -11,6 +11,7 @@ import pytest
 
 from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.testing.timed_layer import ClockedLayer
+from tests.support.modern import ModernClient
 from tests.support.raw import (
     RawClient,
     call_params,
@@ -38,18 +39,6 @@ async def two_processes() -> AsyncGenerator[tuple[World, RawClient, RawClient]]:
             same = RawClient(carrier, capabilities=client.capabilities)
             same.session_id = client.session_id
             yield w, client, same
-
-
-async def test_another_process_knows_the_connection_and_its_current_session() -> None:
-    """Rule: "current session and attachment are stored with it, outlive GET drops, restarts and
-    replicas"; users' loudest pain is "404 behind a load balancer".
-    """
-    async with two_processes() as (_, client, same):
-        session = (await client.start())["sessionId"]
-
-        assert await same.text("session_id") == session
-        other = (await same.start())["sessionId"]
-        assert await client.text("session_id") == other
 
 
 async def test_another_process_opens_the_stream() -> None:
@@ -86,8 +75,11 @@ async def test_a_key_that_runs_at_another_replica_is_unknown_here() -> None:
         running = client.call("wait", gate="g", meta=keyed("k"))
         await w.box.gate("g").started.wait()
 
-        error = await same.call("wait", gate="g", meta=keyed("k")).error()
-        assert error["code"] == -31012
+        modern = ModernClient(same.carrier).call("wait", {"gate": "g"}, session=session, key="k")
+        for sent in (same.call("wait", gate="g", meta=keyed("k")), modern):
+            error = await sent.error()
+            assert (error["code"], error["message"]) == (-31012, "Outcome unknown")
+        assert modern.status == 200
         w.box.gate("g").go.set()
         first = await running.result()
         again = await same.result("tools/call", call_params("wait", {"gate": "g"}, keyed("k")))
@@ -95,26 +87,3 @@ async def test_a_key_that_runs_at_another_replica_is_unknown_here() -> None:
         named = await same.text("session_id", meta=in_session(session))
         assert named == session
         assert w.box.calls == ["wait"]
-
-
-async def test_another_process_takes_a_session_over() -> None:
-    """Rule 2 and ``-31010`` go by the store, not by what one process remembers."""
-    async with two_processes() as (_, client, same):
-        session = (await client.start())["sessionId"]
-        rival = RawClient(same.carrier)
-        await rival.initialize()
-        await rival.resume(session)
-
-        for one in (client, same):
-            assert (await one.error("tools/list"))["code"] == -31010
-        await client.resume(session)
-        assert await same.text("session_id") == session
-
-
-async def test_delete_at_another_replica_ends_the_connection() -> None:
-    """404, in every process."""
-    async with two_processes() as (_, client, same):
-        assert (await same.delete().done()).status == 200
-        assert (
-            await client.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}).done()
-        ).status == 404

@@ -12,7 +12,7 @@ from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.server.requests.handle import current_session
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
 from tests.support.modern import ModernClient
-from tests.support.raw import Carrier, Json, RawClient, call_params, in_session
+from tests.support.raw import Carrier, Json, RawClient, call_params, in_session, initialize_params
 from tests.support.replicas import cluster, user
 from tests.support.world import Ctx, Toolbox, World, world
 
@@ -174,11 +174,7 @@ async def test_a_platforms_id_is_a_key(era: Era) -> None:
                 return await text(carrier, era, rule, key)
             client = RawClient(carrier)
             client.session_id = key
-            params = {
-                "protocolVersion": client.version,
-                "capabilities": {},
-                "clientInfo": {"name": "raw", "version": "1"},
-            }
+            params = initialize_params(version=client.version)
             assert (await client.send("initialize", params).reply.done()).status == 200
             await client.notify("notifications/initialized")
             return await client.text("count")

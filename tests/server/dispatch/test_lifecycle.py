@@ -10,12 +10,18 @@ from mcp.server.auth.provider import AccessToken
 from mcp_sessions import SessionPolicy, current_session
 from mcp_sessions.errors import ConfigurationError, LimitReached, StoreUnavailable
 from mcp_sessions.ids import FencingEpoch, SessionId
-from mcp_sessions.stores.memory import MemoryStore
-from mcp_sessions.testing.memory_client import inside
-from mcp_sessions.testing.timed_layer import ClockedLayer
-from tests.support.raw import Json, RawClient, call_params, in_session, keyed, text_of, uris
+from tests.support.raw import (
+    Json,
+    RawClient,
+    call_params,
+    in_session,
+    initialize_params,
+    keyed,
+    text_of,
+    uris,
+)
 from tests.support.virtual_time import cycles
-from tests.support.world import Ctx, Toolbox, World, world
+from tests.support.world import Ctx, World, world
 
 pytestmark = pytest.mark.anyio
 
@@ -183,27 +189,6 @@ async def test_a_busy_session_is_alive_past_its_idle_deadline() -> None:
         assert text_of(await running.result()) == "decline: None"
 
 
-async def test_a_session_that_is_busy_at_another_replica_is_not_reaped() -> None:
-    """SES14, E: another process on the same store does not know what runs here: the deadline is
-    kept ahead for it.
-    """
-    store = MemoryStore()
-    async with world(store=store, idle_timeout=100) as w:
-        other = ClockedLayer(Toolbox().server, store=store, policy=w.layer.policy, clock=w.clock)
-        client = await w.connected()
-        await client.start()
-        running = client.call("wait", gate="g")
-        await w.box.gate("g").started.wait()
-        for _ in range(4):
-            w.clock.advance(60)
-            await w.expire()
-            assert await inside(other).lifecycle.round() == 0
-        w.box.gate("g").go.set()
-
-        assert text_of(await running.result()) == "through g"
-        assert await client.text("session_id") != "none"
-
-
 async def test_a_request_without_a_listener_still_holds_its_session() -> None:
     """SES14: its client may come back for the answer."""
     async with world(idle_timeout=100) as w:
@@ -293,11 +278,7 @@ async def test_the_number_of_sessions_is_bounded() -> None:
         assert await client.text("echo", text="x") == "x"
 
 
-_HANDSHAKE: Json = {
-    "protocolVersion": "2025-11-25",
-    "capabilities": {},
-    "clientInfo": {"name": "x", "version": "1"},
-}
+_HANDSHAKE: Json = initialize_params("x")
 
 
 async def test_the_sessions_of_one_principal_are_bounded() -> None:
@@ -402,11 +383,7 @@ async def test_of_what_a_client_says_of_itself_is_kept_what_is_read_and_that_is_
     member: str, w: World
 ) -> None:
     """ERR6: a session keeps it as long as it lives, and every replica reads it."""
-    params: Json = {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {"roots": {}},
-        "clientInfo": {"name": "x", "version": "1"},
-    }
+    params: Json = initialize_params("x", capabilities={"roots": {}})
     large = {"title": LARGE, "experimental": {"x": {"y": LARGE}}}
     params[member] = params.get(member, {}) | large
     request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}

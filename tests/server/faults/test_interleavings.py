@@ -5,11 +5,14 @@ orders; `tests.support.interposed` makes them.
 """
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from tests.support.interposed import suspending_store
 from tests.support.raw import (
+    EXTENSION,
+    Json,
     RawClient,
     Reply,
     call_params,
@@ -27,8 +30,8 @@ pytestmark = pytest.mark.anyio
 SEEDS = range(25)
 
 
-async def with_stream(w: World) -> tuple[RawClient, Reply]:
-    client = await w.connected()
+async def with_stream(w: World, **options: Any) -> tuple[RawClient, Reply]:
+    client = await w.connected(**options)
     return client, await client.get().started()
 
 
@@ -121,21 +124,26 @@ async def test_the_displaced_connection_gets_nothing_more(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_rivals_leave_one_owner(seed: int) -> None:
-    """TKO8: "never two owners, never none"."""
+    """TKO8: "never two owners, never none"; every loser receives it."""
     async with world(store=suspending_store(seed)) as w:
         session = (await w.client().start())["sessionId"]
-        rivals = [await with_stream(w) for _ in range(4)]
+        knows_us: Json = {"extensions": {EXTENSION: {}}}
+        rivals = [await with_stream(w, capabilities=knows_us) for _ in range(8)]
 
-        await asyncio.gather(*(client.resume(session) for client, _ in rivals))
+        answers = await asyncio.gather(*(client.resume(session) for client, _ in rivals))
         await w.client().text("update", uri="a:1", meta=in_session(session))
         await cycles(100)
 
-        assert sorted(uris(stream.messages) for _, stream in rivals) == [[], [], [], ["a:1"]]
-        errors = [(await client.answer("tools/list")).get("error") for client, _ in rivals]
-        owners = [
-            stream.messages for (_, stream), error in zip(rivals, errors, strict=True) if not error
-        ]
-        assert [uris(messages) for messages in owners] == [["a:1"]]
+        assert all(answer["resumed"] for answer in answers)
+        for client, stream in rivals:
+            error = (await client.answer("tools/list")).get("error")
+            if error is None:
+                assert uris(stream.messages) == ["a:1"]
+            else:
+                assert error["code"] == -31010
+                assert uris(stream.messages) == ["notifications/sessions/detached"]
+        received = [uris(stream.messages) for _, stream in rivals]
+        assert received.count(["a:1"]) == 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -9,6 +9,7 @@ from tests.support.raw import (
     Reply,
     call_params,
     in_session,
+    initialize_params,
     keyed,
     text_of,
     uris,
@@ -54,7 +55,7 @@ async def test_initialize_opens_a_transport_mode_session(version: str) -> None:
         None,
         {},
         {"protocolVersion": "2025-11-25"},
-        {"protocolVersion": 7, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+        {**initialize_params("x"), "protocolVersion": 7},
         {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": "x"},
     ],
     ids=["none", "empty", "no client", "mistyped version", "mistyped client"],
@@ -77,11 +78,7 @@ async def test_a_handshake_makes_another_session_than_it_comes_with() -> None:
         old = await w.connected()
         session = (await old.start())["sessionId"]
         new = w.client()
-        params = {
-            "protocolVersion": "2025-11-25",
-            "capabilities": {},
-            "clientInfo": {"name": "x", "version": "1"},
-        }
+        params = initialize_params("x")
         sent = new.send("initialize", params, headers={"Mcp-Session-Id": old.session_id})
         await sent.result()
 
@@ -95,11 +92,7 @@ async def test_a_handshake_with_an_unknown_session_is_not_found() -> None:
     """HTL1: it is a POST like every other, as in the SDK; nothing is made."""
     async with world() as w:
         client = w.client()
-        params = {
-            "protocolVersion": "2025-11-25",
-            "capabilities": {},
-            "clientInfo": {"name": "x", "version": "1"},
-        }
+        params = initialize_params("x")
         sent = client.send("initialize", params, headers={"Mcp-Session-Id": UNKNOWN})
         reply = await sent.reply.done()
 

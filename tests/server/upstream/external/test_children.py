@@ -17,6 +17,7 @@ from mcp_sessions.server.upstream.port import UpstreamError
 from tests.server.upstream.external.test_failures import never, none_is_away
 from tests.support.children import child_world, modern_child, until
 from tests.support.modern import ModernClient
+from tests.support.raw import initialize_params
 from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
@@ -282,7 +283,6 @@ async def test_who_can_be_asked_different_things_takes_no_room_with_it(tmp_path:
         sessions = [await w.connected() for _ in range(2)]
         assert [await each.text("count") for each in sessions] == ["1", "1"]
         assert await ModernClient(w.carrier, capabilities=kinds[-1]).text("count") == "2"
-        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
-            "name": "another", "version": "1"}}  # fmt: skip
+        params = initialize_params("another")
         refused = await w.client().error("initialize", params)
         assert refused["data"]["limit"] == "max_children"

@@ -23,7 +23,7 @@ from mcp_sessions.server.upstream.stdio import process
 from tests.support.children import child, child_world, children_of, is_alive, until
 from tests.support.duplex import duplex_world
 from tests.support.modern import LOG_LEVEL, ModernClient, session_meta
-from tests.support.raw import RawClient, in_session, keyed, text_of, uris
+from tests.support.raw import RawClient, in_session, initialize_params, keyed, text_of, uris
 from tests.support.world import Clock
 
 pytestmark = pytest.mark.anyio
@@ -388,8 +388,7 @@ async def test_more_processes_than_may_be_are_refused_and_nobody_loses_one(
     async with child_world("stubborn", options=options) as w:
         first = await w.connected()
         second = w.client()
-        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
-            "name": "another", "version": "1"}}  # fmt: skip
+        params = initialize_params("another")
         refused = await second.error("initialize", params)
         assert (refused["code"], refused["data"]["limit"]) == (-31011, limit)
         assert await first.text("count") == "1"
@@ -422,8 +421,7 @@ async def test_who_was_cut_comes_back_for_its_session_though_there_is_room_for_n
 async def test_what_a_process_of_another_user_said_in_its_handshake_is_notified_nobody() -> None:
     """Though there is room for no other: who has one comes back to it, and the others do not."""
     async with child_world(options={"max_children": 1}) as w:
-        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
-            "name": "raw", "version": "1"}}  # fmt: skip
+        params = initialize_params()
         answers = [
             await RawClient(await w.carrier_of(user(name))).answer("initialize", params)
             for name in ("ann", "ann", "bob")
@@ -477,8 +475,7 @@ async def test_who_left_before_it_began_leaves_no_session_and_no_process(tmp_pat
     notes = tmp_path / "notes"
     options = {"max_children": 2, "env": {"CALLS": str(notes)}}
     async with child_world("slow", str(began), options=options) as w:
-        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
-            "name": "raw", "version": "1"}}  # fmt: skip
+        params = initialize_params()
         for _ in range(2):
             sent = w.client().send("initialize", params)
             await until(lambda: notes.exists(), "one is asked")
@@ -497,8 +494,7 @@ async def test_one_user_has_a_number_of_processes(clients: list[str]) -> None:
     """
     options = {"max_children": 3, "max_children_per_principal": 2}
     async with child_world(options=options) as w:
-        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
-            "name": "raw", "version": "1"}}  # fmt: skip
+        params = initialize_params()
         ann = [RawClient(await w.carrier_of(user("ann", client=each))) for each in clients]
         refused = await asyncio.gather(*(each.answer("initialize", params) for each in ann))
         errors = [each["error"] for each in refused if "error" in each]

@@ -12,7 +12,7 @@ import pytest
 from mcp_sessions import StdioServer
 from mcp_sessions.server.upstream.stdio.stderr import StandardError, reason_of
 from tests.support.children import child_world, until
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, initialize_params
 from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
@@ -131,8 +131,7 @@ async def test_a_flood_is_bounded_in_the_log_and_its_end_is_known(
 
 
 async def refused(client: RawClient) -> str:
-    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {
-        "name": "another", "version": "1"}}  # fmt: skip
+    params = initialize_params("another")
     return str((await client.error("initialize", params))["message"])
 
 

@@ -18,7 +18,7 @@ import pytest
 from mcp_sessions import StdioServer
 from mcp_sessions.server.upstream.stdio.process import ChildProcess
 from tests.support.children import CHILD, child_world, children_of, is_alive, until
-from tests.support.raw import Json, RawClient, keyed
+from tests.support.raw import Json, RawClient, initialize_params, keyed
 from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
@@ -40,11 +40,7 @@ def noted(path: Path) -> list[str]:
 
 
 async def refused(client: RawClient) -> Json:
-    params = {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "raw", "version": "1"},
-    }
+    params = initialize_params()
     error = await client.error("initialize", params)
     assert (error["code"], error["data"]["started"]) == (-32603, False)
     return error
@@ -432,8 +428,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     others = set(children_of(os.getpid()))
     async with child_world("silent", options={"env": {"CALLS": str(notes)}}) as w:
-        w.client().send("initialize", {"protocolVersion": "2025-11-25", "capabilities": {},
-                                       "clientInfo": {"name": "raw", "version": "1"}})  # fmt: skip
+        w.client().send("initialize", initialize_params())
         await until(lambda: noted(notes), "it was started")
         left = [pid for pid in set(children_of(os.getpid())) - others if is_alive(pid)]
         await w.inside.upstream.children.close()  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import pytest
 from tests.server.upstream.external.test_upstream import calls, updates
 from tests.support.children import modern_child, until
 from tests.support.modern import LOG_LEVEL, ModernClient
-from tests.support.raw import Json, text_of
+from tests.support.raw import Json, initialize_params, text_of
 from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
@@ -45,11 +45,7 @@ async def test_one_that_speaks_neither_era_does_not_start() -> None:
     async with world(server=modern_child("newer")) as w:
         error = await w.client().error(
             "initialize",
-            {
-                "protocolVersion": "2025-11-25",
-                "capabilities": {},
-                "clientInfo": {"name": "raw", "version": "1"},
-            },
+            initialize_params(),
         )
         assert error == {"code": -32022, "message": "Unsupported protocol version"}
 

@@ -13,7 +13,7 @@ from mcp.server.auth.provider import AccessToken
 
 from mcp_sessions import ConfigurationError
 from tests.support.children import child, child_world
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, initialize_params
 from tests.support.world import World
 
 pytestmark = pytest.mark.anyio
@@ -72,11 +72,7 @@ async def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         await client.delete().done()
         slot.rmdir()
         slot.touch()
-        params = {
-            "protocolVersion": "2025-11-25",
-            "capabilities": {},
-            "clientInfo": {"name": "raw", "version": "1"},
-        }
+        params = initialize_params()
         error = await w.client().error("initialize", params)
     assert "did not start" in error["message"] and error["data"]["started"] is False
 

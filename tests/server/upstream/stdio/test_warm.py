@@ -13,7 +13,7 @@ from mcp_sessions import ConfigurationError, StdioServer
 from mcp_sessions.server.upstream.stdio import warm
 from mcp_sessions.server.upstream.stdio.process import ChildProcess
 from tests.support.children import CHILD, child, child_world, children_of, is_alive, until
-from tests.support.raw import in_session
+from tests.support.raw import in_session, initialize_params
 from tests.support.world import world
 
 pytestmark = pytest.mark.anyio
@@ -59,11 +59,7 @@ async def test_they_count_and_never_take_the_room_of_a_session() -> None:
         await until(lambda: len(servers()) == 2, "two wait")
         first, second = await w.connected(), await w.connected()
         assert len({await each.text("pid") for each in (first, second)}) == 2
-        params = {
-            "protocolVersion": "2025-11-25",
-            "capabilities": {},
-            "clientInfo": {"name": "another", "version": "1"},
-        }
+        params = initialize_params("another")
         assert (await w.client().error("initialize", params))["data"]["limit"] == "max_children"
         assert len(servers()) == 2
 

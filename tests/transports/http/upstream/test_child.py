@@ -18,18 +18,14 @@ from mcp_sessions import ConfigurationError, HTTPServer, Principal
 from mcp_sessions_transports.http.upstream import messages, url_exchange, wire
 from tests.support.children import until
 from tests.support.modern import ModernClient, session_meta
-from tests.support.raw import RawClient, keyed, text_of
+from tests.support.raw import RawClient, initialize_params, keyed, text_of
 from tests.support.url_server import UrlServer
 from tests.support.urls import stock_url, url_of
 from tests.support.world import World, world
 
 pytestmark = pytest.mark.anyio
 
-HANDSHAKE: dict[str, Any] = {
-    "protocolVersion": "2025-11-25",
-    "capabilities": {},
-    "clientInfo": {"name": "raw", "version": "1"},
-}
+HANDSHAKE: dict[str, Any] = initialize_params()
 UPDATED = "notifications/resources/updated"
 
 
