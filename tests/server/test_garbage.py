@@ -36,13 +36,20 @@ async def handshake(w: DuplexWorld, tool: str) -> Callable[[], Awaitable[None]]:
     return call
 
 
-async def modern(w: DuplexWorld, tool: str) -> Callable[[], Awaitable[None]]:
+async def modern(
+    w: DuplexWorld, tool: str, session: str | None = None
+) -> Callable[[], Awaitable[None]]:
     client = ModernClient(w.inner.carrier)
 
     async def call() -> None:
-        await client.call(tool, {"text": "x"}).result()
+        await client.call(tool, {"text": "x"}, session=session).result()
 
     return call
+
+
+async def modern_in_a_session(w: DuplexWorld, tool: str) -> Callable[[], Awaitable[None]]:
+    started = await ModernClient(w.inner.carrier).start()
+    return await modern(w, tool, str(started["sessionId"]))
 
 
 async def websocket(w: DuplexWorld, tool: str) -> Callable[[], Awaitable[None]]:
@@ -54,7 +61,7 @@ async def websocket(w: DuplexWorld, tool: str) -> Callable[[], Awaitable[None]]:
     return call
 
 
-@pytest.mark.parametrize("connect", [handshake, modern, websocket])
+@pytest.mark.parametrize("connect", [handshake, modern, modern_in_a_session, websocket])
 @pytest.mark.parametrize("tool", ["echo", "slow"])
 async def test_a_call_leaves_nothing_to_the_collector(
     connect: Callable[[DuplexWorld, str], Awaitable[Callable[[], Awaitable[None]]]], tool: str
@@ -79,5 +86,5 @@ async def test_a_call_leaves_nothing_to_the_collector(
             gc.enable()
         assert not left & {
             "RunningRequest", "PostChannel", "ModernChannel", "DuplexChannel", "Call", "Inbound",
-            "Outbox", "SseStream", "LogFeed",
+            "Outbox", "SseStream", "LogFeed", "RequestConnection",
         }  # fmt: skip

@@ -159,7 +159,9 @@ class SdkPeer:
                 close_standalone_sse_stream=None if stream is None else stream.close_stream,
             )
             context = CallContext(call, call.request_id, metadata)
-            result = await runner.on_request(context, method, params)
+            # Not by `on_request`, which the runner keeps: it would refer to itself, and all that is
+            # known of the request would wait for the garbage collector.
+            result = await runner._on_request(context, method, params)  # pyright: ignore[reportPrivateUsage]
             if method in methods.SPEC_CLIENT_METHODS:
                 if call.store_failure is None or method != method_names.CALL_TOOL:
                     return result
@@ -183,7 +185,8 @@ class SdkPeer:
         CALL.set(call)
         self._runner = runner = self._runner_of(self._connection, params, self._runner)
         metadata = ServerMessageMetadata(request_context=call.context)
-        await runner.on_notify(CallContext(call, call.request_id, metadata), method, params)
+        context = CallContext(call, call.request_id, metadata)
+        await runner._on_notify(context, method, params)  # pyright: ignore[reportPrivateUsage]
 
     def belongs_to(self, session_id: SessionId) -> None:
         self._connection.session_id = name_for_handlers(session_id)
