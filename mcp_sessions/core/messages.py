@@ -336,9 +336,14 @@ def without_session(params: dict[str, Any] | None) -> dict[str, Any] | None:
     meta = meta_of(params)
     if params is None or not (SESSION_META in meta or REQUEST_KEY_META in meta):
         return params
-    others = {k: v for k, v in meta.items() if k not in (SESSION_META, REQUEST_KEY_META)}
-    left = {name: value for name, value in params.items() if name != "_meta"}
-    return {**left, "_meta": others} if others else left
+    others, left = {**meta}, {**params}
+    others.pop(SESSION_META, None)
+    others.pop(REQUEST_KEY_META, None)
+    if others:
+        left["_meta"] = others
+    else:
+        del left["_meta"]
+    return left
 
 
 # --- what goes out -----------------------------------------------------------------------

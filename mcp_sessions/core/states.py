@@ -14,6 +14,9 @@ from types import MappingProxyType
 class Mode(Enum):
     """How a session is named on the wire. It never changes (SES1)."""
 
+    # Not the enum's, which is a call in Python: each request looks something up by its mode.
+    __hash__ = object.__hash__
+
     PROTOCOL = "protocol"
     """Made by ``session/start`` or ``sessions/create``."""
 

@@ -32,7 +32,7 @@ from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
 from mcp_sessions import method_names
-from mcp_sessions.core.messages import Notification, Request, error_body, members_of
+from mcp_sessions.core.messages import Notification, Request, decode, error_body, members_of
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
 from mcp_sessions.server.upstream.modern_rules import Refused
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
@@ -44,7 +44,8 @@ _PLAIN_TOOLS: Final = 1_000
 _INVALID_BODY: Final = "Body must be a single JSON-RPC request or notification object"
 
 
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+# A result that refers to itself is a `RecursionError` instead of a `ValueError`.
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def dumps(message: Any) -> bytes:
@@ -69,7 +70,7 @@ class SdkModernRules:
         acknowledges and drops it.
         """
         try:
-            decoded: Any = json.loads(body)
+            decoded = _decoded(body)
         except (ValueError, RecursionError):
             return _refused(None, error_body(PARSE_ERROR, "Parse error"))
         if isinstance(decoded, dict) and "id" not in cast(dict[str, Any], decoded):
@@ -156,6 +157,14 @@ class SdkModernRules:
 
     status_of = staticmethod(status_of)
     dumps = staticmethod(dumps)
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return decode(body)
+    except ValueError:
+        # The SDK reads more than JSON has: NaN, half a surrogate pair, UTF-16.
+        return json.loads(body)
 
 
 def _notification(decoded: dict[str, Any], http_request: HttpRequest) -> Notification | Refused:
