@@ -51,6 +51,10 @@ class OtherVersion(Exception):
         return f"version {self.version}"
 
 
+class _UnknownRequest(Exception):
+    """What another replica asks has a kind that this release does not know."""
+
+
 class MalformedMessage(Exception):
     """A message that no replica of this version sends; the text says which member is wrong."""
 
@@ -118,7 +122,7 @@ def _write(message: Message | Request | Caller | Peer, members: dict[str, Any]) 
 
 
 def decode(text: bytes) -> tuple[str, Message] | None:
-    """Read a message and its sender; None: it has an unknown kind.
+    """Read a message and its sender; None: it, or what it asks, has an unknown kind.
 
     Raises:
         OtherVersion: It has another version.
@@ -138,7 +142,10 @@ def decode(text: bytes) -> tuple[str, Message] | None:
         raise OtherVersion(str(members.get("from")), version)
     if message is None:
         return None
-    return _read(members, "from", str), message(**_values(members, message))
+    try:
+        return _read(members, "from", str), message(**_values(members, message))
+    except _UnknownRequest:
+        return None
 
 
 def _values(members: Mapping[str, Any], message: type[Any]) -> dict[str, Any]:
@@ -175,7 +182,9 @@ def _read(members: Mapping[str, Any], name: str, kind: Any) -> Any:
         elif kind is Detached:
             return Detached(value)
         elif kind == Request:
-            request = REQUESTS[value["kind"]]
+            request = REQUESTS.get(value["kind"])
+            if request is None:
+                raise _UnknownRequest
             return request(**_values(value, request))
         elif _is(value, kind):
             return value

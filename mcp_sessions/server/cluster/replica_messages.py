@@ -220,8 +220,8 @@ class JoinRun:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionQuestion:
     """To the process where a session is attached: send its client a question of the sender's, or
-    the withdrawal. The result says that it was sent, or that the client answers no such question.
-    It does not run if the session is attached there no more.
+    the withdrawal, if the session is attached there still. If the client answers no such question,
+    the receiver sends a :class:`QuestionAnswer` with an error.
     """
 
     kind: ClassVar[str] = "question"
@@ -231,11 +231,11 @@ class SessionQuestion:
     text: str
     """The JSON-RPC message."""
 
+    id: str
+    """The question's."""
+
     method: str
     """The question's method."""
-
-    key: str
-    """Under which it is in a stream's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,10 +264,10 @@ class QuestionProgress:
     """The principal that reports, without its scopes."""
 
 
-Notification = ChildNotification | QuestionAnswer | QuestionProgress
+Notification = ChildNotification | SessionQuestion | QuestionAnswer | QuestionProgress
 """Requests without a result. Their sender does not wait."""
 
-Request = JoinRun | ChildRequest | ClientRequest | SessionQuestion | Notification
+Request = JoinRun | ChildRequest | ClientRequest | Notification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,11 +175,11 @@ class Publisher:
         # Its handler is running, so it lives, whatever its idle deadline says.
         record = await self._store.load(session_id, now=0)
         attachment = record.attachment if record is not None else None
-        if attachment is None:
+        if attachment is None or (question.is_withdrawn and message is question.message):
             return
         connection = await self._connections.find(attachment.connection_id)
         if connection is not None:
             if may_ask(connection.peer, question.asked.method):
                 await connection.send(Draft(message, None, question.log_key, session_id))
             return
-        self._remote_questions.send(session_id, message, question, attachment)
+        await self._remote_questions.send(session_id, message, question, attachment)

@@ -30,6 +30,13 @@ _NEEDS_CAPABILITY = {
 }
 
 
+def log_key_of(question_id: str) -> str:
+    """The key of a question in a stream's log: a client that reopens the stream does not get it if
+    it was withdrawn.
+    """
+    return f"asked {question_id}"
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class PendingQuestion:
     principal: Principal
@@ -40,8 +47,6 @@ class PendingQuestion:
     message: bytes = field(init=False)
     future: asyncio.Future[Answer] = field(init=False)
     is_withdrawn: bool = False
-    sending: asyncio.Task[None] | None = None
-    """Sends it to another process."""
 
     def __post_init__(self, process: str | None) -> None:
         self.id = mint_request_id(process)
@@ -54,10 +59,7 @@ class PendingQuestion:
 
     @property
     def log_key(self) -> str:
-        """The key in a stream's log: a client that reopens the stream does not get withdrawn
-        questions.
-        """
-        return f"asked {self.id}"
+        return log_key_of(self.id)
 
     def withdraw(self, reason: str) -> bytes | None:
         """Withdraw the question: return the message for its client (ASK6), once."""

@@ -10,19 +10,24 @@ from typing import Any, assert_never
 
 from mcp_sessions.core.log import Draft
 from mcp_sessions.core.messages import Answer, error_body
-from mcp_sessions.errors import INVALID_REQUEST, OutcomeUnknown
+from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.codec import understands
 from mcp_sessions.server.cluster.pending import Outcome
-from mcp_sessions.server.cluster.relay import Asker, RequestRelay, Serve, Unserved
+from mcp_sessions.server.cluster.relay import Asker, RequestRelay, Serve
 from mcp_sessions.server.cluster.replica_messages import (
     QuestionAnswer,
     QuestionProgress,
     SessionQuestion,
 )
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
-from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
+from mcp_sessions.server.delivery.questions import (
+    PendingQuestion,
+    PendingQuestions,
+    log_key_of,
+    may_ask,
+)
 from mcp_sessions.stores.records import Attachment
 
 _TAKEN: Outcome = ({}, None)
@@ -34,17 +39,15 @@ class RemoteQuestions:
     ) -> None:
         self._relay, self._connections, self._pending = relay, connections, pending
 
-    # --- where it is asked ----------------------------------------------------------------------
-
-    def send(
+    async def send(
         self,
         session_id: SessionId,
         message: bytes,
         question: PendingQuestion,
         attachment: Attachment,
     ) -> None:
-        """Begin to send a question, or its withdrawal, to the process that has the session's
-        connection. It replaces what was on its way of that question.
+        """Send a question, or its withdrawal, to the process that has the session's connection. If
+        the session is not attached there, the question is sent again where it is attached next.
         """
         home = process_of(attachment.connection_id)
         if home is None:
@@ -54,21 +57,10 @@ class RemoteQuestions:
             connection_id=attachment.connection_id,
             fencing_epoch=attachment.fencing_epoch,
             text=message.decode(),
+            id=question.id,
             method=question.asked.method,
-            key=question.log_key,
         )
-        if question.sending is not None:
-            question.sending.cancel()
-        question.sending = self._relay.bus.spawn(self._send(home, asked, question))
-
-    async def _send(self, home: str, asked: SessionQuestion, question: PendingQuestion) -> None:
-        try:
-            sent = await self._relay.ask(home, asked, _no_update, is_repeatable=True)
-        except (Unserved, OutcomeUnknown):
-            # The session left that connection. The question is sent again where it is attached.
-            return
-        if sent.error is not None:
-            self._pending.fail(question, sent.error["code"], sent.error["message"])
+        await self._relay.try_notify(home, asked)
 
     # --- where it is answered -------------------------------------------------------------------
 
@@ -115,15 +107,19 @@ class RemoteQuestions:
             case _:
                 assert_never(request)
 
-    async def _asked(self, _: Asker, asked: SessionQuestion) -> Outcome:
+    async def _asked(self, asker: Asker, asked: SessionQuestion) -> Outcome:
         session_id = asked.session_id
         connection = self._connections.local(asked.connection_id)
         if connection is None or connection.attached.get(session_id) != asked.fencing_epoch:
-            return None, None
-        if not may_ask(connection.peer, asked.method):
-            text = f"the client cannot be asked {asked.method!r}"
-            return None, error_body(INVALID_REQUEST, text)
-        await connection.send(Draft(asked.text.encode(), None, asked.key, session_id))
+            return _TAKEN
+        if may_ask(connection.peer, asked.method):
+            key = log_key_of(asked.id)
+            await connection.send(Draft(asked.text.encode(), None, key, session_id))
+            return _TAKEN
+        error = error_body(INVALID_REQUEST, f"the client cannot be asked {asked.method!r}")
+        principal = connection.principal
+        refused = QuestionAnswer(id=asked.id, result=None, error=error, principal=principal)
+        await self._relay.try_notify(asker.process, refused)
         return _TAKEN
 
     async def _answered(self, _: Asker, answered: QuestionAnswer) -> Outcome:
@@ -134,7 +130,3 @@ class RemoteQuestions:
     async def _progressed(self, _: Asker, reported: QuestionProgress) -> Outcome:
         await self._pending.progress(reported.params, reported.principal)
         return _TAKEN
-
-
-async def _no_update(_: Mapping[str, Any]) -> None:
-    """Nothing comes before the result."""

@@ -2,8 +2,8 @@
 while one replaces the other.
 
 ``written_before.jsonl`` holds what replicas wrote when each kind was a dict, and of a younger kind
-what the first release with it writes: its bytes are what another release reads and sends, so they
-change only with the messages' version.
+what the first release with it writes: its bytes are what another release reads and sends. From the
+first release on they change only with the messages' version.
 """
 
 import ast
@@ -108,6 +108,12 @@ def test_another_version_is_left_out() -> None:
 
 def test_an_unknown_kind_is_left_out() -> None:
     assert decode(b'{"v":1,"kind":"later","from":"process-a"}') is None
+    asked = (
+        b'{"v":1,"kind":"ask","from":"process-a","ask":"a","within":null,"request":{"kind":"%s"}}'
+    )
+    assert decode(asked % b"later") is None
+    with pytest.raises(MalformedMessage):
+        decode(asked % b"join")
 
 
 def test_a_message_without_one_of_its_members_is_malformed() -> None:
