@@ -25,6 +25,7 @@ from typing import Any
 
 from mcp_sessions.cli import arguments as types
 from mcp_sessions.core.ends import MOST_ENDS, REMEMBERED_FOR, SessionEnd, duration
+from mcp_sessions.core.life import has_come
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError
@@ -90,7 +91,8 @@ async def _run(options: argparse.Namespace) -> int:
     operator_store = await open_for_operator(options.store, ended_outside)
     try:
         now = time.time()
-        live = [each for each in await operator_store.all_sessions() if each.life.expires_at > now]
+        stored = await operator_store.all_sessions()
+        live = [each for each in stored if not has_come(each.life.expires_at, now)]
         view = View(options, frozenset(each.session_id for each in live), now)
         match options.what:
             case "list" if options.ended:

@@ -1,7 +1,11 @@
 """Whether a session lives: when it expires, and whether a request may use it until then.
 
-Seconds everywhere, on the clock that the caller passes in. The times of an agent's session are
-infinite.
+Seconds everywhere, on the clock that the caller passes in. The times of an agent's and of a
+connection's session are infinite.
+
+Every deadline is computed here, and every store in Python compares it by :func:`has_come`. Redis
+compares in its atomic step, by the function of that name in ``lua/session.lua``: the request of
+another replica may have moved the deadline since this process read it.
 
 The order of the questions about a request is a rule of its own (SES10): a stranger learns nothing
 of a session, and nothing of it changes before its owner is known.
@@ -12,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch
@@ -32,10 +36,26 @@ class Life:
     """The end of its absolute lifetime. An agent's, like its ``expires_at``, is infinite."""
 
 
+T = TypeVar("T")
+
+
+def new_life(mode: Mode, *, now: float, policy: SessionPolicy) -> Life:
+    """The times of a session that is made now. It ends at its ``ends_at``, however busy it is
+    (SES15).
+    """
+    ends_at = now + longest_life(mode, policy)
+    idle_timeout = idle_time(mode, policy)
+    return Life(now, idle_deadline(now=now, idle_timeout=idle_timeout, ends_at=ends_at), ends_at)
+
+
 def idle_time(mode: Mode, policy: SessionPolicy) -> float:
     """How long a session of a mode lives after it was used last (SES13)."""
     longer = _longer(mode, policy)
     return policy.idle_timeout if longer is None else longer
+
+
+def idle_times(policy: SessionPolicy) -> dict[Mode, float]:
+    return {mode: idle_time(mode, policy) for mode in Mode}
 
 
 def longest_life(mode: Mode, policy: SessionPolicy) -> float:
@@ -50,6 +70,8 @@ SLEEPERS: tuple[Mode, ...] = (Mode.PROTOCOL, Mode.TRANSPORT)
 
 
 def _longer(mode: Mode, policy: SessionPolicy) -> float | None:
+    if mode in (Mode.AGENT, Mode.CONNECTION):
+        return math.inf
     forget = policy.forget_after
     sleeps = mode in SLEEPERS and forget is not None and forget > policy.idle_timeout
     return forget if sleeps or mode is Mode.CONVERSATION else None
@@ -63,23 +85,44 @@ def asleep_by(now: float, policy: SessionPolicy) -> float:
     return -math.inf if longer is None else now - policy.idle_timeout + longer
 
 
-def end_of_life(mode: Mode, *, now: float, max_lifetime: float) -> float:
-    """When a session that is made now ends, however busy it is (SES15)."""
-    return math.inf if mode in (Mode.AGENT, Mode.CONNECTION) else now + max_lifetime
+def unused_by(mode: Mode, now: float, unused_for: float, policy: SessionPolicy) -> float:
+    """The latest idle deadline of a session that nobody used for ``unused_for`` seconds."""
+    return now - unused_for + idle_time(mode, policy)
 
 
-def idle_deadline(*, now: float, idle_timeout: float, ends_at: float) -> float:
-    """When a session that was used now ends, if nobody uses it again (SES13)."""
-    return ends_at if ends_at == math.inf else min(now + idle_timeout, ends_at)
+def is_unused(life: Life, by: float) -> bool:
+    """Whether nobody used a session: its idle deadline is ``by`` or earlier, see :func:`unused_by`.
+
+    If its lifetime ends first, nobody knows when it was used.
+    """
+    return has_come(life.expires_at, by) and not lifetime_ends_first(life)
 
 
-def has_expired(*, now: float, expires_at: float, ends_at: float, held: bool) -> bool:
-    """Whether its time has come.
+def lifetime_ends_first(life: Life) -> bool:
+    return has_come(life.ends_at, life.expires_at)
+
+
+def idle_deadline(*, now: float, idle_timeout: float, ends_at: float = math.inf) -> float:
+    """When a session that was used now ends, if nobody uses it again (SES13).
+
+    Args:
+        ends_at: The end of its lifetime, which comes first if it is earlier. The store in Redis
+            leaves it out: only its scripts know it, and they take the earlier one.
+    """
+    return min(now + idle_timeout, ends_at)
+
+
+def deadline_of(expires_at: T, ends_at: T, *, held: bool) -> T:
+    """The deadline that counts now, out of the two of a session, or out of their names.
 
     Args:
         held: One of its requests runs, so it cannot be idle (SES14).
     """
-    return now >= (ends_at if held else expires_at)
+    return ends_at if held else expires_at
+
+
+def has_come(deadline: float, moment: float) -> bool:
+    return deadline <= moment
 
 
 class Admission(Enum):
@@ -117,15 +160,14 @@ def admission(
     Args:
         mode: The mode that the caller takes the session for.
         now: Seconds since 1970.
-        held: See :func:`has_expired`.
+        held: See :func:`deadline_of`.
         fencing_epoch: The session's as the caller knows it; None: whichever it is.
     """
     # One and the same, mostly: of nobody who authenticates.
     if session.principal is not principal and session.principal != principal:
         return Admission.REFUSED
-    if has_expired(
-        now=now, expires_at=session.life.expires_at, ends_at=session.life.ends_at, held=held
-    ):
+    life = session.life
+    if has_come(deadline_of(life.expires_at, life.ends_at, held=held), now):
         return Admission.REFUSED
     if session.mode is not mode:
         # Only these two are named on the wire; of the others a client knows nothing.

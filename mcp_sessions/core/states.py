@@ -1,8 +1,8 @@
 """Define the life of a session, as a table (SES19).
 
 ``TRANSITIONS`` has every change of a session's state. Other changes cannot happen. A session begins
-by :data:`BEGINS`. Stores ask it by ``attachment.py`` and by :func:`is_last`, and keep live sessions
-only: an ended session is in no store (END2). The count of ends names the state that follows.
+by :data:`BEGINS`. Stores ask it by ``attachment.py``, and the count of ends by ``ends.py``. A store
+keeps live sessions only (END2): it forgets a session at ``END`` and ``EXPIRE``, whatever its state.
 """
 
 from __future__ import annotations
@@ -85,13 +85,5 @@ TRANSITIONS = MappingProxyType(
 attach never brings a session back (SES18)."""
 
 
-ENDED_STATES = frozenset({State.ENDED, State.EXPIRED})
-
-
 def after(state: State, change: Change) -> State | None:
     return TRANSITIONS.get((state, change))
-
-
-def is_last(state: State, change: Change) -> bool:
-    """Whether a change ends a session for ever: no store keeps it after that (END2)."""
-    return after(state, change) in ENDED_STATES

@@ -11,12 +11,17 @@ from mcp_sessions.core.life import (
     Admission,
     Life,
     admission,
-    end_of_life,
-    has_expired,
+    deadline_of,
+    has_come,
     idle_deadline,
+    idle_time,
+    is_unused,
+    new_life,
+    unused_by,
 )
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch
+from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
 
 ALICE, BOB = Principal("client", "issuer", "alice"), Principal("client", "issuer", "bob")
@@ -100,15 +105,36 @@ def test_who_knows_another_attachment_is_displaced(epoch: int) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.AGENT, Mode.CONNECTION])
 def test_a_session_of_an_agent_or_of_a_connection_has_no_end(mode: Mode) -> None:
-    ends_at = end_of_life(mode, now=5.0, max_lifetime=100.0)
+    life = new_life(mode, now=5.0, policy=SessionPolicy(max_lifetime=100))
 
-    assert ends_at == idle_deadline(now=5.0, idle_timeout=1.0, ends_at=ends_at) == math.inf
-    assert not has_expired(now=1e12, expires_at=ends_at, ends_at=ends_at, held=False)
+    assert life.expires_at == life.ends_at == idle_time(mode, SessionPolicy()) == math.inf
+    assert not has_come(life.expires_at, 1e12)
+    assert not is_unused(life, math.inf)
 
 
 @given(st.floats(0, 1e6), st.floats(1, 1e4), st.floats(1, 1e4))
 def test_no_use_of_a_session_moves_its_latest_end(now: float, idle: float, more: float) -> None:
     """SES15."""
-    ends_at = end_of_life(Mode.TRANSPORT, now=now, max_lifetime=more)
+    policy = SessionPolicy(idle_timeout=idle, max_lifetime=more)
+    life = new_life(Mode.TRANSPORT, now=now, policy=policy)
 
-    assert now < idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at) <= ends_at
+    assert now < life.expires_at <= life.ends_at == now + more
+    assert life.expires_at == idle_deadline(now=now, idle_timeout=idle, ends_at=life.ends_at)
+    assert idle_deadline(now=life.ends_at, idle_timeout=idle, ends_at=life.ends_at) == life.ends_at
+
+
+@pytest.mark.parametrize("of", [(10.0, 100.0), ("expires", "ends")])
+def test_the_idle_deadline_counts_but_while_a_request_runs(of: tuple[object, object]) -> None:
+    """SES14."""
+    assert deadline_of(*of, held=False) is of[0]
+    assert deadline_of(*of, held=True) is of[1]
+
+
+def test_a_session_is_unused_if_its_idle_deadline_says_so() -> None:
+    """SES20: nobody knows when a session was used if its lifetime ends first."""
+    policy = SessionPolicy(idle_timeout=10, max_lifetime=1_000)
+    life = new_life(Mode.TRANSPORT, now=5.0, policy=policy)
+
+    assert is_unused(life, unused_by(Mode.TRANSPORT, 8.0, 3.0, policy))
+    assert not is_unused(life, unused_by(Mode.TRANSPORT, 7.9, 3.0, policy))
+    assert not is_unused(Life(0.0, 100.0, 100.0), 100.0)

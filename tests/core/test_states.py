@@ -4,16 +4,9 @@ import itertools
 
 import pytest
 
-from mcp_sessions.core.states import (
-    BEGINS,
-    ENDED_STATES,
-    TRANSITIONS,
-    Change,
-    State,
-    after,
-    is_last,
-)
+from mcp_sessions.core.states import BEGINS, TRANSITIONS, Change, State, after
 
+ENDED_STATES = frozenset({State.ENDED, State.EXPIRED})
 LIVE = frozenset({State.DETACHED, State.ATTACHED})
 
 
@@ -77,4 +70,4 @@ def test_only_an_end_and_time_are_the_last_change_of_a_session(
     state: State, change: Change
 ) -> None:
     """END2: after that no store keeps it."""
-    assert is_last(state, change) == (change in (Change.END, Change.EXPIRE))
+    assert (after(state, change) in ENDED_STATES) == (change in (Change.END, Change.EXPIRE))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mcp_sessions.core.ends import EndReason, SessionEnd
+from mcp_sessions.core.life import has_come
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
@@ -82,7 +83,7 @@ class Sessions:
                 record.client.subscriptions,
             )
             for record in sorted(records, key=lambda record: record.life.created_at)
-            if record.life.expires_at > now and (mode is None or record.mode is mode)
+            if not has_come(record.life.expires_at, now) and (mode is None or record.mode is mode)
         ]
 
     async def end(self, session_id: str) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from mcp_sessions import metrics
 from mcp_sessions.core.ends import MOST_ENDS, EndReason, SessionEnd, StoreMade, times_of
+from mcp_sessions.core.life import lifetime_ends_first
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.server.audit import Audit
@@ -58,7 +59,7 @@ class History:
                 now=now,
                 policy=self._policy,
             )
-            is_old = record.life.expires_at >= record.life.ends_at
+            is_old = lifetime_ends_first(record.life)
             why = reason or (EndReason.LIFETIME if is_old else EndReason.IDLE)
             end = SessionEnd(digest(record.session_id), why, now, record.mode, age, idle, limit)
             self._waiting.append(end)

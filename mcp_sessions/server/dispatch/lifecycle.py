@@ -18,7 +18,7 @@ from typing import Protocol
 from mcp_sessions.background import report
 from mcp_sessions.core.client_description import outlined
 from mcp_sessions.core.ends import EndReason, StoreMade
-from mcp_sessions.core.life import asleep_by, idle_time
+from mcp_sessions.core.life import asleep_by, idle_times
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -81,8 +81,8 @@ class Lifecycle:
         self._in_vain_at = -math.inf
         self._own_in_vain: dict[Principal, float] = {}
         # A busy session is touched at least three times per idle timeout, so that no
-        # replica sees it past its deadline.
-        shortest = min(idle_time(mode, self._policy) for mode in Mode)
+        # replica sees it past its deadline, or asleep.
+        shortest = min(self._policy.idle_timeout, *idle_times(self._policy).values())
         self.interval = max(0.05, min(5.0, shortest / 3))
         """Seconds between two rounds."""
 

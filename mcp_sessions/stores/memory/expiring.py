@@ -7,17 +7,19 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from mcp_sessions.core.attachment import state_of
 from mcp_sessions.core.client_description import size_of
 from mcp_sessions.core.life import (
     SLEEPERS,
     asleep_by,
-    has_expired,
+    deadline_of,
+    has_come,
     idle_deadline,
     idle_time,
+    is_unused,
+    unused_by,
 )
 from mcp_sessions.core.messages import encode
-from mcp_sessions.core.states import Change, Mode, is_last
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import GET_STREAM, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.memory.tables import Session, Tables
@@ -31,32 +33,25 @@ class Expiring(Tables):
         idle, ends_at = self._idle_times[record.mode], record.life.ends_at
         record.life.expires_at = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
 
-    def _change(self, session: Session, change: Change) -> None:
-        if is_last(state_of(is_attached=session.record.attachment is not None), change):
-            self._forget(session)
-
     async def expire(
         self, *, now: float, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
         expired: list[SessionRecord] = []
         returned: list[tuple[float, SessionId]] = []
         # Not a name for the heap: ending a session may replace it by a shorter one.
-        while self._deadlines and self._deadlines[0][0] <= now and len(expired) < limit:
+        while self._deadlines and has_come(self._deadlines[0][0], now) and len(expired) < limit:
             _, session_id = heapq.heappop(self._deadlines)
             session = self._sessions.get(session_id)
             if session is None:
                 continue
-            record = session.record
-            expires_at, ends_at = record.life.expires_at, record.life.ends_at
-            if has_expired(
-                now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held
-            ):
-                self._change(session, Change.EXPIRE)
+            record, life = session.record, session.record.life
+            if has_come(deadline_of(life.expires_at, life.ends_at, held=session_id in held), now):
+                self._forget(session)
                 expired.append(record)
                 continue
-            if now >= expires_at:
+            if has_come(life.expires_at, now):
                 self._use(record, now)
-            returned.append((record.life.expires_at, session_id))
+            returned.append((life.expires_at, session_id))
         for entry in returned:
             heapq.heappush(self._deadlines, entry)
         return expired
@@ -71,19 +66,20 @@ class Expiring(Tables):
         opened: bool,
     ) -> Sequence[SessionRecord]:
         asleep, idle = asleep_by(now, self._policy), idle_time(Mode.TRANSPORT, self._policy)
+        latest = unused_by(Mode.TRANSPORT, now, unused_for, self._policy)
 
         def order(record: SessionRecord) -> tuple[bool, bool, float]:
             used_at = record.life.expires_at - idle
             was_used = used_at - record.life.created_at > unused_for
-            return record.life.expires_at > asleep, was_used, used_at
+            return not has_come(record.life.expires_at, asleep), was_used, used_at
 
         def goes(record: SessionRecord) -> bool:
-            if record.life.expires_at <= asleep and record.mode in SLEEPERS:
+            if is_unused(record.life, asleep) and record.mode in SLEEPERS:
                 return True
             client = record.client
             return (
                 record.mode is Mode.TRANSPORT
-                and record.life.expires_at - idle <= now - unused_for
+                and is_unused(record.life, latest)
                 and record.principal == ANONYMOUS
                 and (opened or not client.stream_opened)
                 and not (client.subscriptions or client.carried or client.current)
@@ -101,11 +97,11 @@ class Expiring(Tables):
         limit: int,
     ) -> Sequence[SessionRecord]:
         latest = dict.fromkeys(SLEEPERS, asleep_by(now, self._policy))
-        latest[Mode.CONVERSATION] = now - unused_for + idle_time(Mode.CONVERSATION, self._policy)
+        latest[Mode.CONVERSATION] = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
 
         def goes(record: SessionRecord) -> bool:
             return (
-                record.life.expires_at <= latest.get(record.mode, -math.inf)
+                is_unused(record.life, latest.get(record.mode, -math.inf))
                 and record.principal == principal
             )
 
@@ -120,22 +116,18 @@ class Expiring(Tables):
     ) -> list[SessionRecord]:
         records = (session.record for session in self._sessions.values())
         candidates = (
-            record
-            for record in records
-            if goes(record)
-            and record.life.expires_at < record.life.ends_at
-            and record.session_id not in held
+            record for record in records if goes(record) and record.session_id not in held
         )
         going = heapq.nsmallest(limit, candidates, key=order)
         for record in going:
-            self._change(self._sessions[record.session_id], Change.END)
+            self._forget(self._sessions[record.session_id])
         return going
 
     async def evict_heavy(
         self, *, now: float, most: int, held: Collection[SessionId], limit: int
     ) -> Sequence[SessionRecord]:
         by = asleep_by(now, self._policy)
-        asleep = [each for each in self._sessions.values() if each.record.life.expires_at <= by]
+        asleep = [each for each in self._sessions.values() if is_unused(each.record.life, by)]
         asleep.sort(key=lambda each: each.record.life.expires_at, reverse=True)
         heavy: set[SessionId] = set()
         size = 0
@@ -157,8 +149,8 @@ class Expiring(Tables):
             record = session.record
             if (
                 record.mode in SLEEPERS
-                and since < record.life.expires_at <= self._slept_by
-                and record.life.expires_at < record.life.ends_at
+                and is_unused(record.life, self._slept_by)
+                and not has_come(record.life.expires_at, since)
             ):
                 stream = (session.streams or {}).get(GET_STREAM)
                 session.streams = {GET_STREAM: stream} if stream is not None else None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from mcp_sessions.core import attachment, relaying
 from mcp_sessions.core.entitlement import is_entitled
+from mcp_sessions.core.life import has_come
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.relaying import Carry, Relay
 from mcp_sessions.errors import Refusal
@@ -34,7 +35,7 @@ class Events(Tables):
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
         session = self._sessions.get(session_id)
-        if session is None or now >= session.record.life.ends_at:
+        if session is None or has_come(session.record.life.ends_at, now):
             return None
         log = self._stream(session, stream)
         replaced = log.would_replace(draft)
@@ -56,7 +57,7 @@ class Events(Tables):
         changes: list[AppendedChange] = []
         for session_id in session_ids:
             session = self._sessions.get(session_id)
-            if session is None or now >= session.record.life.ends_at:
+            if session is None or has_come(session.record.life.ends_at, now):
                 continue
             record = session.record
             if not is_entitled(
@@ -163,7 +164,7 @@ class Events(Tables):
         skips: bool = False,
     ) -> Relayed:
         session, after = self._sessions.get(connection), self._relayed.get(connection)
-        if session is None or after is None or now >= session.record.life.ends_at:
+        if session is None or after is None or has_come(session.record.life.ends_at, now):
             return Relayed()
         carried = session.record.client.carried.get(origin)
         if carried is None:
@@ -193,7 +194,7 @@ class Events(Tables):
         only_if_free: bool = False,
     ) -> Attached | None:
         session = self._sessions.get(session_id)
-        if session is None or now >= session.record.life.ends_at:
+        if session is None or has_come(session.record.life.ends_at, now):
             return None
         record = session.record
         previous = record.attachment

@@ -14,16 +14,15 @@ from typing import Any, assert_never
 
 from mcp_sessions.core.life import (
     Admission,
-    Life,
     admission,
-    end_of_life,
+    has_come,
     idle_deadline,
-    idle_time,
-    longest_life,
+    idle_times,
+    new_life,
 )
 from mcp_sessions.core.log import UNBOUNDED, EventLog, window_of
 from mcp_sessions.core.request_keys import KeyUse, RequestKeys, found
-from mcp_sessions.core.states import Change, Mode
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
@@ -71,7 +70,7 @@ class MemoryStore(Events, Expiring, EndsInMemory):
 
     async def open(self, policy: SessionPolicy) -> None:
         self._policy = policy
-        self._idle_times = {mode: idle_time(mode, policy) for mode in Mode}
+        self._idle_times = idle_times(policy)
         self._window = window_of(policy)
 
     async def close(self) -> None:
@@ -93,18 +92,16 @@ class MemoryStore(Events, Expiring, EndsInMemory):
     ) -> SessionRecord:
         policy = self._policy
         known = self._sessions.get(session_id) if session_id is not None else None
-        if known is not None and now < known.record.life.expires_at:
+        if known is not None and not has_come(known.record.life.expires_at, now):
             known.record.is_new = False
             return known.record
         if known is not None:
-            self._change(known, Change.EXPIRE)
+            self._forget(known)
         check_peer(peer, policy)
         owner = self._by_principal.get(principal) or Owner(principal)
         check_sessions(len(self._sessions), owner.sessions, policy, mode)
         session_id = session_id or mint_session_id()
-        ends_at = end_of_life(mode, now=now, max_lifetime=longest_life(mode, policy))
-        expires_at = idle_deadline(now=now, idle_timeout=self._idle_times[mode], ends_at=ends_at)
-        life = Life(now, expires_at, ends_at)
+        life = new_life(mode, now=now, policy=policy)
         record = SessionRecord(session_id, mode, principal, life, SessionClient(peer))
         record.is_new = True
         log = None
@@ -117,13 +114,13 @@ class MemoryStore(Events, Expiring, EndsInMemory):
         self._sessions[session_id] = Session(record, log)
         self._by_principal[principal] = owner
         owner.sessions += 1
-        if ends_at != math.inf:
-            heapq.heappush(self._deadlines, (record.life.expires_at, session_id))
+        if life.ends_at != math.inf:
+            heapq.heappush(self._deadlines, (life.expires_at, session_id))
         return record
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         session = self._sessions.get(session_id)
-        if session is None or now >= session.record.life.expires_at:
+        if session is None or has_come(session.record.life.expires_at, now):
             return None
         return session.record
 
@@ -191,14 +188,14 @@ class MemoryStore(Events, Expiring, EndsInMemory):
             session = self._sessions.get(session_id)
             # A touched session was in use until now. So its idle deadline cannot have passed; the
             # absolute one can.
-            if session is not None and now < session.record.life.ends_at:
+            if session is not None and not has_come(session.record.life.ends_at, now):
                 self._use(session.record, now)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         session = self._sessions.get(session_id)
         if session is None:
             return None
-        self._change(session, Change.END)
+        self._forget(session)
         return session.record
 
     async def change(self, session_id: SessionId, change: RecordChange) -> bool:

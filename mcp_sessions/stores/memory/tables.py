@@ -4,9 +4,9 @@ import heapq
 import math
 from dataclasses import dataclass
 
+from mcp_sessions.core.life import idle_times
 from mcp_sessions.core.log import EventLog, window_of
 from mcp_sessions.core.request_keys import RequestKeys
-from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, Position, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import Principal
@@ -38,7 +38,7 @@ class Owner:
 class Tables:
     def __init__(self) -> None:
         self._policy = SessionPolicy()
-        self._idle_times = dict[Mode, float]()
+        self._idle_times = idle_times(self._policy)
         self._window = window_of(self._policy)
         self._sessions: dict[SessionId, Session] = {}
         self._by_principal: dict[Principal, Owner] = {}

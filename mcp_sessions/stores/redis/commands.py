@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError, ResponseError
 
 from mcp_sessions import metrics
-from mcp_sessions.core.life import longest_life
+from mcp_sessions.core.life import idle_times, longest_life
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
@@ -54,6 +54,7 @@ class Commands:
         self._link: Link | ClusterLink = link
         self._namespace = namespace
         self._policy = SessionPolicy()
+        self._idle_times = idle_times(self._policy)
         self._subscriptions = Subscriptions()
         self._peers = Peers()
         self._clock = SharedClock(self._time, clock)

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from mcp_sessions.core.life import has_come
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.records import SessionRecord
@@ -63,7 +64,7 @@ class Lists(EndsInRedis):
         if outcome == b"later":
             # XX: whoever ended it meanwhile has taken it out.
             await self._command("ZADD", self._all, "XX", rest[0], member)
-            return None, float(rest[0]) <= now
+            return None, has_come(float(rest[0]), now)
         if outcome == b"gone":
             # Its time to live ran out while no server was there, or it is being made.
             is_left = not is_old(member, await self._clock.now())
@@ -130,7 +131,7 @@ class Lists(EndsInRedis):
         for half of the margin at least: before that it can only have been lost.
         """
         deadline = await self._release(member)
-        if deadline is not None and now < float(deadline) + MARGIN / 2:
+        if deadline is not None and not has_come(float(deadline) + MARGIN / 2, now):
             await self._note_lost(tag_in(member), now)
 
     async def _heal(self, entries: str) -> bool:

@@ -80,14 +80,16 @@ def owner_of(principal: Principal) -> bytes:
 
 
 def fields_of(
-    session_id: SessionId, mode: Mode, principal: Principal, peer: Peer | None, ends_at: float
+    session_id: SessionId, mode: Mode, principal: Principal, peer: Peer | None, life: Life
 ) -> dict[str, bytes | str]:
     fields: dict[str, bytes | str] = {
         "id": session_id,
         "mode": mode.value,
         "owner": owner_of(principal),
         "maker": packed([sorted(principal.scopes), principal.expires_at]),
-        "ends": repr(ends_at),
+        "created": repr(life.created_at),
+        "expires": repr(life.expires_at),
+        "ends": repr(life.ends_at),
         "fence": "0",
     }
     if peer is not None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from mcp_sessions.core.life import end_of_life, idle_deadline, idle_time, longest_life
+from mcp_sessions.core.life import deadline_of, idle_deadline, new_life
 from mcp_sessions.core.request_keys import Begun, KeyUse, key_cost
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import LimitReached, StoreUnavailable
@@ -32,6 +32,9 @@ from mcp_sessions.stores.redis.record_codec import (
 from mcp_sessions.stores.redis.redis_connection import Link, Value
 from mcp_sessions.stores.redis.sleepers import OF_CONVERSATION, Sleepers
 
+_DEADLINES = "expires", "ends"
+"""The names of the two deadlines in a record."""
+
 
 class Lives(Sleepers):
     async def create(
@@ -50,9 +53,7 @@ class Lives(Sleepers):
             return known
         now = await self._clock.at(now)
         session_id = session_id or mint_session_id()
-        idle, lifetime = idle_time(mode, policy), longest_life(mode, policy)
-        ends_at = end_of_life(mode, now=now, max_lifetime=lifetime)
-        deadline = idle_deadline(now=now, idle_timeout=idle, ends_at=ends_at)
+        life = new_life(mode, now=now, policy=policy)
         owned = self._owned(owner_of(principal))
         member = f"{tag_of(session_id)}.{owned[-16:]}.{int(await self._clock.now()):x}"
         if mode is Mode.CONVERSATION:
@@ -65,10 +66,10 @@ class Lives(Sleepers):
                 scripts.RESERVE,
                 [self._all, owned],
                 member,
-                repr(deadline),
+                repr(life.expires_at),
                 policy.max_sessions,
                 of_one,
-                0 if ends_at == math.inf else self._list_lifetime,
+                0 if life.ends_at == math.inf else self._list_lifetime,
             )
             if not reached:
                 if len(self._entered) < SAMPLE:
@@ -78,11 +79,10 @@ class Lives(Sleepers):
                 limit = of_kind(bytes, reached).decode("latin-1")
                 most = policy.max_sessions if limit == "max_sessions" else of_one
                 raise LimitReached(limit, most)
-        fields = fields_of(session_id, mode, principal, peer, ends_at)
-        fields |= {"created": repr(now), "expires": repr(deadline)}
+        fields = fields_of(session_id, mode, principal, peer, life)
         flat = [part for pair in fields.items() for part in pair]
         epoch = mint_log_epoch()
-        answer = await self._on(session_id, scripts.CREATE, repr(now), idle, epoch, member, *flat)
+        answer = await self._on(session_id, scripts.CREATE, repr(now), epoch, member, *flat)
         pair, is_new = pair_of(answer)
         made, left = pair_of(pair)
         if left is not None:
@@ -116,14 +116,15 @@ class Lives(Sleepers):
         keys = [self._key(session_id)]
         epoch = fencing_epoch if fencing_epoch is not None else ""
         args: list[Value] = [owner_of(principal), repr(now)]
-        args += mode.value, idle_time(mode, self._policy), int(held), epoch, *known_to_script(known)
+        args += mode.value, idle_deadline(now=now, idle_timeout=self._idle_times[mode])
+        args += deadline_of(*_DEADLINES, held=held), epoch, *known_to_script(known)
         within = NOTHING
         # In a cluster they are two nodes', mostly.
         if current is not None and isinstance(self._link, Link):
             within, mode, key = self._known(current.session_id), Mode.PROTOCOL, current.key
             keys.append(self._key(current.session_id))
-            args += mode.value, idle_time(mode, self._policy), int(current.held), ""
-            args += known_to_script(within)
+            args += mode.value, idle_deadline(now=now, idle_timeout=self._idle_times[mode])
+            args += deadline_of(*_DEADLINES, held=current.held), "", *known_to_script(within)
         if key is not None:
             args += self._of_key(key)
         answer = await self._run(scripts.ADMIT, keys, *args)
@@ -139,6 +140,11 @@ class Lives(Sleepers):
         if outer[2] is not None:
             await self._wake(record, outer[2])
         return Admitted(record, current=admitted)
+
+    def _deadlines(self, now: float) -> list[Value]:
+        each = self._idle_times.items()
+        deadlines = ((mode.value, idle_deadline(now=now, idle_timeout=idle)) for mode, idle in each)
+        return [part for deadline in deadlines for part in deadline]
 
     def _of_key(self, key: KeyUse) -> tuple[Value, ...]:
         return (
@@ -175,7 +181,8 @@ class Lives(Sleepers):
 
     async def touch(self, session_ids: Collection[SessionId], *, now: float) -> None:
         now = await self._clock.at(now)
-        await each_of(self._on(each, scripts.TOUCH, repr(now)) for each in session_ids)
+        args = repr(now), *self._deadlines(now)
+        await each_of(self._on(each, scripts.TOUCH, *args) for each in session_ids)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
         member, found, tokens = await self._on(session_id, scripts.END)
@@ -189,6 +196,7 @@ class Lives(Sleepers):
     ) -> Sequence[SessionRecord]:
         now = await self._clock.at(now)
         held_tags = {tag_of(session_id) for session_id in held}
+        deadlines = self._deadlines(now)
         expired: list[SessionRecord] = []
         skipped = 0
         while len(expired) < limit:
@@ -199,7 +207,9 @@ class Lives(Sleepers):
                 )
                 if not members:
                     break
-                done = await each_of(self._expire(member, held_tags, now) for member in members)
+                done = await each_of(
+                    self._expire(member, held_tags, now, deadlines) for member in members
+                )
             except StoreUnavailable:
                 if not expired:
                     raise
@@ -236,7 +246,7 @@ class Lives(Sleepers):
             return None
 
     async def _expire(
-        self, member: bytes, held: Collection[str], now: float
+        self, member: bytes, held: Collection[str], now: float, deadlines: Sequence[Value]
     ) -> tuple[SessionRecord | None, bool]:
-        is_held = int(tag_in(member) in held)
-        return await self._leave(member, scripts.EXPIRE, repr(now), is_held, now=now)
+        counts = deadline_of(*_DEADLINES, held=tag_in(member) in held)
+        return await self._leave(member, scripts.EXPIRE, repr(now), counts, *deadlines, now=now)

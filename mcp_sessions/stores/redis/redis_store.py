@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from mcp_sessions.core.life import idle_times
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.exchange import Exchange
@@ -152,6 +153,7 @@ class RedisStore(Mended):
             ConfigurationError: It is too old.
         """
         self._policy = policy
+        self._idle_times = idle_times(policy)
         answer = await self._command("INFO")
         about = dict(
             line.split(":", 1)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from mcp_sessions.core.life import asleep_by, idle_time
+from mcp_sessions.core.life import asleep_by, has_come, idle_time, unused_by
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
@@ -50,7 +50,8 @@ class Sleepers(Lists):
         now = await self._clock.at(now)
         owner, asleep = owner_of(ANONYMOUS), asleep_by(now, self._policy)
         idle = idle_time(Mode.TRANSPORT, self._policy)
-        latest, of = now - unused_for + idle, f".{self._owned(owner)[-16:]}.".encode()
+        latest = unused_by(Mode.TRANSPORT, now, unused_for, self._policy)
+        of = f".{self._owned(owner)[-16:]}.".encode()
         held_tags = {tag_of(session_id) for session_id in held}
         listed = await self._entries("ZRANGEBYSCORE", self._all, "-inf", repr(latest))
         sleeping: int = await self._command("ZCOUNT", self._all, "-inf", repr(asleep))
@@ -71,7 +72,7 @@ class Sleepers(Lists):
                 expires, created = found
                 used_at = expires - idle
                 was_used = used_at - created > unused_for
-                order.append((expires > asleep, was_used, used_at, member))
+                order.append((not has_come(expires, asleep), was_used, used_at, member))
         args = repr(latest), repr(asleep), owner, 0, int(opened)
         members = [member for *_, member in sorted(order)]
         evicted = await self._evict_some(members, limit, args, now)
@@ -90,7 +91,7 @@ class Sleepers(Lists):
         now = await self._clock.at(now)
         owner, held_tags = owner_of(principal), {tag_of(session_id) for session_id in held}
         asleep = asleep_by(now, self._policy)
-        latest = now - unused_for + idle_time(Mode.CONVERSATION, self._policy)
+        latest = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
         listed = await self._entries("SMEMBERS", self._owned(owner))
         if not listed:
             return []
@@ -99,7 +100,7 @@ class Sleepers(Lists):
             (float(rank), member)
             for rank, member in zip(ranks, listed, strict=True)
             if rank is not None
-            and float(rank) <= (latest if member.endswith(OF_CONVERSATION) else asleep)
+            and has_come(float(rank), latest if member.endswith(OF_CONVERSATION) else asleep)
             and tag_in(member) not in held_tags
         )
         # An entry is no later than the deadline, which requests have moved since.
@@ -116,7 +117,7 @@ class Sleepers(Lists):
         await self._command(
             "ZADD", self._all, "XX", *(each for at, member in due for each in (repr(at), member))
         )
-        members = [member for at, member in sorted(due) if at <= max(asleep, latest)]
+        members = [member for at, member in sorted(due) if has_come(at, max(asleep, latest))]
         args = repr(latest), repr(asleep), owner, 1, 0
         return await self._evict_some(members, limit, args, now)
 

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mcp_sessions.core.life import idle_deadline, idle_time
+from mcp_sessions.core.life import has_come, idle_deadline, idle_time
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -104,7 +104,9 @@ class RecordCache:
         entry = self._entries.get(session_id)
         if entry is None or entry.record is not record:
             self._write({session_id: record.life.expires_at})
-        elif abs(record.life.expires_at - entry.written) >= _COALESCED * self._policy.idle_timeout:
+            return
+        moved_by = abs(record.life.expires_at - entry.written)
+        if moved_by >= _COALESCED * self._policy.idle_timeout:
             entry.written = record.life.expires_at
             self._write({session_id: record.life.expires_at})
 
@@ -117,7 +119,7 @@ class RecordCache:
         return {
             session_id: entry.record.life.expires_at
             for session_id, entry in self._entries.items()
-            if entry.record.life.expires_at != entry.written and entry.written <= written_by
+            if entry.record.life.expires_at != entry.written and has_come(entry.written, written_by)
         }
 
     def were_written(self, deadlines: Mapping[SessionId, float]) -> None:

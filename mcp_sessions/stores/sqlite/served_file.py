@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from mcp_sessions.core.life import has_come
 from mcp_sessions.core.log import window_of
 from mcp_sessions.errors import ConfigurationError, StoreInUse, StoreRefused, StoreUnavailable
 from mcp_sessions.ids import SessionId
@@ -198,7 +199,9 @@ class ServedFile:
 
         def whole(tx: Transaction) -> T:
             session = session_rows.brief(tx, session_id)
-            return otherwise if session is None or now >= session.ends_at else work(tx, session)
+            if session is None or has_come(session.ends_at, now):
+                return otherwise
+            return work(tx, session)
 
         return await self._writer.call(whole, short=short)
 

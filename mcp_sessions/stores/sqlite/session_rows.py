@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mcp_sessions.core.attachment import state_of
 from mcp_sessions.core.life import SLEEPERS as SLEEPING_MODES
-from mcp_sessions.core.life import Life, has_expired, idle_deadline, idle_time
+from mcp_sessions.core.life import Life, deadline_of, has_come, idle_deadline, idle_time
 from mcp_sessions.core.log import UNBOUNDED, Window
 from mcp_sessions.core.messages import decode, encode
-from mcp_sessions.core.states import Change, Mode, is_last
+from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import (
     EVENTS,
     ConnectionId,
@@ -44,6 +43,12 @@ _COLUMNS = (
     " waits_from, log_level, state_version, peer, state"
 )
 _NAMES = _COLUMNS.split(", ")
+
+DUE = "expires_at <= ?"
+"""``core/life.py``'s ``has_come`` as SQL, so that an index finds the sessions."""
+
+IDLE_ENDS_FIRST = "expires_at < ends_at"
+"""The opposite of ``lifetime_ends_first`` as SQL."""
 
 
 @dataclass(slots=True)
@@ -115,7 +120,7 @@ def records(
 
 def create(tx: Transaction, record: SessionRecord, policy: SessionPolicy) -> SessionRecord:
     known = record_of(tx, record.session_id)
-    if known is not None and record.life.created_at < known[1].life.expires_at:
+    if known is not None and not has_come(known[1].life.expires_at, record.life.created_at):
         tx.changes.append((record.session_id, known[1]))
         return known[1]
     if known is not None:
@@ -169,8 +174,7 @@ def end(tx: Transaction, session_id: SessionId) -> SessionRecord | None:
     if found is None:
         return None
     sid, record = found
-    if is_last(state_of(is_attached=record.attachment is not None), Change.END):
-        forget(tx, sid, session_id)
+    forget(tx, sid, session_id)
     return record
 
 
@@ -205,16 +209,14 @@ def expire(
     move_deadlines(tx, deadlines)
     expired: list[SessionRecord] = []
     rows = tx.execute(
-        "SELECT sid, session_id, mode, expires_at, ends_at FROM sessions WHERE expires_at <= ?"
+        f"SELECT sid, session_id, mode, expires_at, ends_at FROM sessions WHERE {DUE}"
         " ORDER BY expires_at LIMIT ?",
         (now, limit + len(held)),
     ).fetchall()
     for sid, session_id, mode, expires_at, ends_at in rows:
         if len(expired) >= limit:
             break
-        if not has_expired(
-            now=now, expires_at=expires_at, ends_at=ends_at, held=session_id in held
-        ):
+        if not has_come(deadline_of(expires_at, ends_at, held=session_id in held), now):
             idle_timeout = idle_time(Mode(mode), policy)
             later = idle_deadline(now=now, idle_timeout=idle_timeout, ends_at=ends_at)
             move_deadlines(tx, {session_id: later})
@@ -226,12 +228,9 @@ def expire(
             # A newer version's, or not ours. It is over all the same, and stops no other.
             logger.error("an expired session could not be read: %s", type(failed).__name__)
             found = None
-        record = found[1] if found is not None else None
-        is_attached = record is not None and record.attachment is not None
-        if is_last(state_of(is_attached=is_attached), Change.EXPIRE):
-            forget(tx, sid, session_id)
-        if record is not None:
-            expired.append(record)
+        forget(tx, sid, session_id)
+        if found is not None:
+            expired.append(found[1])
     return expired
 
 
@@ -256,8 +255,8 @@ def fall_asleep(
     """
     move_deadlines(tx, deadlines)
     rows = tx.execute(
-        f"SELECT expires_at, sid, expires_at < ends_at AND mode IN ({SLEEPERS}) FROM sessions"
-        " WHERE (expires_at, sid) > (?, ?) AND expires_at <= ? ORDER BY expires_at, sid LIMIT ?",
+        f"SELECT expires_at, sid, {IDLE_ENDS_FIRST} AND mode IN ({SLEEPERS}) FROM sessions"
+        f" WHERE (expires_at, sid) > (?, ?) AND {DUE} ORDER BY expires_at, sid LIMIT ?",
         (*after, by, _ASLEEP_AT_ONCE),
     ).fetchall()
     for _, sid, sleeps in rows:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mcp_sessions.core.entitlement import is_entitled
+from mcp_sessions.core.life import has_come
 from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Refusal
@@ -72,12 +73,12 @@ class Events(ServedFile):
 
         def work(tx: Transaction) -> Sequence[AppendedChange]:
             rows = tx.execute(
-                "SELECT session_id, sid, mode, connection_id, fencing_epoch, lists,"
+                "SELECT session_id, sid, mode, ends_at, connection_id, fencing_epoch, lists,"
                 " EXISTS (SELECT 1 FROM subscriptions AS s WHERE s.sid = sessions.sid"
                 " AND s.uri = ?),"
                 " EXISTS (SELECT 1 FROM carried AS c WHERE c.sid = sessions.sid)"
-                f" FROM sessions WHERE session_id IN ({marks}) AND ends_at > ?",
-                (uri, *session_ids, now),
+                f" FROM sessions WHERE session_id IN ({marks})",
+                (uri, *session_ids),
             ).fetchall()
             found = {row[0]: row for row in rows}
             changes = [
@@ -92,9 +93,9 @@ class Events(ServedFile):
     def _append_change(
         self, tx: Transaction, row: Sequence[Any], change: ServerChange, now: float
     ) -> AppendedChange | None:
-        session_id, sid, stored_mode, connection_id, fencing_epoch, lists, subscribes, carries = row
+        session_id, sid, stored_mode, ends_at, *attached, lists, subscribes, carries = row
         mode = Mode(stored_mode)
-        if not is_entitled(
+        if has_come(ends_at, now) or not is_entitled(
             mode,
             uri=change.uri,
             listed=change.listed,
@@ -106,7 +107,7 @@ class Events(ServedFile):
         stream, draft = change.draft_for(mode, session_id)
         log = log_rows.opened(tx, sid, stream)
         event, replaced = log_rows.append(tx, log, draft, self._window, now=now)
-        attachment = session_rows.stored_attachment(connection_id, fencing_epoch)
+        attachment = session_rows.stored_attachment(*attached)
         return AppendedChange(session_id, stream, event, attachment, replaced)
 
     async def read(

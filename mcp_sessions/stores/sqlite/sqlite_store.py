@@ -51,12 +51,12 @@ from collections.abc import Collection, Sequence
 
 from mcp_sessions.core.life import (
     Admission,
-    Life,
     admission,
     asleep_by,
-    end_of_life,
+    has_come,
     idle_time,
-    longest_life,
+    new_life,
+    unused_by,
 )
 from mcp_sessions.core.request_keys import KeyUse
 from mcp_sessions.core.states import Mode
@@ -100,13 +100,11 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         session_id: SessionId | None = None,
     ) -> SessionRecord:
         check_peer(peer, self._policy)
-        lifetime = longest_life(mode, self._policy)
-        ends_at = end_of_life(mode, now=now, max_lifetime=lifetime)
         record = SessionRecord(
             session_id or mint_session_id(),
             mode,
             principal,
-            Life(now, self._cache.deadline(mode, now, ends_at), ends_at),
+            new_life(mode, now=now, policy=self._policy),
             SessionClient(peer),
         )
         record.is_new = True
@@ -114,7 +112,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
 
     async def load(self, session_id: SessionId, *, now: float) -> SessionRecord | None:
         record = await self._cache.find(session_id)
-        return record if record is not None and now < record.life.expires_at else None
+        return None if record is None or has_come(record.life.expires_at, now) else record
 
     async def admit(
         self,
@@ -162,7 +160,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         admitted = await self._writer.call(work, short=True)
         if admitted is not None and not admitted.displaced:
             known = self._cache.known(session_id)
-            if known is not None or record.life.expires_at < deadline:
+            if known is not None or not has_come(deadline, record.life.expires_at):
                 self._cache.move_deadline(session_id, known or record, now)
         return admitted
 
@@ -171,7 +169,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
             record = await self._cache.find(session_id)
             # A touched session was in use until now. So its idle deadline cannot have passed; the
             # absolute one can.
-            if record is not None and now < record.life.ends_at:
+            if record is not None and not has_come(record.life.ends_at, now):
                 self._cache.move_deadline(session_id, record, now)
 
     async def end(self, session_id: SessionId) -> SessionRecord | None:
@@ -205,14 +203,14 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         opened: bool,
     ) -> Sequence[SessionRecord]:
         asleep, idle = asleep_by(now, self._policy), idle_time(Mode.TRANSPORT, self._policy)
-        latest = now - unused_for + idle
+        latest = unused_by(Mode.TRANSPORT, now, unused_for, self._policy)
         return await self._evict(
-            f"(mode IN ({session_rows.SLEEPERS}) AND expires_at <= ?"
-            " OR mode = ? AND expires_at <= ? AND owner = ?"
+            f"(mode IN ({session_rows.SLEEPERS}) AND {session_rows.DUE}"
+            f" OR mode = ? AND {session_rows.DUE} AND owner = ?"
             " AND current_id IS NULL AND (? OR NOT stream_opened)"
             " AND NOT EXISTS (SELECT 1 FROM subscriptions WHERE sid = s.sid)"
             " AND NOT EXISTS (SELECT 1 FROM carried WHERE sid = s.sid))"
-            " ORDER BY expires_at > ?, expires_at - created_at > ?, expires_at",
+            f" ORDER BY NOT {session_rows.DUE}, expires_at - created_at > ?, expires_at",
             (
                 *(
                     asleep,
@@ -238,10 +236,10 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
         limit: int,
     ) -> Sequence[SessionRecord]:
         asleep = asleep_by(now, self._policy)
-        latest = now - unused_for + idle_time(Mode.CONVERSATION, self._policy)
+        latest = unused_by(Mode.CONVERSATION, now, unused_for, self._policy)
         return await self._evict(
-            f"owner = ? AND (mode = ? AND expires_at <= ? OR mode IN ({session_rows.SLEEPERS})"
-            " AND expires_at <= ?) ORDER BY expires_at",
+            f"owner = ? AND (mode = ? AND {session_rows.DUE}"
+            f" OR mode IN ({session_rows.SLEEPERS}) AND {session_rows.DUE}) ORDER BY expires_at",
             (session_rows.owner_bytes(principal), Mode.CONVERSATION.value, latest, asleep),
             latest=max(asleep, latest),
             held=held,
@@ -298,7 +296,7 @@ class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
             session_rows.move_deadlines(tx, moved)
             rows = tx.execute(
                 "SELECT session_id FROM sessions AS s"
-                f" WHERE expires_at <= ? AND expires_at < ends_at AND {which} LIMIT ?",
+                f" WHERE {session_rows.DUE} AND {session_rows.IDLE_ENDS_FIRST} AND {which} LIMIT ?",
                 (latest, *values, limit + len(spared)),
             ).fetchall()
             going = [SessionId(session_id) for (session_id,) in rows if session_id not in spared]
@@ -374,7 +372,7 @@ def _add_asleep(
     """
     rows = tx.execute(
         f"SELECT expires_at, sid, {_SIZE} FROM sessions AS s WHERE (expires_at, sid) < (?, ?)"
-        " AND expires_at < ends_at ORDER BY expires_at DESC, sid DESC LIMIT ?",
+        f" AND {session_rows.IDLE_ENDS_FIRST} ORDER BY expires_at DESC, sid DESC LIMIT ?",
         (*before, _AT_ONCE),
     ).fetchall()
     for deadline, sid, held in rows:

@@ -1,10 +1,11 @@
 -- needs: session keys
 -- KEYS: a session; after it, if there is one, what may be its current session, into which the request
 -- is let as well then
--- ARGV: owner, now; of each session: mode, idle, held, fencing epoch (empty: any), what changed the
--- subscriptions that are known, whether the client's description is known; and of a request with a
--- key, which is the last session's: key, its cost, digest, runner, scopes, most bytes of keys,
--- lifetime of keys, run, run whose place it takes (empty: none)
+-- ARGV: owner, now; of each session: mode, its idle deadline from now on, the deadline that counts
+-- ('expires' or 'ends'), fencing epoch (empty: any), what changed the subscriptions that are known,
+-- whether the client's description is known; and of a request with a key, which is the last
+-- session's: key, its cost, digest, runner, scopes, most bytes of keys, lifetime of keys, run, run
+-- whose place it takes (empty: none)
 --
 -- The order of the questions is that of core/life.py: the owner first (SES10).
 local owner, now = ARGV[1], tonumber(ARGV[2])
@@ -12,14 +13,12 @@ local OF_EACH = 6
 
 -- Lets the request into one session, of which ARGV tells from a place on.
 local function admit(at, epoch, has_key)
-    local mode, idle = ARGV[at], tonumber(ARGV[at + 1])
-    local found = record(ARGV[at + 4], ARGV[at + 5])
+    local mode, found = ARGV[at], record(ARGV[at + 4], ARGV[at + 5])
     if not found then
         return false
     end
     local fields = found[1]
-    local ends = seconds(fields[7])
-    if fields[3] ~= owner or now >= (ARGV[at + 2] == '1' and ends or seconds(fields[6])) then
+    if fields[3] ~= owner or has_come(fields[DEADLINES[ARGV[at + 2]]], now) then
         return false
     end
     if fields[2] ~= mode then
@@ -33,7 +32,7 @@ local function admit(at, epoch, has_key)
     if epoch ~= '' and epoch ~= fields[9] then
         return { 'displaced', found }
     end
-    fields[6] = move_deadline(now, idle, ends)
+    fields[DEADLINES.expires] = move_deadline(now, ARGV[at + 1], fields[DEADLINES.ends])
     -- The place of one that slept has to be moved.
     local woken = redis.call('HDEL', base, 'slept') == 1 and redis.call('HGET', base, 'member')
     local key = 3 + OF_EACH * #KEYS

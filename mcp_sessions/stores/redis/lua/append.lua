@@ -3,7 +3,7 @@
 -- there are (three digits)
 local ends = redis.call('HGET', base, 'ends')
 local stream, now, flags = ARGV[1], tonumber(ARGV[2]), ARGV[11]
-if not ends or now >= seconds(ends) then
+if not ends or has_come(ends, now) then
     return false
 end
 ends = seconds(ends)

@@ -51,7 +51,7 @@ end
 local function tell()
     local fields = redis.call('HMGET', base, 'id', 'mode', 'ends', 'lists', 'conn', 'fence')
     local id, mode, ends = fields[1], fields[2], fields[3]
-    if not id or now >= seconds(ends) then
+    if not id or has_come(ends, now) then
         return 'gone'
     end
     if not entitled(mode, fields[4]) then

@@ -5,7 +5,7 @@
 -- As core/attachment.py: the newest attachment is the only one (ATT1, TKO1).
 local fields = redis.call('HMGET', base, 'ends', 'conn', 'fence', 'maker', 'waits')
 local now = tonumber(ARGV[4])
-if not fields[1] or now >= seconds(fields[1]) or (ARGV[3] == '1' and fields[2]) then
+if not fields[1] or has_come(fields[1], now) or (ARGV[3] == '1' and fields[2]) then
     return false
 end
 local ends = seconds(fields[1])

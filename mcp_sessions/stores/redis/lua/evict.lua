@@ -5,20 +5,20 @@ local times = redis.call('HMGET', base, 'expires', 'ends', 'mode', 'owner', 'cur
 if not times[1] then
     return { 'gone' }
 end
-local expires, ends, mode = seconds(times[1]), seconds(times[2]), times[3]
-local latest, asleep = seconds(ARGV[1]), seconds(ARGV[2])
-if expires > math.max(latest, asleep) then
-    return { 'later', times[1] }
+local expires, ends, mode = times[1], times[2], times[3]
+local is_asleep, is_unused = has_come(expires, ARGV[2]), has_come(expires, ARGV[1])
+if not (is_asleep or is_unused) then
+    return { 'later', expires }
 end
 
 local function goes()
     if ARGV[4] == '2' then
-        return expires <= asleep
+        return is_asleep
     end
-    if (mode == 'transport' or mode == 'protocol') and expires <= asleep then
+    if (mode == 'transport' or mode == 'protocol') and is_asleep then
         return ARGV[4] == '0' or times[4] == ARGV[3]
     end
-    if times[4] ~= ARGV[3] or expires > latest then
+    if times[4] ~= ARGV[3] or not is_unused then
         return false
     end
     if ARGV[4] == '1' then
@@ -29,7 +29,7 @@ local function goes()
 end
 
 -- Where the lifetime ends first, nobody knows when it was used.
-if expires >= ends or not goes() then
+if has_come(ends, expires) or not goes() then
     return { 'kept' }
 end
 local found, tokens = record(), redis.call('HGETALL', base .. ':u')

@@ -1,16 +1,15 @@
 -- needs: session
--- ARGV: now, held
-local now = tonumber(ARGV[1])
-local times = redis.call('HMGET', base, 'expires', 'ends', 'idle')
-if not times[1] then
+-- ARGV: now, the deadline that counts ('expires' or 'ends'), then each mode and its idle deadline from
+-- now on
+local now = ARGV[1]
+local counts, expires, ends, mode = unpack(
+    redis.call('HMGET', base, ARGV[2], 'expires', 'ends', 'mode'))
+if not counts then
     return { 'gone' }
 end
-local expires, ends = seconds(times[1]), seconds(times[2])
-if expires > now then
-    return { 'later', times[1] }
-end
-if ARGV[2] == '1' and ends > now then
-    return { 'later', move_deadline(now, tonumber(times[3]), ends) }
+if not has_come(counts, now) then
+    local deadline = has_come(expires, now) and deadline_for(mode, 3)
+    return { 'later', deadline and move_deadline(tonumber(now), deadline, ends) or expires }
 end
 local found = record()
 local tokens = redis.call('HGETALL', base .. ':u')

@@ -5,11 +5,11 @@ local times = redis.call('HMGET', base, 'expires', 'ends', 'mode')
 if not times[1] then
     return false
 end
-local expires, ends, mode = seconds(times[1]), seconds(times[2]), times[3]
-if expires > seconds(ARGV[2]) then
-    return times[1]
+local expires, ends, mode = times[1], times[2], times[3]
+if not has_come(expires, ARGV[2]) then
+    return expires
 end
-if expires >= ends or mode ~= 'transport' and mode ~= 'protocol' then
+if has_come(ends, expires) or mode ~= 'transport' and mode ~= 'protocol' then
     return false
 end
 for _, field in ipairs(redis.call('HKEYS', base)) do
@@ -22,7 +22,7 @@ end
 redis.call('UNLINK', base .. ':r')
 redis.call('HSET', base, 'slept', '1')
 for _, stream in ipairs({ 'events', 'get' }) do
-    local log = open_log(stream, ARGV[1], ends)
+    local log = open_log(stream, ARGV[1], seconds(ends))
     if log and log.count > 0 then
         redis.call('UNLINK', log.events, log.by_key)
         log.floor, log.evicted = log.head, log.head

@@ -3,7 +3,7 @@
 -- window (3), payload, key, whether it has one
 -- As core/relaying.py: once, and in the order of the session's own log (ATT6).
 local ends, now = redis.call('HGET', base, 'ends'), tonumber(ARGV[6])
-if not ends or now >= seconds(ends) then
+if not ends or has_come(ends, now) then
     return false
 end
 ends = seconds(ends)

@@ -29,6 +29,25 @@ local function seconds(text)
     return tonumber(text)
 end
 
+-- Whether a deadline has come at a moment. No other line of a script compares the two. It is done in
+-- the atomic step, since the request of another replica may have moved the deadline. Which deadline
+-- counts, and when it is, is the rule of core/life.py: scripts get the moment and the new deadline.
+local function has_come(deadline, moment)
+    return seconds(deadline) <= seconds(moment)
+end
+
+-- The deadline that ARGV has for a mode. From a place on, it has each mode and its deadline.
+local function deadline_for(mode, at)
+    for i = at, #ARGV, 2 do
+        if ARGV[i] == mode then
+            return ARGV[i + 1]
+        end
+    end
+end
+
+-- The places of the two deadlines among the fields of a record.
+local DEADLINES = { expires = 6, ends = 7 }
+
 -- All that is known of the session but its logs, keys and data; false: it is not there.
 -- `known`: what changed its subscriptions last, as the caller knows them; they may be many, and are
 -- told only (else: false) if something else did.
@@ -81,18 +100,17 @@ local function share_lifetime(key)
     end
 end
 
--- The idle time begins anew; the new deadline, as text. The rule is that of core/life.py, and both
--- numbers come from there: `idle` with each use, and is kept for who does not know the mode; `ends`
--- when the session was made.
-local function move_deadline(now, idle, ends)
-    if ends == math.huge then
+-- The session was used: its idle deadline is a later one, but never later than `ends`, which is known
+-- here only. The new deadline, as text.
+local function move_deadline(now, deadline, ends)
+    local expires = math.min(seconds(deadline), seconds(ends))
+    if expires == math.huge then
         return 'inf'
     end
-    local expires = math.min(now + idle, ends)
-    redis.call('HSET', base, 'expires', exact(expires), 'idle', exact(idle))
+    redis.call('HSET', base, 'expires', exact(expires))
     -- Not every time: there are many keys, and the margin is long.
     local covered = tonumber(redis.call('HGET', base, 'covered') or '-1')
-    if expires > covered + SLACK or covered < 0 then
+    if covered < 0 or not has_come(expires, covered + SLACK) then
         local left = whole((expires - now + MARGIN) * 1000)
         redis.call('HSET', base, 'covered', exact(expires))
         for _, key in ipairs(keys()) do

@@ -5,8 +5,8 @@ local times = redis.call('HMGET', base, 'expires', 'ends')
 if not times[1] then
     return 0
 end
-local expires, ends = seconds(times[1]), seconds(times[2])
-if expires > seconds(ARGV[1]) or expires >= ends then
+local expires, ends = times[1], times[2]
+if not has_come(expires, ARGV[1]) or has_come(ends, expires) then
     return 0
 end
 local bytes = 0

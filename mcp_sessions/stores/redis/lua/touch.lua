@@ -1,8 +1,8 @@
 -- needs: session
--- ARGV: now
-local ends, idle = unpack(redis.call('HMGET', base, 'ends', 'idle'))
-local now = tonumber(ARGV[1])
-if ends and now < seconds(ends) then
-    move_deadline(now, tonumber(idle), seconds(ends))
+-- ARGV: now, then each mode and its idle deadline from now on
+local ends, mode = unpack(redis.call('HMGET', base, 'ends', 'mode'))
+local deadline = deadline_for(mode, 2)
+if deadline and not has_come(ends, ARGV[1]) then
+    move_deadline(tonumber(ARGV[1]), deadline, ends)
 end
 return false
