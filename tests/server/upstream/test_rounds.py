@@ -1,4 +1,7 @@
-"""A handler of a Python server asks clients of the 2026 era: by results that need input."""
+"""A handler of a Python server asks clients of the 2026 era: by results that need input.
+
+What holds for a command as well is in `tests/server/upstream/external/test_peer_in_rounds.py`.
+"""
 
 import asyncio
 import random
@@ -162,30 +165,6 @@ async def test_a_handler_whose_client_does_not_come_back_gets_a_timeout_error() 
         assert error["code"] == UNKNOWN
 
 
-async def test_a_round_opens_nothing_to_others_and_runs_once(w: World) -> None:
-    alice, bob = [
-        ModernClient(await w.carrier_of(user(name)), capabilities=ELICITS)
-        for name in ("alice", "bob")
-    ]
-    session = (await alice.create())["sessionId"]
-    other = (await alice.create())["sessionId"]
-    asked = await alice.send("tools/call", ASK, session=session).result()
-    right = again(asked, TWO, params=ASK)
-    wrong = [
-        bob.send("tools/call", right),
-        alice.send("tools/call", right),
-        alice.send("tools/call", right, session=other),
-        alice.send("tools/call", {**right, "name": "echo"}, session=session),
-        alice.send("tools/call", {**right, "requestState": "mcp-sessions-call:x"}),
-    ]
-    for sent in wrong:
-        assert (await sent.error())["code"] == UNKNOWN
-    copies = [alice.send("tools/call", right, session=session) for _ in range(3)]
-    results = [await sent.result() for sent in copies]
-    assert [text_of(result) for result in results] == ["accept: two"] * 3
-    assert w.box.calls == ["ask"]
-
-
 async def test_a_call_ends_with_its_session() -> None:
     cancelled: list[str] = []
 
@@ -205,20 +184,6 @@ async def test_a_call_ends_with_its_session() -> None:
         assert asked["resultType"] == "input_required"
         await client.send("sessions/delete", {}, session=session).result()
         await until(lambda: cancelled == ["ask_form"], "its handler ended")
-
-
-@pytest.mark.parametrize("limits", [{"max_detached_requests": 1}, {"max_unread_bytes": 400_000}])
-async def test_where_too_many_wait_the_oldest_is_cancelled(limits: Any) -> None:
-    async with world(**limits) as w:
-        client = ModernClient(await w.carrier_of(user("alice")), capabilities=ELICITS)
-        asked = [
-            await client.send("tools/call", ASK, meta={"x.y/z": "m" * 60_000}).result()
-            for _ in range(2)
-        ]
-        error = await client.send("tools/call", again(asked[0], TWO, params=ASK)).error()
-        assert error["code"] == UNKNOWN
-        result = await client.send("tools/call", again(asked[1], TWO, params=ASK)).result()
-        assert text_of(result) == "accept: two"
 
 
 async def test_clients_that_nobody_knows_do_not_end_each_others_calls() -> None:
@@ -344,11 +309,6 @@ async def test_a_tool_that_is_written_for_rounds_passes_through() -> None:
         result = await client.send("tools/call", again(asked, TWO, params=params)).result()
         assert text_of(result) == "done"
         assert box.calls == ["None", own]
-
-
-async def test_a_layer_that_stops_waits_for_nobody_who_was_asked(w: World) -> None:
-    asked = await client_of(w).send("tools/call", ASK).result()
-    assert asked["resultType"] == "input_required", "and it ended"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -182,15 +182,6 @@ async def test_each_session_has_a_process_of_its_own_which_ends_with_it() -> Non
         assert is_alive(pids[1])
 
 
-async def test_a_keyed_call_runs_once_and_is_answered_again(tmp_path: Path) -> None:
-    noted = tmp_path / "calls"
-    async with child_world(options={"env": {"CALLS": str(noted)}}) as w:
-        client = await w.connected()
-        session = (await client.start())["sessionId"]
-        answers = [await client.text("count", meta=keyed("k", session)) for _ in range(2)]
-        assert answers == ["1", "1"] and calls(noted).count("count") == 1
-
-
 async def test_updates_wait_for_who_comes_back_and_the_newest_stands_for_all() -> None:
     async with child_world() as w:
         first = await w.connected()
