@@ -188,73 +188,7 @@ def make_mcpserver(name: str = "notes") -> App:
 
     server = MCPServer[dict[str, Any]](name, version="1.0", lifespan=lifespan)
     app = App("mcpserver", server, Stage())
-
-    @server.tool()
-    async def echo(text: str) -> str:
-        return text
-
-    @server.tool()
-    async def add(a: int, b: int) -> int:
-        return a + b
-
-    @server.tool()
-    async def slow(steps: int, ctx: Context[Any, Any], gate: str = "", last: str = "") -> str:
-        return await app.slow(steps, gate, lambda step: ctx.report_progress(step, steps), last)
-
-    @server.tool()
-    async def ask(question: str, ctx: Context[Any, Any]) -> str:
-        result = await ctx.elicit(question, Answer)
-        return f"{result.action}: {result.data.answer if result.action == 'accept' else ''}"
-
-    @server.tool()
-    async def sample(prompt: str, ctx: Context[Any, Any]) -> str:
-        return await _sample(ctx.session, prompt, ctx.request_id)
-
-    @server.tool()
-    async def roots(ctx: Context[Any, Any]) -> str:
-        return await _roots(ctx.session)
-
-    @server.tool()
-    async def log(text: str, ctx: Context[Any, Any]) -> str:
-        await ctx.info(text)  # pyright: ignore[reportDeprecated]
-        return "logged"
-
-    @server.tool()
-    async def touch(uri: str, ctx: Context[Any, Any]) -> str:
-        app.change(uri)
-        await ctx.notify_resource_updated(uri)
-        return app.read(uri)
-
-    @server.tool()
-    async def close_stream(ctx: Context[Any, Any], gate: str = "") -> str:
-        return await app.close_stream(gate, ctx.close_sse_stream)
-
-    @server.tool()
-    async def background(uri: str, ctx: Context[Any, Any], gate: str = "") -> str:
-        return app.start_background(uri, gate, ctx.session)
-
-    @server.tool()
-    async def session_id() -> str:
-        return _session_id()
-
-    @server.tool()
-    async def remember(text: str) -> str:
-        return await _remember(text)
-
-    @server.resource("note://welcome")
-    def welcome() -> str:
-        return app.read("note://welcome")
-
-    @server.resource("note://{n}")
-    def note(n: str) -> str:
-        return app.read(f"note://{n}")
-
-    @server.prompt()
-    def greet(name: str) -> str:
-        return f"Greet {name}."
-
-    del echo, add, slow, ask, sample, roots, log, touch, close_stream, background, session_id
-    del remember, welcome, note, greet
+    _equip(app, Context[Any, Any])
     return app
 
 
@@ -266,74 +200,78 @@ def make_fastmcp(name: str = "notes") -> App:
 
     server: fastmcp.FastMCP[Any] = fastmcp.FastMCP(name, version="1.0", lifespan=lifespan)
     app = App("fastmcp", server, Stage())
+    _equip(app, fastmcp.Context)
+    return app
 
-    @server.tool
+
+def _equip(app: App, context: object) -> None:
+    """Add the tools, the resources and the prompt to an ``MCPServer`` or a FastMCP server.
+
+    Args:
+        context: The class by which the server knows a tool's ``ctx``.
+    """
+    server: Any = app.server
+
     async def echo(text: str) -> str:
         return text
 
-    @server.tool
     async def add(a: int, b: int) -> int:
         return a + b
 
-    @server.tool
-    async def slow(steps: int, ctx: fastmcp.Context, gate: str = "") -> str:
-        return await app.slow(steps, gate, lambda step: ctx.report_progress(step, steps))
+    async def slow(steps: int, ctx: Any, gate: str = "", last: str = "") -> str:
+        return await app.slow(steps, gate, lambda step: ctx.report_progress(step, steps), last)
 
-    @server.tool
-    async def ask(question: str, ctx: fastmcp.Context) -> str:
+    async def ask(question: str, ctx: Any) -> str:
         result = await ctx.elicit(question, Answer)
         return f"{result.action}: {result.data.answer if result.action == 'accept' else ''}"
 
-    @server.tool
-    async def sample(prompt: str, ctx: fastmcp.Context) -> str:
+    async def sample(prompt: str, ctx: Any) -> str:
         return await _sample(ctx.session, prompt, ctx.request_id)
 
-    @server.tool
-    async def roots(ctx: fastmcp.Context) -> str:
+    async def roots(ctx: Any) -> str:
         return await _roots(ctx.session)
 
-    @server.tool
-    async def log(text: str, ctx: fastmcp.Context) -> str:
+    async def log(text: str, ctx: Any) -> str:
         await ctx.info(text)
         return "logged"
 
-    @server.tool
-    async def touch(uri: str) -> str:
+    async def touch(uri: str, ctx: Any) -> str:
         app.change(uri)
-        await app.publish(uri)
+        await (ctx.notify_resource_updated if app.kind == "mcpserver" else app.publish)(uri)
         return app.read(uri)
 
-    @server.tool
-    async def close_stream(ctx: fastmcp.Context, gate: str = "") -> str:
+    async def close_stream(ctx: Any, gate: str = "") -> str:
         return await app.close_stream(gate, ctx.close_sse_stream)
 
-    @server.tool
-    async def background(uri: str, ctx: fastmcp.Context, gate: str = "") -> str:
+    async def background(uri: str, ctx: Any, gate: str = "") -> str:
         return app.start_background(uri, gate, ctx.session)
 
-    @server.tool
     async def session_id() -> str:
         return _session_id()
 
-    @server.tool
     async def remember(text: str) -> str:
         return await _remember(text)
 
-    @server.resource("note://welcome")
     def welcome() -> str:
         return app.read("note://welcome")
 
-    @server.resource("note://{n}")
     def note(n: str) -> str:
         return app.read(f"note://{n}")
 
-    @server.prompt
     def greet(name: str) -> str:
         return f"Greet {name}."
 
-    del echo, add, slow, ask, sample, roots, log, touch, close_stream, background, session_id
-    del remember, welcome, note, greet
-    return app
+    tools: list[Callable[..., Any]] = [
+        *(echo, add, slow, ask, sample, roots, log, touch, close_stream, background),
+        *(session_id, remember),
+    ]
+    for tool in tools:
+        if "ctx" in tool.__annotations__:
+            tool.__annotations__["ctx"] = context
+        server.tool()(tool)
+    server.resource("note://welcome")(welcome)
+    server.resource("note://{n}")(note)
+    server.prompt()(greet)
 
 
 _Ctx = ServerRequestContext[dict[str, Any], Any]
