@@ -43,7 +43,7 @@ from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.dispatch.stages.audited import Audited
-from mcp_sessions.server.dispatch.stages.conversation_stage import Conversation
+from mcp_sessions.server.dispatch.stages.conversation_stage import ConversationStage
 from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, LearnedTools
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
@@ -251,7 +251,7 @@ class Assembly:
             session=session,
             serving=peers,
             idempotency=keys if self.remembers else None,
-            conversation=Conversation(conversations) if conversations is not None else None,
+            conversation=ConversationStage(conversations) if conversations is not None else None,
             handles=handles,
         )
 

@@ -24,7 +24,7 @@ LEEWAY: Final = 60.0
 _LOG_EVERY: Final = 60.0
 
 
-class Refused(Exception):
+class TokenRefused(Exception):
     """A token is not good; the text says why, without the token."""
 
 
@@ -41,18 +41,20 @@ def credential_of(claims: Mapping[str, Any], issuer: str, now: float) -> Credent
         now: Seconds since 1970.
 
     Raises:
-        Refused: The token is expired, not valid yet, bound to a key, or names no subject.
+        TokenRefused: The token is expired, not valid yet, bound to a key, or names no subject.
     """
     expires, begins = _time(claims, "exp"), _time(claims, "nbf")
     if expires is not None and expires + LEEWAY <= now:
-        raise Refused(f"it expired {now - expires:.0f} s ago by the clock of this machine")
+        raise TokenRefused(f"it expired {now - expires:.0f} s ago by the clock of this machine")
     if begins is not None and begins - LEEWAY > now:
-        raise Refused(f"it is not valid for {begins - now:.0f} s yet by the clock of this machine")
+        raise TokenRefused(
+            f"it is not valid for {begins - now:.0f} s yet by the clock of this machine"
+        )
     if "cnf" in claims:
-        raise Refused("it is bound to a key of its client (cnf), which is not supported")
+        raise TokenRefused("it is bound to a key of its client (cnf), which is not supported")
     subject: Any = claims.get("sub")
     if not isinstance(subject, str) or not subject:
-        raise Refused("it has no subject (sub)")
+        raise TokenRefused("it has no subject (sub)")
     clients = (claims.get(each) for each in ("client_id", "azp", "cid"))
     client = next((each for each in clients if isinstance(each, str) and each), None)
     ends = expires + LEEWAY if expires is not None else None
@@ -64,7 +66,7 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e12:
-        raise Refused(f"its {name} is no number of seconds")
+        raise TokenRefused(f"its {name} is no number of seconds")
     return float(value)
 
 

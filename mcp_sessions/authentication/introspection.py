@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 from urllib.parse import quote_plus
 
-from mcp_sessions.authentication.claims import RefusalLog, Refused, audiences_of, credential_of
+from mcp_sessions.authentication.claims import RefusalLog, TokenRefused, audiences_of, credential_of
 from mcp_sessions.authentication.credential import CannotVerify, Credential
 from mcp_sessions.authentication.fetching import FetchFailed, post_form
 from mcp_sessions.authentication.key_file import id_of
@@ -131,22 +131,22 @@ class Introspection:
         self._is_away = False
         try:
             return self._credential(answer)
-        except Refused as refused:
+        except TokenRefused as refused:
             self._log.say(str(refused), self._clock())
             return None
 
     def _credential(self, answer: Mapping[str, Any]) -> Credential:
         if not answer["active"]:
-            raise Refused("the authorization server says that it is not active")
+            raise TokenRefused("the authorization server says that it is not active")
         if answer.get("iss", self._issuer) != self._issuer:
-            raise Refused("its issuer (iss) is not the one that this server accepts")
+            raise TokenRefused("its issuer (iss) is not the one that this server accepts")
         given: Any = answer.get("aud")
         named = cast("list[Any]", given) if isinstance(given, list) else [given]
         if not any(each in self._audiences for each in named):
-            raise Refused("its audience (aud) is not the one of this server")
+            raise TokenRefused("its audience (aud) is not the one of this server")
         kind, use = answer.get("token_type"), answer.get("token_use")
         if isinstance(kind, str) and kind.lower() not in ("bearer", "access_token"):
-            raise Refused("its token_type is not Bearer")
+            raise TokenRefused("its token_type is not Bearer")
         if use not in (None, "access_token"):
-            raise Refused("its token_use is not access_token")
+            raise TokenRefused("its token_use is not access_token")
         return credential_of(answer, self._issuer, self._clock())

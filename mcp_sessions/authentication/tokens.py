@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from mcp_sessions.authentication.claims import RefusalLog, Refused, audiences_of, credential_of
+from mcp_sessions.authentication.claims import RefusalLog, TokenRefused, audiences_of, credential_of
 from mcp_sessions.authentication.credential import Credential
 from mcp_sessions.authentication.issuer import ALGORITHMS, Issuer
 
@@ -61,7 +61,7 @@ class Tokens:
             del self._known[name]
         try:
             credential = await self._verified(token)
-        except Refused as refused:
+        except TokenRefused as refused:
             self._log.say(str(refused), now)
             return None
         self._known[name] = (self._issuer.generation, credential)
@@ -76,17 +76,17 @@ class Tokens:
             # It would read all of the token, which is read below.
             header = jwt.get_unverified_header(f"{token.partition('.')[0]}..")
         except (jwt.PyJWTError, ValueError, RecursionError):
-            raise Refused("it is no JWT; opaque tokens need introspection") from None
+            raise TokenRefused("it is no JWT; opaque tokens need introspection") from None
         algorithm, kid = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in _ALLOWED:
-            raise Refused("its signature algorithm is not accepted here")
+            raise TokenRefused("its signature algorithm is not accepted here")
         if "crit" in header:
-            raise Refused("its header has an extension (crit), and none is supported")
+            raise TokenRefused("its header has an extension (crit), and none is supported")
         if kid is not None and not isinstance(kid, str):
-            raise Refused("it is no JWT; opaque tokens need introspection")
+            raise TokenRefused("it is no JWT; opaque tokens need introspection")
         key = await self._issuer.key(kid, algorithm)
         if key is None:
-            raise Refused("the issuer publishes no such key as the one that signed it")
+            raise TokenRefused("the issuer publishes no such key as the one that signed it")
         try:
             claims = jwt.decode(
                 token,
@@ -103,12 +103,12 @@ class Tokens:
                 },
             )
         except jwt.InvalidAudienceError:
-            raise Refused("its audience (aud) is not the one of this server") from None
+            raise TokenRefused("its audience (aud) is not the one of this server") from None
         except jwt.InvalidIssuerError:
-            raise Refused("its issuer (iss) is not the one that this server accepts") from None
+            raise TokenRefused("its issuer (iss) is not the one that this server accepts") from None
         except jwt.InvalidSignatureError:
-            raise Refused("its signature is wrong") from None
+            raise TokenRefused("its signature is wrong") from None
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as wrong:
-            raise Refused(f"it cannot be read ({type(wrong).__name__})") from None
+            raise TokenRefused(f"it cannot be read ({type(wrong).__name__})") from None
         # It may have waited for the issuer.
         return credential_of(claims, self._issuer.url, self._clock())

@@ -45,7 +45,7 @@ _WIDTH = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class CheckedEndpoint:
     path: str
     store: SessionStore
     store_name: str
@@ -69,7 +69,7 @@ class Steps:
     listen: Callable[[], socket.socket | None]
     """None: the start serves standard input and output."""
 
-    served: Callable[[], Sequence[Served]]
+    served: Callable[[], Sequence[CheckedEndpoint]]
 
 
 class Report:
@@ -91,7 +91,7 @@ def check(options: argparse.Namespace, steps: Steps) -> int:
     _say_address(report, options, steps)
     if options.audit not in (None, "-"):
         _say_audit(report, options.audit)
-    served: Sequence[Served] = ()
+    served: Sequence[CheckedEndpoint] = ()
     try:
         served = steps.served()
         if served and not (options.stdio and options.port is None):
@@ -182,7 +182,9 @@ def _say_certificate(report: Report, options: argparse.Namespace) -> None:
     report.say("tls", f"certificate for {names}, until {facts.until:%Y-%m-%d}")
 
 
-def _say_access(report: Report, options: argparse.Namespace, served: Sequence[Served]) -> None:
+def _say_access(
+    report: Report, options: argparse.Namespace, served: Sequence[CheckedEndpoint]
+) -> None:
     if not served:
         return
     try:
@@ -201,7 +203,9 @@ def _say_audit(report: Report, path: str) -> None:
         report.wrong("audit", f"{location} cannot be written: look at its permissions")
 
 
-async def _reach_all(report: Report, options: argparse.Namespace, served: Sequence[Served]) -> None:
+async def _reach_all(
+    report: Report, options: argparse.Namespace, served: Sequence[CheckedEndpoint]
+) -> None:
     await _say_issuer(report, options)
     if served:
         _say_limits(report, served[0].policy)
@@ -242,7 +246,7 @@ def _say_limits(report: Report, policy: SessionPolicy) -> None:
     report.say("", f"connections: {connections}")
 
 
-async def _say_store(report: Report, options: argparse.Namespace, served: Served) -> None:
+async def _say_store(report: Report, options: argparse.Namespace, served: CheckedEndpoint) -> None:
     store = served.store
     if options.workers is not None and store.remembers and store.exchange is None:
         report.wrong("store", f"{served.store_name} cannot be shared: --workers needs redis://...")
@@ -253,7 +257,7 @@ async def _say_store(report: Report, options: argparse.Namespace, served: Served
         report.wrong("store", failed)
 
 
-async def _start(served: Served) -> Mapping[str, Any] | UpstreamError | None:
+async def _start(served: CheckedEndpoint) -> Mapping[str, Any] | UpstreamError | None:
     """Start a server outside of this process, and return its answer or why it failed. None: it is
     in this process.
     """
@@ -272,7 +276,7 @@ async def _start(served: Served) -> Mapping[str, Any] | UpstreamError | None:
 
 
 def _say_started(
-    report: Report, served: Served, outcome: Mapping[str, Any] | UpstreamError | None
+    report: Report, served: CheckedEndpoint, outcome: Mapping[str, Any] | UpstreamError | None
 ) -> None:
     server = served.external
     if server is None:

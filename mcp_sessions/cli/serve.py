@@ -95,14 +95,14 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from mcp_sessions.cli.check import Served, Steps, check
+    from mcp_sessions.cli.check import CheckedEndpoint, Steps, check
 
     def listen() -> socket.socket | None:
         if options.stdio and options.port is None:
             return None
         return listening_socket(options.host, _port(options))
 
-    def served() -> list[Served]:
+    def served() -> list[CheckedEndpoint]:
         if options.config is None:
             layer, store = _layer(options)
             own, lock = external_server(options), layer.authenticates
@@ -111,7 +111,9 @@ def _check(options: argparse.Namespace) -> int:
                 path, host, security = options.path, options.host, _security(options)
                 return layer.asgi_app(path, host=host, security=security).guards
 
-            return [Served(options.path, layer.store, store, layer.policy, own, lock, guards)]
+            return [
+                CheckedEndpoint(options.path, layer.store, store, layer.policy, own, lock, guards)
+            ]
         from mcp_sessions.cli.serve_config import layer_maker, served_of
 
         named = options.store or DEFAULT_STORE

@@ -24,7 +24,7 @@ from functools import partial
 from mcp_sessions.assembly import DRAIN_DELAY, Assembly
 from mcp_sessions.cli.access import SERVER, authenticating
 from mcp_sessions.cli.arguments import INTERRUPTED
-from mcp_sessions.cli.check import Served
+from mcp_sessions.cli.check import CheckedEndpoint
 from mcp_sessions.cli.config_file import servers_of
 from mcp_sessions.cli.external import given_options
 from mcp_sessions.conversations import Conversations
@@ -169,11 +169,11 @@ def served_of(
     make: Callable[[str, ExternalServer], Assembly],
     store_name: str,
     security: SecuritySettings | None,
-) -> list[Served]:
+) -> list[CheckedEndpoint]:
     layers = layers_of(options, make)
     servers = servers_of(options.config, given_options(options))
     return [
-        Served(
+        CheckedEndpoint(
             path,
             layer.store,
             store_name.replace(SERVER, name),

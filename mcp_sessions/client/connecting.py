@@ -9,7 +9,7 @@ import anyio
 from mcp_sessions.client.dialer import Dialer, Event, Failed, Failure, Link
 from mcp_sessions.client.known_server import Peer
 from mcp_sessions.client.state import Runtime
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import FailureCause
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class Connector:
                 await self._runtime.tasks.start(link.run, self._on_event)
         except TimeoutError:
             text = f"{link.name}: no connection within {timeout:g} s"
-            raise Failed(Failure(Cause.SILENT, text)) from None
+            raise Failed(Failure(FailureCause.SILENT, text)) from None
         self._dialers[link] = dialer
         return link
 

@@ -18,11 +18,11 @@ from mcp_sessions import method_names
 from mcp_sessions.client import rpc
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link
 from mcp_sessions.client.known_server import Peer
-from mcp_sessions.client.own_requests import Exchanges, Refused
+from mcp_sessions.client.own_requests import Exchanges, RequestRefused
 from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.messages import INSTANCE_META, SESSION_META
-from mcp_sessions.core.resume import AWAY, NEVER_RAN, Cause, EventId, Step, after_status
+from mcp_sessions.core.resume import AWAY, NEVER_RAN, EventId, FailureCause, Step, after_status
 from mcp_sessions.errors import METHOD_NOT_FOUND, SESSION_NOT_FOUND
 from mcp_sessions.ids import digest
 
@@ -66,13 +66,13 @@ class SessionControl:
             return False
         try:
             result = await self._ask(link, method_names.INITIALIZE, peer.initialize)
-        except Refused as refused:
+        except RequestRefused as refused:
             text = f"{link.name}: initialize was refused"
-            failure = Failure(Cause.STATUS, text, error=refused.error)
+            failure = Failure(FailureCause.STATUS, text, error=refused.error)
             raise Failed(failure) from None
         if result.get("protocolVersion") != peer.protocol_version:
             text = f"{link.name}: the server speaks another protocol version than before"
-            raise Failed(Failure(Cause.STATUS, text))
+            raise Failed(Failure(FailureCause.STATUS, text))
         peer.learn(result)
         link.configure(peer.settings())
         headers = {"mcp-protocol-version": peer.protocol_version or ""}
@@ -87,7 +87,7 @@ class SessionControl:
         """
         try:
             self._peer.learn(await self._ask(link, method_names.DISCOVER, {}))
-        except Refused:
+        except RequestRefused:
             self._peer.note_no_sessions()
 
     async def _look_for_server(self, link: Link) -> None:
@@ -101,7 +101,7 @@ class SessionControl:
             return
         try:
             await self._ask(link, method_names.DISCOVER, {})
-        except Refused as refused:
+        except RequestRefused as refused:
             logger.debug("%s: %s", method_names.DISCOVER, refused)
 
     async def take_up(self, link: Link) -> ResumeOutcome:
@@ -180,10 +180,10 @@ class SessionControl:
         while True:
             try:
                 return await self._ask(link, method_names.RESUME_SESSION, params)
-            except Refused as refused:
+            except RequestRefused as refused:
                 if refused.code in (SESSION_NOT_FOUND, METHOD_NOT_FOUND):
                     return None
-                failure = Failure(Cause.STATUS, str(refused), error=refused.error)
+                failure = Failure(FailureCause.STATUS, str(refused), error=refused.error)
                 raise Failed(failure) from None
             except Failed as failed:
                 failure = failed.failure
@@ -218,7 +218,7 @@ class SessionControl:
         served (TKO13).
         """
         was_refused = failure.is_answer or failure.status in NEVER_RAN
-        if failure.cause is not Cause.UNREACHABLE and not was_refused:
+        if failure.cause is not FailureCause.UNREACHABLE and not was_refused:
             self._peer.attempts.gave_up(now=self._runtime.clock())
 
     async def restart(self, link: Link) -> ResumeOutcome:
@@ -276,9 +276,9 @@ class SessionControl:
     async def _ask_quietly(self, link: Link, method: str, params: Json | None) -> Json | None:
         try:
             return await self._ask(link, method, params)
-        except Refused as refused:
+        except RequestRefused as refused:
             if rpc.says_not_begun(refused.error):
-                failure = Failure(Cause.STATUS, str(refused), error=refused.error)
+                failure = Failure(FailureCause.STATUS, str(refused), error=refused.error)
                 raise Failed(failure) from None
             logger.debug("%s: %s", method, refused)
             return None
@@ -296,7 +296,7 @@ class SessionControl:
         for uri in list(self._peer.subscribed):
             try:
                 await self._exchanges.ask(link, method_names.SUBSCRIBE, {"uri": uri, **named})
-            except Refused as refused:
+            except RequestRefused as refused:
                 logger.info("a subscription could not be restored: %s", refused)
 
     async def end(self, link: Link, *, within: float) -> None:
@@ -315,5 +315,5 @@ class SessionControl:
             else:
                 params = {"_meta": {SESSION_META: session.metadata()}}
                 await self._ask(link, method_names.DELETE_SESSION, params, within)
-        except (Refused, Failed) as error:
+        except (RequestRefused, Failed) as error:
             logger.debug("the session could not be ended: %s", error)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from anyio.abc import TaskStatus
 
 from mcp_sessions.core.messages import RequestId
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import FailureCause
 
 Json = dict[str, Any]
 
@@ -26,7 +26,7 @@ CONNECTION_CLOSED = -32000
 class Failure:
     """The reason why a request has no answer, or why a link ended. The text holds no secret."""
 
-    cause: Cause
+    cause: FailureCause
     explanation: str
     status: int | None = None
     """The HTTP status, or that which says the same; None: neither."""
@@ -47,7 +47,7 @@ class Failure:
     """False: the server said that coming back is of no use."""
 
 
-SHUTTING_DOWN = Failure(Cause.STATUS, "the server is shutting down", status=503)
+SHUTTING_DOWN = Failure(FailureCause.STATUS, "the server is shutting down", status=503)
 """The failure if a server that shuts down refuses a request on an open connection."""
 
 

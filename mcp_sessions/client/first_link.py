@@ -13,7 +13,7 @@ from mcp_sessions.client.recovery import Recovery
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.sending import Sender
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
-from mcp_sessions.core.resume import AWAY, Cause
+from mcp_sessions.core.resume import AWAY, FailureCause
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Opening:
         state = self._state
         if state.phase is not Phase.OPEN or pending.method not in method_names.OPENING:
             return False
-        is_refused = failure.cause is Cause.STATUS and failure.status not in AWAY
+        is_refused = failure.cause is FailureCause.STATUS and failure.status not in AWAY
         if not is_refused or pending.method == method_names.INITIALIZE:
             logger.warning("%s", failure.explanation)
         if is_refused:

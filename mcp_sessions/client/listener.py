@@ -17,12 +17,12 @@ from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import Hopeless, SessionControl
 from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Json, Link
 from mcp_sessions.client.known_server import Peer
-from mcp_sessions.client.own_requests import Refused
+from mcp_sessions.client.own_requests import RequestRefused
 from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.state import ClientState, Phase, Runtime
 from mcp_sessions.core.messages import error_body
-from mcp_sessions.core.resume import Cause, is_away
+from mcp_sessions.core.resume import FailureCause, is_away
 from mcp_sessions.errors import INVALID_REQUEST, SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
@@ -31,14 +31,14 @@ _TOO_LARGE = 413
 """The status of a request that is more than the server takes."""
 
 
-def _is_unreachable(error: Failed | Refused) -> bool:
-    if isinstance(error, Refused):
+def _is_unreachable(error: Failed | RequestRefused) -> bool:
+    if isinstance(error, RequestRefused):
         return rpc.says_not_begun(error.error)
     return is_away(error.failure.cause, error.failure.status)
 
 
-def _failure_of(error: Failed | Refused) -> Failure:
-    return SHUTTING_DOWN if isinstance(error, Refused) else error.failure
+def _failure_of(error: Failed | RequestRefused) -> Failure:
+    return SHUTTING_DOWN if isinstance(error, RequestRefused) else error.failure
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +76,7 @@ class Listener:
                     await self._listen_on(link)
                 except Hopeless:
                     return
-                except (Failed, Refused) as error:
+                except (Failed, RequestRefused) as error:
                     logger.info("listening failed: %s", error)
                     listens.cut()
                     if self._peer.session is None:
@@ -96,7 +96,7 @@ class Listener:
             # Our own resume would take the session from it, and it would say so.
             if not listens.is_answered:
                 self._control.gave_up_on_attempt(
-                    Failure(Cause.CLOSED, "the client opened it again")
+                    Failure(FailureCause.CLOSED, "the client opened it again")
                 )
             link.abandon(listens.wire_id)
             listens.cut()
@@ -145,7 +145,7 @@ class Listener:
             error = failure.error or error_body(INVALID_REQUEST, failure.explanation)
             if largest is not None:
                 await self._app.answer(largest, error["code"], error["message"], error.get("data"))
-        is_lost = was_open or failure.cause is Cause.UNREACHABLE
+        is_lost = was_open or failure.cause is FailureCause.UNREACHABLE
         if link is not None and is_lost and is_away(failure.cause, failure.status):
             # One that never opened may be what this path does not let through: that alone is no
             # reason to leave a connection on which calls are answered.

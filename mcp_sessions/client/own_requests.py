@@ -9,11 +9,11 @@ import anyio
 
 from mcp_sessions.client import stamping
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.errors import INTERNAL_ERROR
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server answered a request of ours with an error."""
 
     def __init__(self, error: Json) -> None:
@@ -61,7 +61,7 @@ class Exchanges:
         """The result of a request of ours.
 
         Raises:
-            Refused: The server answered with an error.
+            RequestRefused: The server answered with an error.
             Failed: There is no answer, or there was none in time.
         """
         self._count += 1
@@ -75,7 +75,7 @@ class Exchanges:
                 await waiter.done.wait()
         except TimeoutError:
             text = f"{link.name}: no answer to {method} within {seconds:g} s"
-            raise Failed(Failure(Cause.SILENT, text)) from None
+            raise Failed(Failure(FailureCause.SILENT, text)) from None
         finally:
             del self._open[request_id]
             if waiter.outcome is None:
@@ -83,10 +83,10 @@ class Exchanges:
         outcome = cast("Json | Failure", waiter.outcome)
         if isinstance(outcome, Failure):
             if outcome.is_answer and outcome.error is not None and not outcome.says_session:
-                raise Refused(outcome.error)
+                raise RequestRefused(outcome.error)
             raise Failed(outcome)
         if "error" in outcome:
-            raise Refused(cast("Json", outcome["error"]))
+            raise RequestRefused(cast("Json", outcome["error"]))
         return cast("Json", outcome.get("result") or {})
 
     def answered(self, message: Json) -> bool:

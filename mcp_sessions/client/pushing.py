@@ -18,8 +18,8 @@ from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.connecting import Connector
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link, LinkSettings
 from mcp_sessions.client.known_server import Peer
-from mcp_sessions.client.own_requests import Exchanges, Refused
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.client.own_requests import Exchanges, RequestRefused
+from mcp_sessions.core.resume import FailureCause
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Pushing:
         pushed = await self._connector.connect(self._connector.dialer_of(link))
         try:
             await self._shake_hands(pushed)
-        except Refused as refused:
+        except RequestRefused as refused:
             logger.warning("%s pushes no events of sessions: %s", link.name, refused)
             self._is_refused = True
             await pushed.close(leave=True)
@@ -75,13 +75,17 @@ class Pushing:
             result = await self._exchanges.ask(link, method_names.INITIALIZE, params)
         except Failed as failed:
             error = failed.failure.error
-            if failed.failure.cause is Cause.STATUS and error and failed.failure.status == 400:
-                raise Refused(error) from None
+            if (
+                failed.failure.cause is FailureCause.STATUS
+                and error
+                and failed.failure.status == 400
+            ):
+                raise RequestRefused(error) from None
             raise
         version = result.get("protocolVersion")
         if not isinstance(version, str):
             text = f"{link.name}: the server agreed on no protocol version"
-            raise Failed(Failure(Cause.STATUS, text))
+            raise Failed(Failure(FailureCause.STATUS, text))
         link.configure(LinkSettings(has_sessions=True, protocol_version=version))
         await link.send(
             rpc.notification(method_names.INITIALIZED), {"mcp-protocol-version": version}

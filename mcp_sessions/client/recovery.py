@@ -28,7 +28,7 @@ from mcp_sessions.client.reattaching import Reattaching
 from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.scouting import ScoutedAddress, ScoutedAddresses, shared_addresses
 from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
-from mcp_sessions.core.resume import AWAY, Cause, is_away
+from mcp_sessions.core.resume import AWAY, FailureCause, is_away
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Recovery:
         if not state.is_ready_on(link):
             return
         self._app.lost(link.name, failure)
-        if failure.cause is Cause.UNREACHABLE or failure.status in AWAY:
+        if failure.cause is FailureCause.UNREACHABLE or failure.status in AWAY:
             # After a cut or a silence the same address is tried once more.
             self._note_away(failure)
             if state.has_other_address():
@@ -194,7 +194,11 @@ class Recovery:
         try:
             outcome = await self._control.attach(link)
         except Failed as failed:
-            if was_saved or failed.failure.cause is not Cause.SILENT or self._state.link is None:
+            if (
+                was_saved
+                or failed.failure.cause is not FailureCause.SILENT
+                or self._state.link is None
+            ):
                 raise
             # It advertises sessions and makes none: as the stock transport.
             logger.warning("%s advertises sessions, but did not start one", link.name)
@@ -295,7 +299,7 @@ class Recovery:
 
     async def _no_session(self) -> None:
         text = "the server forgets each session at once"
-        self._app.lost(self._state.addresses.current.target, Failure(Cause.CLOSED, text))
+        self._app.lost(self._state.addresses.current.target, Failure(FailureCause.CLOSED, text))
         await self._cut_off()
 
     async def _cut_off(self) -> None:
@@ -351,7 +355,7 @@ class Recovery:
             await self.until_settled()
         if not self._peer.holds_sessions or state.phase is Phase.BUSY:
             text = f"{dialer.target}: there is no session to move there"
-            raise Failed(Failure(Cause.CLOSED, text))
+            raise Failed(Failure(FailureCause.CLOSED, text))
         state.apply(Change.MOVE)
         self._settled = anyio.Event()
         link = None
@@ -369,7 +373,7 @@ class Recovery:
             if not isinstance(error, Hopeless):
                 raise
             text = f"{dialer.target}: the session is not known there"
-            raise Failed(Failure(Cause.CLOSED, text)) from error
+            raise Failed(Failure(FailureCause.CLOSED, text)) from error
         state.addresses.move_to_front(dialer)
         await self._ready(link, outcome)
         return outcome

@@ -24,7 +24,7 @@ from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.state import ClientState, Phase, Runtime
 from mcp_sessions.core.messages import RequestId, members_of
-from mcp_sessions.core.resume import NEVER_RAN, Cause, Step, after_status, may_send_again
+from mcp_sessions.core.resume import NEVER_RAN, FailureCause, Step, after_status, may_send_again
 from mcp_sessions.errors import SESSION_NOT_FOUND
 
 logger = logging.getLogger(__name__)
@@ -243,8 +243,8 @@ class Sender:
             if not await self.state_refused(pending):
                 await self._report_failure(pending, failure)
             return
-        refused = failure.cause is Cause.STATUS and failure.status in NEVER_RAN
-        never_ran = refused or failure.cause is Cause.UNREACHABLE
+        refused = failure.cause is FailureCause.STATUS and failure.status in NEVER_RAN
+        never_ran = refused or failure.cause is FailureCause.UNREACHABLE
         if never_ran and not pending.was_accepted and not pending.sent_before:
             pending.forget_sending()
         step = self._step_after(failure, pending)
@@ -269,7 +269,7 @@ class Sender:
             # (CLI10).
             is_lost = failure.status == 404 and self._peer.initialize is not None
             return Step.RECONNECT if is_lost and not failure.is_answer else Step.REPORT
-        if failure.cause is Cause.STATUS and failure.status is not None:
+        if failure.cause is FailureCause.STATUS and failure.status is not None:
             return after_status(
                 failure.status,
                 failures=self._runtime.backoff.failures,

@@ -73,7 +73,7 @@ class Answer:
     error: dict[str, Any] | None
 
 
-Message = Request | Notification | Answer
+AnyMessage = Request | Notification | Answer
 
 
 class Malformed(Exception):
@@ -181,7 +181,7 @@ def decode_kept(outcome: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(b"{" + outcome + b"}"))
 
 
-def parse(value: Any) -> Message:
+def parse(value: Any) -> AnyMessage:
     """A decoded JSON value as a JSON-RPC 2.0 message.
 
     Raises:

@@ -41,7 +41,7 @@ def may_drop(carried: FencingEpoch | None, fencing_epoch: FencingEpoch | None) -
     return fencing_epoch is None or carried is None or carried <= fencing_epoch
 
 
-class Relay(Enum):
+class RelayStep(Enum):
     SKIPPED = "skipped"
     """It is there already, or the stream carries that session by another attachment."""
 
@@ -58,7 +58,7 @@ def relay(
     *,
     fencing_epoch: FencingEpoch,
     skips: bool,
-) -> tuple[Relay, Position]:
+) -> tuple[RelayStep, Position]:
     """Whether an event goes on a stream now; and after which one of its log, if none is missing.
 
     Args:
@@ -72,6 +72,6 @@ def relay(
         # The log was made anew: none of its events is there (CUP13).
         last = Position(event.log_epoch, 0)
     if carried != fencing_epoch or event.log_epoch != last.log_epoch or event.number <= last.number:
-        return Relay.SKIPPED, last
+        return RelayStep.SKIPPED, last
     follows = skips or event.number == last.number + 1
-    return Relay.STORED if follows else Relay.TOO_EARLY, last
+    return RelayStep.STORED if follows else RelayStep.TOO_EARLY, last

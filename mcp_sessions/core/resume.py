@@ -71,7 +71,7 @@ def seconds_of(value: object, *, most: float = MAX_SECONDS) -> float:
     return float(min(max(value, 0), most))
 
 
-class Cause(Enum):
+class FailureCause(Enum):
     UNREACHABLE = "unreachable"
     """It could not be opened: nothing was sent."""
 
@@ -111,14 +111,14 @@ _BUSY_PATIENCE = 2
 """How often a busy server is asked again on the same connection."""
 
 
-def is_away(cause: Cause, status: int | None) -> bool:
+def is_away(cause: FailureCause, status: int | None) -> bool:
     """Whether a failure says that no server is there. Otherwise a server has answered.
 
     Args:
         status: The HTTP status; None: there was none. A proxy answers some of `AWAY` for a server
             that it cannot reach.
     """
-    return status in AWAY if status is not None else cause is not Cause.STATUS
+    return status in AWAY if status is not None else cause is not FailureCause.STATUS
 
 
 def after_status(status: int, *, failures: int, says_session: bool, is_answer: bool) -> Step:

@@ -105,7 +105,7 @@ class SessionClient:
     """
 
 
-class State(NamedTuple):
+class StoredState(NamedTuple):
     """The application's ``session.state``. Replaced as a whole, never changed in place."""
 
     values: Mapping[str, Any]
@@ -113,7 +113,7 @@ class State(NamedTuple):
     """Grows with every change."""
 
 
-NO_STATE = State({}, 0)
+NO_STATE = StoredState({}, 0)
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class SessionRecord:
     client: SessionClient = field(default_factory=SessionClient)
     fencing_epoch: FencingEpoch = FencingEpoch(0)
     attachment: Attachment | None = None
-    state: State = NO_STATE
+    state: StoredState = NO_STATE
     is_new: bool = field(init=False, default=False, compare=False)
     """In the answer of ``create``: that call made the session."""
 

@@ -33,7 +33,7 @@ from mcp_sessions.client.dialer import (
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.sdk import ResumableTransport
 from mcp_sessions.core.messages import RequestId, decode, encode
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.layer import SessionLayer
 from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions_transports.duplex import DuplexConnection
@@ -77,11 +77,11 @@ class InMemoryLink:
         finally:
             await self._connection.gone()
         if not self._closing:
-            await sink(self, Down(Failure(Cause.CLOSED, "the server ended the connection")))
+            await sink(self, Down(Failure(FailureCause.CLOSED, "the server ended the connection")))
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
         if self._connection.transport.outbox.closed:
-            raise Failed(Failure(Cause.CUT, "the server ended the connection"))
+            raise Failed(Failure(FailureCause.CUT, "the server ended the connection"))
         async with self._taking:
             await self._connection.take(encode(message))
 

@@ -18,7 +18,7 @@ from mcp_sessions.client.server_addresses import Addresses
 from mcp_sessions.client.stamping import PROTOCOL_VERSION_META
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.client_transport import resumable
-from mcp_sessions.core.resume import Cause, SessionView
+from mcp_sessions.core.resume import FailureCause, SessionView
 from tests.support.resuming import Received, text_of
 from tests.support.scripted import Exchange, ScriptedServer, tool_result
 
@@ -217,7 +217,7 @@ class Nowhere:
     async def run(self, sink: Any, *, task_status: TaskStatus[None]) -> None: ...
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        raise Failed(Failure(Cause.UNREACHABLE, "nobody listens"))
+        raise Failed(Failure(FailureCause.UNREACHABLE, "nobody listens"))
 
     def configure(self, settings: LinkSettings) -> None: ...
 

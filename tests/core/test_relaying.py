@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sessions.core.relaying import Carry, Relay, carry, may_drop, relay
+from mcp_sessions.core.relaying import Carry, RelayStep, carry, may_drop, relay
 from mcp_sessions.ids import FencingEpoch, LogEpoch, Position
 
 EPOCHS = st.integers(1, 3).map(FencingEpoch)
@@ -35,28 +35,28 @@ def test_whoever_relays_the_events_go_in_order_and_once(
         before, event = Position(OLD, last), Position(OLD, number)
         found, _ = relay(carried, before, event, fencing_epoch=epoch, skips=skips)
         if epoch != carried or number <= last:
-            assert found is Relay.SKIPPED
+            assert found is RelayStep.SKIPPED
         elif number == last + 1 or skips:
-            assert found is Relay.STORED
+            assert found is RelayStep.STORED
             last = number
         else:
-            assert found is Relay.TOO_EARLY
+            assert found is RelayStep.TOO_EARLY
 
 
 def test_a_stream_that_carries_nothing_takes_nothing() -> None:
     epoch = FencingEpoch(1)
     start, event = Position(OLD, 0), Position(OLD, 1)
     found, _ = relay(None, start, event, fencing_epoch=epoch, skips=True)
-    assert found is Relay.SKIPPED
+    assert found is RelayStep.SKIPPED
 
 
 def test_of_a_log_that_was_made_anew_nothing_is_there_yet() -> None:
     """CUP13: a number of the old log says nothing of the new one, and the old one has ended."""
 
-    def became(last: Position, event: Position) -> tuple[Relay, Position]:
+    def became(last: Position, event: Position) -> tuple[RelayStep, Position]:
         return relay(epoch, last, event, fencing_epoch=epoch, skips=False)
 
     epoch = FencingEpoch(1)
-    assert became(Position(OLD, 7), Position(NEW, 1)) == (Relay.STORED, Position(NEW, 0))
-    assert became(Position(OLD, 7), Position(NEW, 2)) == (Relay.TOO_EARLY, Position(NEW, 0))
-    assert became(Position(NEW, 1), Position(OLD, 8)) == (Relay.SKIPPED, Position(NEW, 1))
+    assert became(Position(OLD, 7), Position(NEW, 1)) == (RelayStep.STORED, Position(NEW, 0))
+    assert became(Position(OLD, 7), Position(NEW, 2)) == (RelayStep.TOO_EARLY, Position(NEW, 0))
+    assert became(Position(NEW, 1), Position(OLD, 8)) == (RelayStep.SKIPPED, Position(NEW, 1))

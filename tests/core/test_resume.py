@@ -12,7 +12,7 @@ from mcp_sessions.core.resume import (
     LATE_ATTEMPT,
     Abilities,
     Attempts,
-    Cause,
+    FailureCause,
     Follower,
     Lives,
     SessionView,
@@ -96,10 +96,12 @@ def test_a_proxy_that_does_not_reach_the_server_is_a_lost_connection(status: int
     assert step is Step.RECONNECT
 
 
-@pytest.mark.parametrize("cause", Cause)
+@pytest.mark.parametrize("cause", FailureCause)
 @pytest.mark.parametrize("status", [None, 401, 404, 429, 500, *AWAY])
-def test_a_server_is_away_unless_something_of_it_came(cause: Cause, status: int | None) -> None:
-    expected = status in AWAY if status is not None else cause is not Cause.STATUS
+def test_a_server_is_away_unless_something_of_it_came(
+    cause: FailureCause, status: int | None
+) -> None:
+    expected = status in AWAY if status is not None else cause is not FailureCause.STATUS
     assert is_away(cause, status) is expected
 
 

@@ -37,7 +37,7 @@ from mcp_sessions.stores.records import (
     Data,
     ServerChange,
     SessionRecord,
-    State,
+    StoredState,
 )
 from mcp_sessions.testing import (
     Check,
@@ -300,7 +300,7 @@ class MergesIntoAnOldState(MemoryStore):
         if session is not None:
             read = session.record.state.values
             await checkpoint()
-            session.record.state = State(read, session.record.state.version)
+            session.record.state = StoredState(read, session.record.state.version)
         return await super().change_state(session_id, *change, **more)
 
 

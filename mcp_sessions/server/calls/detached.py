@@ -19,7 +19,7 @@ IN_BACKGROUND = "a background task of a request"
 """Names such work in the log."""
 
 
-class Detached:
+class DetachedRequests:
     def __init__(self, policy: SessionPolicy, background: Background) -> None:
         self._policy = policy
         self._timeout = policy.detached_timeout

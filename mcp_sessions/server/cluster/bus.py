@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeGuard
 from mcp_sessions.background import Background
 from mcp_sessions.core.log import LoggedEvent
 from mcp_sessions.ids import Position, SessionId, StreamName
-from mcp_sessions.server.cluster.replica_messages import Message
+from mcp_sessions.server.cluster.replica_messages import ReplicaMessage
 from mcp_sessions.stores.records import Attachment
 
 
@@ -30,7 +30,7 @@ class Watcher(Protocol):
 
 
 class Handlers(Protocol):
-    def handle(self, sender: str, message: Message) -> Coroutine[Any, Any, None] | None:
+    def handle(self, sender: str, message: ReplicaMessage) -> Coroutine[Any, Any, None] | None:
         """Handle a message. Return the work that has to wait, which runs as a task."""
         ...
 
@@ -63,10 +63,10 @@ class ClusterBus:
         """Whether a name is that of another process, alive or not. None is no process."""
         return False
 
-    async def try_send(self, message: Message, *, to: str | None = None) -> None:
+    async def try_send(self, message: ReplicaMessage, *, to: str | None = None) -> None:
         """Send a message to one process, or to all others. A failure is logged."""
 
-    async def send(self, message: Message, *, to: str | None = None) -> bool:
+    async def send(self, message: ReplicaMessage, *, to: str | None = None) -> bool:
         """Send as :meth:`try_send`, for a caller that has to know whether it was sent.
 
         Returns:

@@ -21,14 +21,14 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.cluster.relay import Asker, Outcome, RequestRelay, Serve, Unserved
+from mcp_sessions.server.cluster.relay import Asker, RelayedOutcome, RequestRelay, Serve, Unserved
 from mcp_sessions.server.cluster.remote_children import RemoteChildren
 from mcp_sessions.server.cluster.replica_messages import (
     ChildNotification,
     ChildRequest,
     ClientRequest,
 )
-from mcp_sessions.server.upstream.external.other_replicas import Asked, Moved
+from mcp_sessions.server.upstream.external.other_replicas import Moved, RemoteRequest
 from mcp_sessions.server.upstream.external.upstream import ExternalUpstream
 from mcp_sessions.server.upstream.port import (
     NOTHING_WANTED,
@@ -203,12 +203,12 @@ class ChildHost:
             if upstream is not None and await self._store.load(session_id, now=0) is None:
                 await upstream.session_ended(session_id)
 
-    async def _notified(self, _: Asker, notified: ChildNotification) -> Outcome:
+    async def _notified(self, _: Asker, notified: ChildNotification) -> RelayedOutcome:
         if self._upstream is not None:
             await self._upstream.notify_here(notified.session_id, notified.method, notified.params)
         return {}, None
 
-    async def _serve(self, asker: Asker, request: ChildRequest) -> Outcome:
+    async def _serve(self, asker: Asker, request: ChildRequest) -> RelayedOutcome:
         call = RemoteCall(asker, request.caller.principal, request.caller.can_send_request)
         try:
             result, handshake = await self._served(call, request)
@@ -234,7 +234,7 @@ class ChildHost:
             await self._children.give_up(session_id, message.holder)
             raise Moved
         sent = params if message.params is not None else None
-        asked = Asked(message.client, message.method, sent, message.level, message.asks)
+        asked = RemoteRequest(message.client, message.method, sent, message.level, message.asks)
         if session_id is None:
             peer = upstream.hosted(message.client, None, None, message.asks, wanted=NOTHING_WANTED)
             return await peer.here(call, asked, None)

@@ -19,8 +19,8 @@ from mcp_sessions.ids import version_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.replica_messages import (
     Caller,
-    Message,
-    Request,
+    RelayedRequest,
+    ReplicaMessage,
 )
 from mcp_sessions.stores.records import Peer
 
@@ -80,10 +80,14 @@ def _members(message: type[Any]) -> list[_Member]:
     ]
 
 
-KINDS: Mapping[str, type[Message]] = {message.kind: message for message in get_args(Message)}
+KINDS: Mapping[str, type[ReplicaMessage]] = {
+    message.kind: message for message in get_args(ReplicaMessage)
+}
 """Every message by its kind."""
 
-REQUESTS: Mapping[str, type[Request]] = {request.kind: request for request in get_args(Request)}
+REQUESTS: Mapping[str, type[RelayedRequest]] = {
+    request.kind: request for request in get_args(RelayedRequest)
+}
 """Every request of an ``Ask`` by its kind."""
 
 _MEMBERS = {each: _members(each) for each in (*KINDS.values(), *REQUESTS.values(), *_PARTS)}
@@ -97,7 +101,7 @@ _PLAIN = (str, type(None), bool, int, dict)
 """Types of members that are written as they are."""
 
 
-def encode(message: Message, sender: str) -> bytes:
+def encode(message: ReplicaMessage, sender: str) -> bytes:
     """A message as it is sent.
 
     Args:
@@ -112,7 +116,9 @@ def encode(message: Message, sender: str) -> bytes:
     return json_rpc.encode(members)
 
 
-def _write(message: Message | Request | Caller | Peer, members: dict[str, Any]) -> None:
+def _write(
+    message: ReplicaMessage | RelayedRequest | Caller | Peer, members: dict[str, Any]
+) -> None:
     for member in _MEMBERS[type(message)]:
         value = getattr(message, member.name)
         if member.type in _PARTS:
@@ -121,7 +127,7 @@ def _write(message: Message | Request | Caller | Peer, members: dict[str, Any]) 
             members[member.wire_name] = value if type(value) in _PLAIN else _written(value)
 
 
-def decode(text: bytes) -> tuple[str, Message] | None:
+def decode(text: bytes) -> tuple[str, ReplicaMessage] | None:
     """Read a message and its sender; None: it, or what it asks, has an unknown kind.
 
     Raises:
@@ -162,7 +168,7 @@ def _written(value: object) -> object:
             return [value.client_id, value.issuer, value.subject]
         case Detached():
             return value.value
-        case _ if isinstance(value, Request):
+        case _ if isinstance(value, RelayedRequest):
             members: dict[str, Any] = {"kind": value.kind}
             _write(value, members)
             return members
@@ -181,7 +187,7 @@ def _read(members: Mapping[str, Any], name: str, kind: Any) -> Any:
                 return Principal(client_id, issuer, subject)
         elif kind is Detached:
             return Detached(value)
-        elif kind == Request:
+        elif kind == RelayedRequest:
             request = REQUESTS.get(value["kind"])
             if request is None:
                 raise _UnknownRequest

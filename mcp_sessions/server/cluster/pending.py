@@ -21,7 +21,7 @@ _WAITING = 1_048_576
 _OVERHEAD = 1_024
 """Bytes that an update counts in addition to its own."""
 
-Outcome = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
+RelayedOutcome = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 """A result, or an error. Neither: the request did not run here, and never will."""
 
 OnUpdate = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -33,7 +33,7 @@ class Pending:
     within: str | None
     is_repeatable: bool
     on_update: OnUpdate
-    serve: Callable[[Any, Any], Coroutine[Any, Any, Outcome]] | None
+    serve: Callable[[Any, Any], Coroutine[Any, Any, RelayedOutcome]] | None
     """Serves what is asked within it."""
 
     waiting: deque[tuple[Update | asyncio.Event, int]] = field(

@@ -32,13 +32,13 @@ from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, StoreUnavailable
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.codec import understands
-from mcp_sessions.server.cluster.pending import OnUpdate, Outcome, Pending
+from mcp_sessions.server.cluster.pending import OnUpdate, Pending, RelayedOutcome
 from mcp_sessions.server.cluster.replica_messages import (
     Alive,
     Ask,
     Gone,
-    Notification,
-    Request,
+    RelayedNotification,
+    RelayedRequest,
     Result,
     Update,
 )
@@ -69,7 +69,7 @@ _KEPT_BYTES = 8_388_608
 
 _ASKER_ENDED = {"code": INTERNAL_ERROR, "message": "the request that asked is complete"}
 
-Serve = Callable[["Asker", Any], Coroutine[Any, Any, Outcome]]
+Serve = Callable[["Asker", Any], Coroutine[Any, Any, RelayedOutcome]]
 Work = Coroutine[Any, Any, None]
 
 
@@ -115,7 +115,7 @@ class Asker:
         if self._on_listening is not None:
             self._on_listening(is_open)
 
-    async def ask(self, request: Request, on_update: OnUpdate) -> Result:
+    async def ask(self, request: RelayedRequest, on_update: OnUpdate) -> Result:
         """Ask it something within its request. This may be sent twice, and is served once.
 
         Raises:
@@ -131,7 +131,7 @@ class RequestRelay:
     def __init__(self, bus: ClusterBus) -> None:
         self.bus = bus
         self._pending: dict[str, Pending] = {}
-        self._served: dict[str, tuple[Asker, type[Request], asyncio.Task[None]]] = {}
+        self._served: dict[str, tuple[Asker, type[RelayedRequest], asyncio.Task[None]]] = {}
         self._kept: dict[str, tuple[Result, int]] = {}
         self._kept_size = 0
 
@@ -140,7 +140,7 @@ class RequestRelay:
     async def ask(
         self,
         process: str,
-        request: Request,
+        request: RelayedRequest,
         on_update: OnUpdate,
         *,
         serve: Serve | None = None,
@@ -181,7 +181,7 @@ class RequestRelay:
             raise Unserved
         return result
 
-    async def notify(self, process: str, notification: Notification) -> None:
+    async def notify(self, process: str, notification: RelayedNotification) -> None:
         """Send a request without a result, once.
 
         Raises:
@@ -189,11 +189,11 @@ class RequestRelay:
         """
         await self.bus.send(self._unnamed(notification), to=process)
 
-    async def try_notify(self, process: str, notification: Notification) -> None:
+    async def try_notify(self, process: str, notification: RelayedNotification) -> None:
         """Send as :meth:`notify`. A failure is logged."""
         await self.bus.try_send(self._unnamed(notification), to=process)
 
-    def _unnamed(self, notification: Notification) -> Ask:
+    def _unnamed(self, notification: RelayedNotification) -> Ask:
         name = mint_request_id(self.bus.process)
         return Ask(ask=name, within=None, request=notification)
 
@@ -275,7 +275,7 @@ class RequestRelay:
 
     # --- where it is served ---------------------------------------------------------------------
 
-    def served(self, kind: type[Request]) -> list[asyncio.Task[None]]:
+    def served(self, kind: type[RelayedRequest]) -> list[asyncio.Task[None]]:
         return [task for _, request, task in self._served.values() if request is kind]
 
     def asked(self, sender: str, message: Ask, serve: Serve | None) -> Work | None:
@@ -312,7 +312,7 @@ class RequestRelay:
             pending.served.pop(asker.name, None)
 
     async def _serve(
-        self, asker: Asker, serve: Serve, request: Request, pending: Pending | None
+        self, asker: Asker, serve: Serve, request: RelayedRequest, pending: Pending | None
     ) -> None:
         result: Mapping[str, Any] | None = None
         error: Mapping[str, Any] | None = None
@@ -325,7 +325,7 @@ class RequestRelay:
             raise
         finally:
             self._end_within(asker)
-            if not asker.is_gone and not isinstance(request, Notification):
+            if not asker.is_gone and not isinstance(request, RelayedNotification):
                 answered = Result(ask=asker.name, result=result, error=error)
                 self._keep(answered)
                 await self.bus.try_send(answered, to=asker.process)
@@ -371,7 +371,7 @@ class RequestRelay:
                 asker.leaves()
                 task.cancel()
             # The sender of a notification does not wait, and would say Gone.
-            elif not issubclass(kind, Notification) and asker.asked_at < silent_since:
+            elif not issubclass(kind, RelayedNotification) and asker.asked_at < silent_since:
                 await self.bus.try_send(Alive(ask=asker.name, is_open=True), to=asker.process)
 
     def _keep(self, answered: Result) -> None:

@@ -25,7 +25,7 @@ from mcp_sessions.errors import INTERNAL_ERROR, OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.cluster.codec import understands
-from mcp_sessions.server.cluster.relay import Asker, Deaf, Outcome, RequestRelay, Unserved
+from mcp_sessions.server.cluster.relay import Asker, Deaf, RelayedOutcome, RequestRelay, Unserved
 from mcp_sessions.server.cluster.replica_messages import (
     Caller,
     ChildNotification,
@@ -33,12 +33,17 @@ from mcp_sessions.server.cluster.replica_messages import (
     ClientRequest,
 )
 from mcp_sessions.server.upstream.external.child_requests import NOT_STARTED
-from mcp_sessions.server.upstream.external.other_replicas import Asked, Lease, Moved, Served
+from mcp_sessions.server.upstream.external.other_replicas import (
+    Lease,
+    Moved,
+    RemoteRequest,
+    ServedResult,
+)
 from mcp_sessions.server.upstream.port import (
     NOTHING_WANTED,
-    Call,
     PeerError,
     PeerRequest,
+    UpstreamCall,
     UpstreamError,
     Wanted,
     wanted_by,
@@ -171,7 +176,7 @@ class RemoteChildren:
 
     # --- what is asked at another replica ---------------------------------------------------------
 
-    async def ask(self, lease: Lease, call: Call, asked: Asked) -> Served:
+    async def ask(self, lease: Lease, call: UpstreamCall, asked: RemoteRequest) -> ServedResult:
         process = process_of(lease.holder)
         if process is None:
             raise AssertionError("a lease names its process")
@@ -181,14 +186,14 @@ class RemoteChildren:
         self,
         waiting: str,
         session_id: SessionId | None,
-        call: Call,
+        call: UpstreamCall,
         method: str,
         params: dict[str, Any] | None,
     ) -> dict[str, Any] | None:
         process = process_of(waiting)
         if process is None or not self._bus.is_remote(process):
             return None
-        asked = Asked({}, method, params, None, {})
+        asked = RemoteRequest({}, method, params, None, {})
         try:
             served = await self._ask(process, session_id, waiting, call, asked)
         except Moved:
@@ -197,8 +202,13 @@ class RemoteChildren:
         return served[0]
 
     async def _ask(
-        self, process: str, session_id: SessionId | None, holder: str, call: Call, asked: Asked
-    ) -> Served:
+        self,
+        process: str,
+        session_id: SessionId | None,
+        holder: str,
+        call: UpstreamCall,
+        asked: RemoteRequest,
+    ) -> ServedResult:
         request = ChildRequest(
             session_id=session_id,
             holder=holder,
@@ -217,7 +227,7 @@ class RemoteChildren:
             else:
                 await call.notify(method, dict(params) if params is not None else None)
 
-        async def ask_client(asker: Asker, asked: ClientRequest) -> Outcome:
+        async def ask_client(asker: Asker, asked: ClientRequest) -> RelayedOutcome:
             return await _asked_of(call, asker, asked)
 
         try:
@@ -235,7 +245,7 @@ class RemoteChildren:
         return dict(answer.result["result"]), answer.result["handshake"]
 
 
-async def _asked_of(call: Call, asker: Asker, asked: ClientRequest) -> Outcome:
+async def _asked_of(call: UpstreamCall, asker: Asker, asked: ClientRequest) -> RelayedOutcome:
     async def report(progress: float, total: float | None, message: str | None) -> None:
         params = {"progress": progress, "total": total, "message": message}
         await asker.update({"method": method_names.PROGRESS, "params": params})

@@ -264,10 +264,10 @@ class QuestionProgress:
     """The principal that reports, without its scopes."""
 
 
-Notification = ChildNotification | SessionQuestion | QuestionAnswer | QuestionProgress
+RelayedNotification = ChildNotification | SessionQuestion | QuestionAnswer | QuestionProgress
 """Requests without a result. Their sender does not wait."""
 
-Request = JoinRun | ChildRequest | ClientRequest | Notification
+RelayedRequest = JoinRun | ChildRequest | ClientRequest | RelayedNotification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +283,7 @@ class Ask:
     within: str | None
     """The name of the receiver's own request, in which the sender asks this; None: in none."""
 
-    request: Request
+    request: RelayedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,7 +346,7 @@ class ServerChanged:
     params: Mapping[str, Any] | None
 
 
-Message = (
+ReplicaMessage = (
     SessionAttached
     | Displaced
     | Withdrawn

@@ -28,7 +28,7 @@ from mcp_sessions.server.cluster.codec import (
     decode,
     encode,
 )
-from mcp_sessions.server.cluster.replica_messages import Message
+from mcp_sessions.server.cluster.replica_messages import ReplicaMessage
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.records import Attachment, StreamHead
@@ -68,13 +68,13 @@ class SharedBus(ClusterBus):
 
     # --- messages --------------------------------------------------------------------------
 
-    async def try_send(self, message: Message, *, to: str | None = None) -> None:
+    async def try_send(self, message: ReplicaMessage, *, to: str | None = None) -> None:
         try:
             await self._exchange.send(encode(message, self.process), to=to)
         except StoreUnavailable as failed:
             logger.warning("%r was not sent to the other replicas: %s", message.kind, failed)
 
-    async def send(self, message: Message, *, to: str | None = None) -> bool:
+    async def send(self, message: ReplicaMessage, *, to: str | None = None) -> bool:
         return await self._exchange.send(encode(message, self.process), to=to)
 
     def on_message(self, message: bytes) -> None:

@@ -23,7 +23,7 @@ from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
 from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
-from mcp_sessions.server.delivery.stored_connection import Relay
+from mcp_sessions.server.delivery.stored_connection import StreamRelay
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.records import AppendedChange, Attachment
 
@@ -139,7 +139,9 @@ class Publisher:
         elif process_of(attachment.connection_id) is None:
             stream = SessionId(attachment.connection_id)
             epoch = attachment.fencing_epoch
-            whole = await Relay(self._store, self._clock, stream, session_id, epoch).one(event)
+            whole = await StreamRelay(self._store, self._clock, stream, session_id, epoch).one(
+                event
+            )
         else:
             # The connection's process watches the session's log.
             whole = True

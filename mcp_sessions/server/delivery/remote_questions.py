@@ -14,7 +14,7 @@ from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import SessionId, process_of
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.cluster.codec import understands
-from mcp_sessions.server.cluster.pending import Outcome
+from mcp_sessions.server.cluster.pending import RelayedOutcome
 from mcp_sessions.server.cluster.relay import Asker, RequestRelay, Serve
 from mcp_sessions.server.cluster.replica_messages import (
     QuestionAnswer,
@@ -30,7 +30,7 @@ from mcp_sessions.server.delivery.questions import (
 )
 from mcp_sessions.stores.records import Attachment
 
-_TAKEN: Outcome = ({}, None)
+_TAKEN: RelayedOutcome = ({}, None)
 
 
 class RemoteQuestions:
@@ -107,7 +107,7 @@ class RemoteQuestions:
             case _:
                 assert_never(request)
 
-    async def _asked(self, asker: Asker, asked: SessionQuestion) -> Outcome:
+    async def _asked(self, asker: Asker, asked: SessionQuestion) -> RelayedOutcome:
         session_id = asked.session_id
         connection = self._connections.local(asked.connection_id)
         if connection is None or connection.attached.get(session_id) != asked.fencing_epoch:
@@ -122,11 +122,11 @@ class RemoteQuestions:
         await self._relay.try_notify(asker.process, refused)
         return _TAKEN
 
-    async def _answered(self, _: Asker, answered: QuestionAnswer) -> Outcome:
+    async def _answered(self, _: Asker, answered: QuestionAnswer) -> RelayedOutcome:
         answer = Answer(answered.id, answered.result, answered.error)
         self._pending.resolve(answer, answered.principal)
         return _TAKEN
 
-    async def _progressed(self, _: Asker, reported: QuestionProgress) -> Outcome:
+    async def _progressed(self, _: Asker, reported: QuestionProgress) -> RelayedOutcome:
         await self._pending.progress(reported.params, reported.principal)
         return _TAKEN

@@ -48,7 +48,7 @@ class OpenStream(Protocol):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Relay:
+class StreamRelay:
     """The way of one session's events to one connection's stream, under one epoch.
 
     Args:
@@ -268,8 +268,8 @@ class StoredConnection(ClientConnection):
         record = await self._store.load(self.session_id, now=0)
         return record is not None and session_id in record.client.carried
 
-    def _relay(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> Relay:
-        return Relay(self._store, self._clock, self.session_id, session_id, fencing_epoch)
+    def _relay(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> StreamRelay:
+        return StreamRelay(self._store, self._clock, self.session_id, session_id, fencing_epoch)
 
     def _offer(self, entries: Sequence[LoggedEvent]) -> None:
         for entry in entries:

@@ -46,7 +46,7 @@ _BEHIND = 8
 """Failures after which other changes are sent first."""
 
 
-Outcome = StoreUnavailable | None
+ChangeOutcome = StoreUnavailable | None
 """The outcome of a change: the reason why it is not stored for everyone yet; None: it is."""
 
 
@@ -55,12 +55,12 @@ class Announced:
     outer: Announced | None = None
     """Waits for the same, too."""
 
-    waiting: tuple[int, asyncio.Future[Outcome]] | None = None
+    waiting: tuple[int, asyncio.Future[ChangeOutcome]] | None = None
     """The last of it that is not known to be stored, with its number among all."""
 
     is_open: bool = True
 
-    def add(self, number: int, outcome: asyncio.Future[Outcome]) -> None:
+    def add(self, number: int, outcome: asyncio.Future[ChangeOutcome]) -> None:
         """Note a change that was announced, or that is sent together with such a change.
 
         Args:
@@ -71,7 +71,7 @@ class Announced:
         if self.outer is not None:
             self.outer.add(number, outcome)
 
-    async def settled(self) -> Outcome:
+    async def settled(self) -> ChangeOutcome:
         """Wait until all that was announced so far is stored, or the store failed. Later changes,
         of a task that outlives the request, are not waited for.
         """
@@ -96,7 +96,7 @@ def noting() -> Generator[Announced]:
         ANNOUNCED.reset(token)
 
 
-def note(number: int, outcome: asyncio.Future[Outcome]) -> None:
+def note(number: int, outcome: asyncio.Future[ChangeOutcome]) -> None:
     announced = ANNOUNCED.get()
     if announced is not None:
         announced.add(number, outcome)
@@ -108,7 +108,7 @@ class WaitingChange:
     method: str
     params: Mapping[str, Any] | None
     change: ServerChange
-    outcome: asyncio.Future[Outcome]
+    outcome: asyncio.Future[ChangeOutcome]
     is_sent_sessionless: bool = field(init=False, default=False)
     is_sent_to_replicas: bool = field(init=False, default=False)
     failures: int = field(init=False, default=0)
@@ -127,7 +127,7 @@ class WaitingChange:
     undelivered: list[AppendedChange] = field(init=False, default_factory=list[AppendedChange])
     """Those that have it, and whose connections may not."""
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: ChangeOutcome) -> None:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
@@ -143,7 +143,7 @@ class WaitingChanges:
         self._bytes = 0
         self._lost: Counter[str] = Counter()
         self._renews = False
-        self._away: Outcome = None
+        self._away: ChangeOutcome = None
         self._name = secrets.token_urlsafe(12)
         self._numbers = itertools.count(1)
 

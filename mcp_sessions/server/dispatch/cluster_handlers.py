@@ -29,9 +29,9 @@ from mcp_sessions.server.cluster.replica_messages import (
     GetStreamOpened,
     Gone,
     JoinRun,
-    Message,
     QuestionAnswer,
     QuestionProgress,
+    ReplicaMessage,
     Result,
     ServerChanged,
     SessionAttached,
@@ -134,7 +134,7 @@ class ClusterHandlers:
         self._forget, self._publish = forget, publish
         self._rounds = 0
 
-    def handle(self, sender: str, message: Message) -> Work | None:
+    def handle(self, sender: str, message: ReplicaMessage) -> Work | None:
         match message:
             case SessionAttached():
                 return self._publisher.push_open(message.session_id)

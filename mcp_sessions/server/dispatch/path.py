@@ -14,7 +14,7 @@ from mcp_sessions.server.calls.table import Acceptance, Stage
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
 from mcp_sessions.server.dispatch.stages.association import Association
 from mcp_sessions.server.dispatch.stages.audited import Audited
-from mcp_sessions.server.dispatch.stages.conversation_stage import Conversation
+from mcp_sessions.server.dispatch.stages.conversation_stage import ConversationStage
 from mcp_sessions.server.dispatch.stages.gates import Gates
 from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, LearnedTools
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
@@ -34,7 +34,7 @@ class Stages:
     session: HandlerSession
     serving: UpstreamPeers
     idempotency: Idempotency | None
-    conversation: Conversation | None
+    conversation: ConversationStage | None
     handles: tuple[LearnedTools, HandleTools] | None
 
 

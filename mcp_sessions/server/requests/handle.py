@@ -25,7 +25,7 @@ from mcp_sessions.server.requests.memory import SessionData, SessionState
 from mcp_sessions.server.requests.session_visibility import Notify, SessionVisibility
 from mcp_sessions.server.upstream.port import note_store_failure
 from mcp_sessions.stores.contract import SessionStore, StateConflict
-from mcp_sessions.stores.records import SessionRecord, State
+from mcp_sessions.stores.records import SessionRecord, StoredState
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ class SessionHandle:
             # all the others try again.
             async with self._kind.state_locks.of(self._record.session_id):
                 return await self._merge(changed, removed)
-        self._record.state = State(dict(self._state), self._record.state.version + 1)
+        self._record.state = StoredState(dict(self._state), self._record.state.version + 1)
         return self._record
 
     async def _merge(

@@ -22,7 +22,13 @@ from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.security import mint_request_id
 from mcp_sessions.server.calls.table import Call, load_of
 from mcp_sessions.server.cluster.bus import ClusterBus
-from mcp_sessions.server.cluster.relay import Asker, Outcome, RequestRelay, Unreachable, Unserved
+from mcp_sessions.server.cluster.relay import (
+    Asker,
+    RelayedOutcome,
+    RequestRelay,
+    Unreachable,
+    Unserved,
+)
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, JoinRun
 from mcp_sessions.server.connection import Inbound, WatchedChannel
 from mcp_sessions.server.requests.runner import RequestRunner
@@ -35,7 +41,7 @@ _ASK_EVERY = 2.0
 """Seconds between two looks at the store for an answer that nobody announced."""
 
 Admit = Callable[[Call, SessionId, RequestKey], Awaitable[Admitted]]
-Answer = Callable[[Call, Admitted], Awaitable[None]]
+AnswerCall = Callable[[Call, Admitted], Awaitable[None]]
 BeginAnew = Callable[[Call, SessionId, str], Awaitable[None]]
 
 
@@ -143,7 +149,7 @@ class Joining:
     _relay: RequestRelay
     _runner: RequestRunner
     _admit: Admit
-    _answer: Answer
+    _answer: AnswerCall
     _begins: Callable[[tuple[SessionId, RequestKey]], asyncio.Lock]
 
     # --- where the request was sent again ----------------------------------------------------
@@ -278,7 +284,7 @@ class Joining:
         async with self._begins((session_id, key)):
             return self._runner.calls.by_key(session_id, key)
 
-    async def serve(self, asker: Asker, message: JoinRun) -> Outcome:
+    async def serve(self, asker: Asker, message: JoinRun) -> RelayedOutcome:
         session_id, key = message.session_id, message.key
         channel = RemoteChannel(asker, message.transport, is_answerable=message.is_answerable)
         async with self._begins((session_id, key)):

@@ -22,7 +22,7 @@ from mcp_sessions.core.messages import wire_error
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.calls.detached import IN_BACKGROUND, Detached
+from mcp_sessions.server.calls.detached import IN_BACKGROUND, DetachedRequests
 from mcp_sessions.server.calls.shares import shares_of
 from mcp_sessions.server.calls.table import Calls
 from mcp_sessions.server.connection import ClientConnection
@@ -82,7 +82,7 @@ class RequestRunner:
         self.held, self.active = self.calls.held, self.calls.running
         self._questions = questions
         self._background = Background()
-        self._detached = Detached(policy, self._background)
+        self._detached = DetachedRequests(policy, self._background)
         self.shared = Shared(self.calls, self._detached, self._background, outcomes, questions)
 
     @property

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 class RunningRequest:
     """One running request or notification: the
-    :class:`~mcp_sessions.server.upstream.port.Call` its handler has.
+    :class:`~mcp_sessions.server.upstream.port.UpstreamCall` its handler has.
 
     Args:
         shared: The values that all requests share.
@@ -315,7 +315,7 @@ class RunningRequest:
         return self.conversation_session or self.session_id or self.principal
 
     @property
-    def _newest(self) -> port.Call | None:
+    def _newest(self) -> port.UpstreamCall | None:
         """The request that brought the last answers to its handler. None: itself."""
         newest = self._held.call.newest if self._held is not None and self.done else None
         return newest if newest is not self else None

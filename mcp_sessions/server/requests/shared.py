@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_sessions.background import Background
-from mcp_sessions.server.calls.detached import Detached
+from mcp_sessions.server.calls.detached import DetachedRequests
 from mcp_sessions.server.calls.table import Calls
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.outcome import Outcomes
@@ -16,7 +16,7 @@ from mcp_sessions.server.requests.outcome import Outcomes
 @dataclass(eq=False, repr=False)
 class Shared:
     calls: Calls[Any]
-    detached: Detached
+    detached: DetachedRequests
     background: Background
     """The tasks of the requests."""
 

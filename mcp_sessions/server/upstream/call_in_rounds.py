@@ -16,16 +16,16 @@ from mcp_sessions.errors import (
 from mcp_sessions.server.upstream.asks import Asks, accepts
 from mcp_sessions.server.upstream.port import (
     REQUEST_TIMEOUT,
-    Call,
     PeerError,
     PeerRequest,
+    UpstreamCall,
     UpstreamError,
 )
 
 
 @dataclass(eq=False)
 class CallInRounds:
-    _call: Call
+    _call: UpstreamCall
     _asks: Asks
     _questions: dict[str, tuple[PeerRequest, asyncio.Future[dict[str, Any]]]] = field(
         init=False,
@@ -40,7 +40,7 @@ class CallInRounds:
     # --- for the code that serves its rounds ---------------------------------------------------
 
     @property
-    def newest(self) -> Call:
+    def newest(self) -> UpstreamCall:
         return self._call
 
     def may_ask(self, asked: PeerRequest) -> bool:
@@ -50,7 +50,7 @@ class CallInRounds:
     def has_ended(self) -> bool:
         return self._has_ended
 
-    def carry_on(self, call: Call, answers: Mapping[str, Any]) -> None:
+    def carry_on(self, call: UpstreamCall, answers: Mapping[str, Any]) -> None:
         """Take over another request of the same call, with its answers.
 
         Raises:

@@ -17,7 +17,7 @@ from mcp_sessions.core.handles import (
 )
 from mcp_sessions.core.message import Message
 from mcp_sessions.errors import ConfigurationError
-from mcp_sessions.server.upstream.port import Call, UpstreamPeer
+from mcp_sessions.server.upstream.port import UpstreamCall, UpstreamPeer
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class HandleArgument:
             if name not in self._takes:
                 logger.warning("the server has no tool %s, which should take a handle", name)
 
-    async def learn(self, peer: UpstreamPeer, call: Call, request: Message) -> None:
+    async def learn(self, peer: UpstreamPeer, call: UpstreamCall, request: Message) -> None:
         """Read the list that the sender of a call would see.
 
         Raises:

@@ -11,7 +11,7 @@ from mcp_sessions.core.messages import encode, wire_error
 from mcp_sessions.core.named import NAMED
 from mcp_sessions.errors import OutcomeUnknown
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
-from mcp_sessions.server.upstream.port import Call, NotAskable, PeerRequest, UpstreamError
+from mcp_sessions.server.upstream.port import NotAskable, PeerRequest, UpstreamCall, UpstreamError
 
 
 @dataclass(eq=False)
@@ -55,7 +55,9 @@ class HeldCall:
         self.call.end()
 
 
-def what_of(call: Call, owner: Hashable, method: str, params: Mapping[str, Any] | None) -> Hashable:
+def what_of(
+    call: UpstreamCall, owner: Hashable, method: str, params: Mapping[str, Any] | None
+) -> Hashable:
     named: object = (params or {}).get(NAMED.get(method, ""))
     return call.principal, owner, method, named if isinstance(named, str) else None
 

@@ -12,7 +12,7 @@ from mcp_sessions.core.messages import Notification, Request
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ModernRefusal:
     status: int
     body: bytes | None
     """JSON, or None: no body."""
@@ -32,7 +32,7 @@ class Route(Protocol):
 class ModernRules(Protocol):
     async def check(
         self, http_request: Any, body: bytes
-    ) -> tuple[Request, Route] | Notification | Refused:
+    ) -> tuple[Request, Route] | Notification | ModernRefusal:
         """Read a body, or return the answer that refuses it."""
         ...
 
@@ -42,7 +42,7 @@ class ModernRules(Protocol):
         """
         ...
 
-    def header_mismatch(self, request_id: str | int) -> Refused:
+    def header_mismatch(self, request_id: str | int) -> ModernRefusal:
         """Return the answer to an ``Mcp-Session-Id`` that contradicts the session in ``_meta``:
         -32020.
         """

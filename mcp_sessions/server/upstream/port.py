@@ -77,7 +77,7 @@ class PeerRequest:
     params: Mapping[str, Any] | None
     timeout: float | None = None
     on_progress: OnProgress | None = None
-    about: Sequence[Call] = ()
+    about: Sequence[UpstreamCall] = ()
     """Calls that the request may be about. It ends with the last of them. Empty: it ends with the
     call on whose way it is sent.
     """
@@ -105,7 +105,7 @@ class Closable(Protocol):
         ...
 
 
-class Call(Outbound, Protocol):
+class UpstreamCall(Outbound, Protocol):
     """One message that is being handled: its own way back, and its data."""
 
     request_id: RequestId | None
@@ -174,7 +174,7 @@ class UpstreamPeer(Protocol):
     """One client as the wrapped server sees it; rebuilt from a stored handshake."""
 
     async def request(
-        self, call: Call, method: str, params: dict[str, Any] | None
+        self, call: UpstreamCall, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Handle a request, and return its result.
 
@@ -183,7 +183,7 @@ class UpstreamPeer(Protocol):
         """
         ...
 
-    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+    async def notify(self, call: UpstreamCall, method: str, params: dict[str, Any] | None) -> None:
         """Handle a notification. Never raises for an error of the handler."""
         ...
 
@@ -254,7 +254,7 @@ class Upstream(Protocol):
         ...
 
     async def initialize(
-        self, call: Call, params: dict[str, Any] | None, outbound: Outbound
+        self, call: UpstreamCall, params: dict[str, Any] | None, outbound: Outbound
     ) -> tuple[dict[str, Any], Peer, NewPeer]:
         """Do the handshake. Return the result (with what this layer serves for every server), the
         agreed values, and the client.
@@ -284,7 +284,7 @@ class Upstream(Protocol):
         """
         ...
 
-    async def listen(self, peer: UpstreamPeer, call: Call, uris: Collection[str]) -> None:
+    async def listen(self, peer: UpstreamPeer, call: UpstreamCall, uris: Collection[str]) -> None:
         """Subscribe a session's server to these resources, and to no others. If the server refuses
         one, its changes do not arrive.
 
@@ -345,7 +345,7 @@ class Upstream(Protocol):
         ...
 
 
-CALL: ContextVar[Call | None] = ContextVar("mcp_sessions_call", default=None)
+CALL: ContextVar[UpstreamCall | None] = ContextVar("mcp_sessions_call", default=None)
 """The call that is being handled."""
 
 

@@ -41,7 +41,7 @@ from mcp_sessions.server.upstream.asks import Asks, accepts
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.copies import KEPT, Copies
 from mcp_sessions.server.upstream.held_call import HeldCall, new_outcome, what_of
-from mcp_sessions.server.upstream.port import Call, NotAskable, PeerRequest, UpstreamError
+from mcp_sessions.server.upstream.port import NotAskable, PeerRequest, UpstreamCall, UpstreamError
 from mcp_sessions.server.upstream.request_state import named
 
 logger = logging.getLogger(__name__)
@@ -60,12 +60,12 @@ _CANCELLING: Final = 5.0
 """Seconds that the cancellation of a call has."""
 
 
-class OtherReplicas(Protocol):
+class RemoteRounds(Protocol):
     async def go_on_in(
         self,
         waiting: str,
         session_id: SessionId | None,
-        call: Call,
+        call: UpstreamCall,
         method: str,
         params: dict[str, Any] | None,
     ) -> dict[str, Any] | None:
@@ -97,7 +97,7 @@ class Rounds:
         room: int | None,
         process: str | None,
         *,
-        other_replicas: OtherReplicas | None = None,
+        other_replicas: RemoteRounds | None = None,
     ) -> None:
         self._other_replicas = other_replicas
         self._process = process
@@ -124,7 +124,7 @@ class Rounds:
 
     def begin(
         self,
-        call: Call,
+        call: UpstreamCall,
         asked: PeerRequest,
         owner: Hashable,
         asks: Asks,
@@ -159,7 +159,7 @@ class Rounds:
     async def go_on(
         self,
         name: str,
-        call: Call,
+        call: UpstreamCall,
         owner: Hashable,
         method: str,
         params: dict[str, Any] | None,

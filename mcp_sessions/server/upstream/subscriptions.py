@@ -14,14 +14,14 @@ from mcp_sessions.errors import (
     INVALID_PARAMS,
     WireError,
 )
-from mcp_sessions.server.upstream.port import Call, Upstream, UpstreamError, UpstreamPeer
+from mcp_sessions.server.upstream.port import Upstream, UpstreamCall, UpstreamError, UpstreamPeer
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Around:
     _peer: UpstreamPeer
 
-    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+    async def notify(self, call: UpstreamCall, method: str, params: dict[str, Any] | None) -> None:
         await self._peer.notify(call, method, params)
 
     async def close(self) -> None:
@@ -43,7 +43,7 @@ class Subscriptions(Around):
     _remember: Callable[[str, bool], Awaitable[bool]]
 
     async def request(
-        self, call: Call, method: str, params: dict[str, Any] | None
+        self, call: UpstreamCall, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Handle a subscription, and keep it.
 
@@ -77,7 +77,7 @@ class LogLevel(Around):
     _remember: Callable[[str], Awaitable[None]]
 
     async def request(
-        self, call: Call, method: str, params: dict[str, Any] | None
+        self, call: UpstreamCall, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Set the level, and keep it.
 
@@ -96,7 +96,7 @@ class Discovery(Around):
     _advertise: Callable[[dict[str, Any]], None]
 
     async def request(
-        self, call: Call, method: str, params: dict[str, Any] | None
+        self, call: UpstreamCall, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
         result = await self._peer.request(call, method, params)
         self._advertise(result)

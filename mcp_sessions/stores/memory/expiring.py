@@ -22,7 +22,7 @@ from mcp_sessions.core.messages import encode
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import GET_STREAM, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
-from mcp_sessions.stores.memory.tables import Session, Tables
+from mcp_sessions.stores.memory.tables import MemorySession, Tables
 from mcp_sessions.stores.records import (
     SessionRecord,
 )
@@ -159,7 +159,7 @@ class Expiring(Tables):
                         log.empty()
 
 
-def _size_of(session: Session) -> int:
+def _size_of(session: MemorySession) -> int:
     logs = [session.events, *(session.streams or {}).values()]
     record, data, keys = session.record, session.data, session.keys
     return (

@@ -6,7 +6,7 @@ from mcp_sessions.core import attachment, relaying
 from mcp_sessions.core.entitlement import is_entitled
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.relaying import Carry, Relay
+from mcp_sessions.core.relaying import Carry, RelayStep
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     EVENTS,
@@ -177,8 +177,8 @@ class Events(Tables):
             fencing_epoch=fencing_epoch,
             skips=skips,
         )
-        if relays is not Relay.STORED:
-            return Relayed(missing_after=last if relays is Relay.TOO_EARLY else None)
+        if relays is not RelayStep.STORED:
+            return Relayed(missing_after=last if relays is RelayStep.TOO_EARLY else None)
         after[origin] = position
         key = event.key[1] if event.key is not None else None
         log = self._stream(session, GET_STREAM)

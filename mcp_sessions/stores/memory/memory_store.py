@@ -41,7 +41,7 @@ from mcp_sessions.stores.limits import (
 from mcp_sessions.stores.memory.expiring import Expiring, json_size
 from mcp_sessions.stores.memory.memory_ends import EndsInMemory
 from mcp_sessions.stores.memory.memory_events import Events
-from mcp_sessions.stores.memory.tables import Owner, Session
+from mcp_sessions.stores.memory.tables import MemorySession, Owner
 from mcp_sessions.stores.record_changes import (
     RecordChange,
     RenewEvents,
@@ -58,7 +58,7 @@ from mcp_sessions.stores.records import (
     Peer,
     SessionClient,
     SessionRecord,
-    State,
+    StoredState,
 )
 
 
@@ -111,7 +111,7 @@ class MemoryStore(Events, Expiring, EndsInMemory):
         if mode is not Mode.CONVERSATION:
             is_kept_whole = mode is Mode.AGENT
             log = EventLog(mint_log_epoch(), UNBOUNDED if is_kept_whole else self._window)
-        self._sessions[session_id] = Session(record, log)
+        self._sessions[session_id] = MemorySession(record, log)
         self._by_principal[principal] = owner
         owner.sessions += 1
         if life.ends_at != math.inf:
@@ -219,7 +219,7 @@ class MemoryStore(Events, Expiring, EndsInMemory):
                 assert_never(change)
         return True
 
-    def _set_filter(self, session: Session, change: SetFilter) -> None:
+    def _set_filter(self, session: MemorySession, change: SetFilter) -> None:
         check_subscriptions(change.uris, self._policy)
         record = session.record
         session.uri_bytes = sum(map(text_size, change.uris))
@@ -279,7 +279,7 @@ class MemoryStore(Events, Expiring, EndsInMemory):
         newest.update(copy.deepcopy(dict(changed)))
         sizes = (text_size(key) + json_size(value) for key, value in newest.items())
         check_state(sum(sizes), self._policy)
-        record.state = State(newest, record.state.version + 1)
+        record.state = StoredState(newest, record.state.version + 1)
         return record
 
     async def finish_request(

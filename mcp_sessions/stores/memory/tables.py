@@ -15,7 +15,7 @@ from mcp_sessions.stores.records import Data, SessionRecord
 
 
 @dataclass(slots=True)
-class Session:
+class MemorySession:
     record: SessionRecord
     events: EventLog | None
     """None: a session that no client knows of had no event yet."""
@@ -40,7 +40,7 @@ class Tables:
         self._policy = SessionPolicy()
         self._idle_times = idle_times(self._policy)
         self._window = window_of(self._policy)
-        self._sessions: dict[SessionId, Session] = {}
+        self._sessions: dict[SessionId, MemorySession] = {}
         self._by_principal: dict[Principal, Owner] = {}
         self._by_uri: dict[str, dict[SessionId, None]] = {}
         # Connection → the last event of each carried session that its GET stream has.
@@ -59,7 +59,7 @@ class Tables:
             return session.events
         return session.streams.get(stream) if session.streams is not None else None
 
-    def _stream(self, session: Session, stream: StreamName) -> EventLog:
+    def _stream(self, session: MemorySession, stream: StreamName) -> EventLog:
         if stream == EVENTS:
             if session.events is None:
                 session.events = EventLog(mint_log_epoch(), self._window)
@@ -71,7 +71,7 @@ class Tables:
             log = session.streams[stream] = EventLog(mint_log_epoch(), self._window)
         return log
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: MemorySession) -> None:
         """A session has ended: it is remembered in no list (END2)."""
         record = session.record
         del self._sessions[record.session_id]

@@ -45,7 +45,7 @@ _OF_CHANNELS = frozenset({b"message", b"subscribe", b"unsubscribe"})
 """The messages that name a channel."""
 
 
-class Sender(Protocol):
+class PubSubSender(Protocol):
     timeout: float
     counts_listeners: bool
     """Whether a server says how many receive what is published. A node of a cluster knows of its
@@ -58,7 +58,7 @@ class Sender(Protocol):
 @dataclass(eq=False, repr=False)
 class RedisExchange:
     _make: MakeConnection
-    _link: Sender
+    _link: PubSubSender
     _namespace: str
     _key_of: Callable[[SessionId], str]
     _claim_of: Callable[[SessionId, str | None, str | None], Awaitable[str | None]]
@@ -82,7 +82,7 @@ class RedisExchange:
         self._last_sign = 0.0
         self._unsettled_at = -math.inf
 
-    def use(self, make: MakeConnection, link: Sender) -> None:
+    def use(self, make: MakeConnection, link: PubSubSender) -> None:
         """Use other connections from now on. Called before ``join``."""
         self._make, self._link = make, link
 

@@ -30,7 +30,7 @@ from mcp_sessions.stores.records import (
     Peer,
     SessionClient,
     SessionRecord,
-    State,
+    StoredState,
     attachment_of,
 )
 
@@ -283,7 +283,7 @@ def record_of(
         client,
         fencing_epoch=FencingEpoch(int(fence)),
         attachment=stored_attachment(connection, fence),
-        state=State(values, version) if version else NO_STATE,
+        state=StoredState(values, version) if version else NO_STATE,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mcp_sessions.core import attachment, relaying
 from mcp_sessions.core.log import Draft, LoggedEvent
-from mcp_sessions.core.relaying import Carry, Relay
+from mcp_sessions.core.relaying import Carry, RelayStep
 from mcp_sessions.ids import (
     EVENTS,
     GET_STREAM,
@@ -133,8 +133,8 @@ class Attachments(ServedFile):
             relays, last = relaying.relay(
                 carried, last, position, fencing_epoch=fencing_epoch, skips=skips
             )
-            if relays is not Relay.STORED:
-                return Relayed(missing_after=last if relays is Relay.TOO_EARLY else None)
+            if relays is not RelayStep.STORED:
+                return Relayed(missing_after=last if relays is RelayStep.TOO_EARLY else None)
             tx.execute(
                 "UPDATE carried SET log_epoch = ?, number = ? WHERE sid = ? AND origin = ?",
                 (position.log_epoch, position.number, session.sid, origin),

@@ -29,7 +29,7 @@ from mcp_sessions.stores.records import (
     Peer,
     SessionClient,
     SessionRecord,
-    State,
+    StoredState,
     attachment_of,
 )
 from mcp_sessions.stores.sqlite import log_rows
@@ -339,7 +339,7 @@ def _record(tx: Transaction, values: Sequence[Any]) -> SessionRecord:
         ),
         fencing_epoch=FencingEpoch(row["fencing_epoch"]),
         attachment=stored_attachment(row["connection_id"], row["fencing_epoch"]),
-        state=State(load_json(row["state"]), row["state_version"]),
+        state=StoredState(load_json(row["state"]), row["state_version"]),
     )
 
 

@@ -21,7 +21,7 @@ from mcp_sessions.stores.record_changes import (
     SetStreamOpened,
     SetWaitsFrom,
 )
-from mcp_sessions.stores.records import Data, SessionRecord, State
+from mcp_sessions.stores.records import Data, SessionRecord, StoredState
 from mcp_sessions.stores.sqlite import log_rows, session_rows
 from mcp_sessions.stores.sqlite.key_rows import keys_of
 from mcp_sessions.stores.sqlite.served_file import ServedFile, is_small
@@ -126,7 +126,7 @@ class Belongings(ServedFile):
             stored = found[1]
 
             def apply(record: SessionRecord) -> None:
-                record.state = State(newest, stored.state.version)
+                record.state = StoredState(newest, stored.state.version)
 
             tx.changes.append((session_id, apply))
             return stored

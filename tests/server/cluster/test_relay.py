@@ -89,7 +89,7 @@ class Side:
             case Gone():
                 return self.relay.gone(sender, message)
 
-    async def runs_it(self, asker: Asker, _: object) -> relay.Outcome:
+    async def runs_it(self, asker: Asker, _: object) -> relay.RelayedOutcome:
         self.runs += 1
         asker.watch(self.received.append)
         await self.may_end.wait()
@@ -182,7 +182,7 @@ async def test_a_request_for_a_dead_process_did_not_run_and_of_one_that_dies_nob
 async def test_a_process_that_says_so_did_not_run_the_request() -> None:
     async with sides() as (here, there):
 
-        async def not_here(*_: object) -> relay.Outcome:
+        async def not_here(*_: object) -> relay.RelayedOutcome:
             return None, None
 
         there.serve = not_here
@@ -266,11 +266,11 @@ async def test_what_is_asked_within_a_request_waits_its_turn_and_ends_with_the_r
             await takes.wait()
             order.append(message["n"])
 
-        async def asks(asker: Asker, _: object) -> relay.Outcome:
+        async def asks(asker: Asker, _: object) -> relay.RelayedOutcome:
             await asker.update({"n": 1})
             return (await asker.ask(QUESTION, taken)).result, None
 
-        async def asked(_: Asker, __: object) -> relay.Outcome:
+        async def asked(_: Asker, __: object) -> relay.RelayedOutcome:
             order.append("asked")
             return {"yes": True}, None
 

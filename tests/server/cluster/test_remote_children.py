@@ -23,7 +23,7 @@ from mcp_sessions.server.cluster.replica_messages import (
     Result,
     Update,
 )
-from mcp_sessions.server.upstream.external.other_replicas import Asked, Lease, Served
+from mcp_sessions.server.upstream.external.other_replicas import Lease, RemoteRequest, ServedResult
 from mcp_sessions.server.upstream.external.server_messages import WAITING
 from mcp_sessions.server.upstream.port import PeerError, PeerRequest, UpstreamError
 from tests.support.children import until
@@ -97,8 +97,8 @@ class Link:
         self.relay = RequestRelay(bus)
         self.other_replicas = RemoteChildren(self.relay, nothing, nothing)
         lease = Lease(SessionId("s"), mint_request_id(THERE), False, 0.0, None)
-        work = self.other_replicas.ask(lease, call, Asked({}, "tools/call", {}, None, None))
-        self.task: asyncio.Task[Served] = asyncio.create_task(work)
+        work = self.other_replicas.ask(lease, call, RemoteRequest({}, "tools/call", {}, None, None))
+        self.task: asyncio.Task[ServedResult] = asyncio.create_task(work)
 
     async def asked(self) -> str:
         """Its name, once it was asked."""

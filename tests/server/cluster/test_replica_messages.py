@@ -27,7 +27,12 @@ from mcp_sessions.server.cluster.codec import (
     decode,
     encode,
 )
-from mcp_sessions.server.cluster.replica_messages import Ask, Message, Request, ServerChanged
+from mcp_sessions.server.cluster.replica_messages import (
+    Ask,
+    RelayedRequest,
+    ReplicaMessage,
+    ServerChanged,
+)
 from mcp_sessions.server.dispatch import cluster_handlers
 from mcp_sessions.stores.records import Peer
 
@@ -69,7 +74,7 @@ def made_of(kinds: Sequence[type[Any]], **of: st.SearchStrategy[Any]) -> st.Sear
 MESSAGES = made_of([*KINDS.values()], request=made_of([*REQUESTS.values()]))
 
 
-def read(text: bytes) -> tuple[str, Message]:
+def read(text: bytes) -> tuple[str, ReplicaMessage]:
     """Who sends a message that is known here, and the message."""
     notified = decode(text)
     assert notified is not None
@@ -143,7 +148,7 @@ def test_a_member_of_another_type_is_malformed(member: str, value: object) -> No
 
 
 @given(MESSAGES, TEXT)
-def test_a_message_is_read_as_it_was_written(message: Message, sender: str) -> None:
+def test_a_message_is_read_as_it_was_written(message: ReplicaMessage, sender: str) -> None:
     assert decode(encode(message, sender)) == (sender, message)
 
 
@@ -191,7 +196,7 @@ def arms(source: str) -> set[str]:
 
 
 def test_every_message_has_an_arm_in_the_one_handler() -> None:
-    names = {message.__name__ for message in (*get_args(Message), *get_args(Request))}
+    names = {message.__name__ for message in (*get_args(ReplicaMessage), *get_args(RelayedRequest))}
     assert names == arms(inspect.getsource(cluster_handlers))
 
 
@@ -203,8 +208,8 @@ def test_every_message_has_an_example() -> None:
 
 
 def test_no_two_messages_are_of_one_kind() -> None:
-    assert len(KINDS) == len(get_args(Message))
-    assert len(REQUESTS) == len(get_args(Request))
+    assert len(KINDS) == len(get_args(ReplicaMessage))
+    assert len(REQUESTS) == len(get_args(RelayedRequest))
 
 
 def test_every_reason_for_a_displacement_can_be_said() -> None:

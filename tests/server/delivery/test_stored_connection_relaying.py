@@ -17,7 +17,7 @@ from mcp_sessions.ids import (
 )
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.principal import ANONYMOUS
-from mcp_sessions.server.delivery.stored_connection import Relay
+from mcp_sessions.server.delivery.stored_connection import StreamRelay
 from mcp_sessions.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -34,9 +34,9 @@ class Carried(NamedTuple):
     session: SessionId
     epoch: FencingEpoch
 
-    def relay(self) -> Relay:
+    def relay(self) -> StreamRelay:
         """The way, as one more process has it."""
-        return Relay(self.store, lambda: NOW, self.connection, self.session, self.epoch)
+        return StreamRelay(self.store, lambda: NOW, self.connection, self.session, self.epoch)
 
     async def append(self, text: str) -> Position:
         """Store an event and relay it nowhere; the head."""

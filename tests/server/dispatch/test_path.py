@@ -51,7 +51,12 @@ def test_a_conversation_or_a_handle_may_find_a_session_for_it() -> None:
     by_handle = path(conversations=Conversations(handle=["echo"]))
 
     assert names(bound.alone) == names(bound.outside)
-    assert names(bound.alone) == ["Acceptance", "Conversation", "HandlerSession", "UpstreamPeers"]
+    assert names(bound.alone) == [
+        "Acceptance",
+        "ConversationStage",
+        "HandlerSession",
+        "UpstreamPeers",
+    ]
     assert by_handle.alone == by_handle.outside == by_handle.keyless
 
 
@@ -65,7 +70,7 @@ def test_every_feature_has_its_position() -> None:
         "LearnedTools",
         "Association",
         "KnownKey",
-        "Conversation",
+        "ConversationStage",
         "Gates",
         "HandlerSession",
         "Concealing",

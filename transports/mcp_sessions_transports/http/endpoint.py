@@ -26,9 +26,9 @@ from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http.handshake import HandshakeHttp
 from mcp_sessions_transports.http.io import (
     Arrivals,
-    Draining,
     Headers,
     HttpCall,
+    ServerDraining,
     send_json,
     send_text,
 )
@@ -229,7 +229,7 @@ class StreamableHttp:
                 await self._modern.serve(call)
             else:
                 await self._handshake.serve(call, draining=arrived is None)
-        except Draining:
+        except ServerDraining:
             await self._refuse(send)
         except StoreUnavailable as failed:
             # A line for each request, not a traceback: what is wrong is not in this program.

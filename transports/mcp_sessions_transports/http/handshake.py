@@ -42,9 +42,9 @@ from mcp_sessions.turns import Turns
 from mcp_sessions_transports.http.channel import NO_SCOPES, PostChannel, http_transport
 from mcp_sessions_transports.http.get import HttpGet
 from mcp_sessions_transports.http.io import (
-    Draining,
     HttpCall,
     Post,
+    ServerDraining,
     accepts,
     has_left,
     read_post,
@@ -82,7 +82,7 @@ class HandshakeHttp:
                 still be answered and cancelled: else their grace would be for nothing.
 
         Raises:
-            Draining: This is a new request.
+            ServerDraining: This is a new request.
         """
         method, send = call.scope["method"], call.send
         if method in ("GET", "DELETE") and not self._served.remembers:
@@ -124,7 +124,7 @@ class HandshakeHttp:
             return
         message = post.message
         if draining and not isinstance(message, Answer) and not message.is_notification:
-            raise Draining
+            raise ServerDraining
         joins, session_header = self._served.joint_admissions, call.session_header
         joint = None
         if joins is not None and session_header is not None and not isinstance(message, Answer):

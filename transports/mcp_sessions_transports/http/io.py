@@ -34,7 +34,7 @@ class BodyTooLarge(Exception):
     """The body is larger than the limit; the rest of it was not read."""
 
 
-class Draining(Exception):
+class ServerDraining(Exception):
     """The server is shutting down and takes nothing new."""
 
 

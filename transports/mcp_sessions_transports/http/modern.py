@@ -25,7 +25,7 @@ from mcp_sessions.errors import LimitReached, WireError
 from mcp_sessions.security import mint_connection_id
 from mcp_sessions.server.connection import ClientConnection, HttpFacts, Inbound
 from mcp_sessions.server.dispatch.modern_limits import check_modern
-from mcp_sessions.server.upstream.modern_rules import Refused, Route
+from mcp_sessions.server.upstream.modern_rules import ModernRefusal, Route
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.records import Peer
 from mcp_sessions_transports.http.io import (
@@ -81,7 +81,7 @@ class ModernHttp:
             return
         http_request = HttpRequest(call.scope, replay_body(body))
         checked = await self._served.rules.check(http_request, body)
-        if isinstance(checked, Refused):
+        if isinstance(checked, ModernRefusal):
             await _send_refused(send, checked)
         elif isinstance(checked, Notification):
             inbound, _ = self._inbound(call, Peer("", None, modern=True), http_request)
@@ -193,7 +193,7 @@ class ModernHttp:
         return Inbound(call.principal, peer, None, channel, http, route), channel
 
 
-async def _send_refused(send: Send, refused: Refused) -> None:
+async def _send_refused(send: Send, refused: ModernRefusal) -> None:
     if refused.body is None:
         await send_text(send, refused.status)
     else:

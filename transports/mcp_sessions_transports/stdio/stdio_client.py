@@ -18,7 +18,7 @@ from mcp_types import jsonrpc_message_adapter
 
 from mcp_sessions.client.dialer import Down, Failed, Failure, Json, LinkSettings, Received, Sink
 from mcp_sessions.core.messages import RequestId
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import FailureCause
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +72,12 @@ class StdioLink:
                     # The file may also be the working directory.
                     reason = f"{error.strerror}: {error.filename or self.name}"
                 text = f"{self.name} could not be started: {reason}"
-                raise Failed(Failure(Cause.UNREACHABLE, text)) from None
+                raise Failed(Failure(FailureCause.UNREACHABLE, text)) from None
             logger.debug("a child's pipes broke: %r", error)
         finally:
             self._closed.set()
         if not self._closing.is_set():
-            await sink(self, Down(Failure(Cause.CLOSED, f"{self.name} ended")))
+            await sink(self, Down(Failure(FailureCause.CLOSED, f"{self.name} ended")))
 
     async def _cancel_when_closing(self, scope: anyio.CancelScope) -> None:
         await self._closing.wait()
@@ -88,7 +88,7 @@ class StdioLink:
         try:
             await self._write.send(SessionMessage(parsed))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise Failed(Failure(Cause.CUT, f"{self.name} is gone")) from None
+            raise Failed(Failure(FailureCause.CUT, f"{self.name} is gone")) from None
 
     def configure(self, settings: LinkSettings) -> None:
         """Do nothing: the link has no settings."""

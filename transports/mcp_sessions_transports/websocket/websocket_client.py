@@ -43,7 +43,7 @@ from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.rpc import instead_of_dropped, received
 from mcp_sessions.core.messages import RequestId, encode, error_body, members_of
 from mcp_sessions.core.outline import Outline
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.errors import INVALID_REQUEST, OUTCOME_UNKNOWN
 from mcp_sessions_transports.connect_errors import reason_of, retry_after, without_credentials
 from mcp_sessions_transports.websocket.close_codes import CloseCode, should_come_back
@@ -183,7 +183,7 @@ class WebSocketLink:
             error = error_body(INVALID_REQUEST, f"Invalid request: {text}", data)
         else:
             error = error_body(OUTCOME_UNKNOWN, f"Outcome unknown: perhaps {text}", data)
-        return Failure(Cause.STATUS, text, status=413, error=error, is_answer=True)
+        return Failure(FailureCause.STATUS, text, status=413, error=error, is_answer=True)
 
     async def _was_dropped(self, sink: Sink, outline: Outline) -> None:
         answer = instead_of_dropped(outline, self.name, self._policy.max_message)
@@ -218,12 +218,12 @@ class WebSocketLink:
             status = error.response.status_code
             text = f"{self.name}: the WebSocket was refused with HTTP status {status}"
             asked = retry_after(error.response.headers.get("retry-after", ""))
-            failure = Failure(Cause.UNREACHABLE, text, status=status, retry_after=asked)
+            failure = Failure(FailureCause.UNREACHABLE, text, status=status, retry_after=asked)
             raise Failed(failure) from None
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI, WebSocketException) as error:
             reason = reason_of(error, seconds=self._policy.connect_timeout)
             text = f"{self.name}: no WebSocket: {reason}"
-            raise Failed(Failure(Cause.UNREACHABLE, text)) from None
+            raise Failed(Failure(FailureCause.UNREACHABLE, text)) from None
 
     async def _credentials(self) -> dict[str, str]:
         if self._dialer.auth is None:
@@ -249,7 +249,7 @@ class WebSocketLink:
             # The credential was good no more; a new one may be.
             again = True
         return Failure(
-            Cause.CUT if given is None else Cause.CLOSED,
+            FailureCause.CUT if given is None else FailureCause.CLOSED,
             f"{self.name}: the WebSocket was closed with {given or 'no code'}",
             may_return=again,
         )
@@ -267,7 +267,9 @@ class WebSocketLink:
             if sent.is_question and self._too_large() is sent:
                 # Before its end was out. Sent again it would cost the next connection, too.
                 raise Failed(self._refused(sent.size)) from None
-            raise Failed(Failure(Cause.CUT, f"{self.name}: the WebSocket is closed")) from None
+            raise Failed(
+                Failure(FailureCause.CUT, f"{self.name}: the WebSocket is closed")
+            ) from None
 
     def configure(self, settings: LinkSettings) -> None:
         self._headers = settings.headers

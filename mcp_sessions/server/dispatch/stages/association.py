@@ -24,7 +24,7 @@ from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.runner import RequestRunner
-from mcp_sessions.stores.records import Admitted, CurrentSession, SessionRecord, State
+from mcp_sessions.stores.records import Admitted, CurrentSession, SessionRecord, StoredState
 
 
 class Association(Stage):
@@ -68,7 +68,7 @@ class Association(Stage):
                 named, inbound, request, call.key, instead_of=call.instead_of
             )
             if opened is not None and not self._store.remembers:
-                admitted.record.state = State(*opened)
+                admitted.record.state = StoredState(*opened)
             if admitted.record.mode is not Mode.PROTOCOL:
                 raise InvalidRequest(
                     InvalidReason.MODE_CONFLICT, "this session belongs to its transport"

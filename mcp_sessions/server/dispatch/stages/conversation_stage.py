@@ -9,7 +9,7 @@ from mcp_sessions.server.dispatch.conversation_sessions import ConversationSessi
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Conversation(Stage):
+class ConversationStage(Stage):
     """Rule 3 of association: its handlers see a session, its client does not."""
 
     _conversations: ConversationSessions

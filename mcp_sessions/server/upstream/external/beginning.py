@@ -13,7 +13,7 @@ from mcp_sessions.external_server import ExternalServer
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.child_requests import ANSWERING, Refused
+from mcp_sessions.server.upstream.external.child_requests import ANSWERING, ChildRefused
 from mcp_sessions.server.upstream.external.slot import Slot
 from mcp_sessions.server.upstream.port import UpstreamError
 
@@ -99,8 +99,8 @@ async def begin(
     Raises:
         Ended: The child has ended.
         NoMeans: The machine lacks the resources to reach it.
-        UpstreamError: The child did not begin. :class:`Refused`: it lives, and answered with an
-            error.
+        UpstreamError: The child did not begin. :class:`ChildRefused`: it lives, and answered with
+            an error.
     """
     try:
         async with asyncio.timeout(server.start_timeout):
@@ -110,7 +110,7 @@ async def begin(
         why = f"it did not answer initialize in {server.start_timeout:g} seconds"
         raise not_started(await _cause(child, why)) from None
     except UpstreamError as failed:
-        if isinstance(failed, Refused) and not child.has_ended and not child.failure:
+        if isinstance(failed, ChildRefused) and not child.has_ended and not child.failure:
             raise
         said = str(failed.error.get("message")).removeprefix(f"{OutcomeUnknown.message}: ")
         kind = Ended if child.has_ended else UpstreamError

@@ -44,7 +44,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from mcp_sessions import method_names
 from mcp_sessions.core.messages import RequestId, members_of, meta_of, progress_token
 from mcp_sessions.core.nearness import own_connection
-from mcp_sessions.server.upstream.port import Call
+from mcp_sessions.server.upstream.port import UpstreamCall
 
 LATE: Final = 3.0
 """Seconds after an answer in which a child may still send messages about the request."""
@@ -88,30 +88,30 @@ def with_own_token(request_id: int, params: Mapping[str, Any] | None) -> Mapping
 
 
 class Cause(NamedTuple):
-    said: Call | None = None
+    said: UpstreamCall | None = None
     """Request that the child named. None: it named none."""
 
-    only: Call | None = None
+    only: UpstreamCall | None = None
     """Request that is the only possible one. None: others are possible."""
 
     @property
-    def known(self) -> Call | None:
+    def known(self) -> UpstreamCall | None:
         return self.said if self.said is not None else self.only
 
 
 UNKNOWN: Final = Cause()
 
 
-class Asked(Protocol):
+class SentRequest(Protocol):
     @property
-    def call(self) -> Call | None:
+    def call(self) -> UpstreamCall | None:
         """Return the call. None: the request is the layer's own."""
         ...
 
 
 @dataclass(slots=True)
 class _Request:
-    call: Call | None
+    call: UpstreamCall | None
     """None: the request is the layer's own."""
 
     names: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
@@ -129,14 +129,14 @@ class _Request:
     """
 
 
-def _source_of(call: Call | None) -> Hashable:
+def _source_of(call: UpstreamCall | None) -> Hashable:
     if call is None or call.conversation_session is not None:
         return call and call.conversation_session
     scope = getattr(call.context, "scope", None)
     return scope["client"] if scope is not None else None
 
 
-def _has_own_source(call: Call | None) -> bool:
+def _has_own_source(call: UpstreamCall | None) -> bool:
     if call is None or call.conversation_session is not None:
         return call is not None
     scope = getattr(call.context, "scope", None)
@@ -164,7 +164,7 @@ class Unanswered:
         """Whether the child asked its client for something, and knows the answer."""
 
     def sent(
-        self, request_id: RequestId, call: Call | None, params: Mapping[str, Any] | None
+        self, request_id: RequestId, call: UpstreamCall | None, params: Mapping[str, Any] | None
     ) -> None:
         request = self._awaited[request_id] = _Request(call)
         task: object = params.get("taskId") if params is not None else None
@@ -223,7 +223,7 @@ class Unanswered:
         self,
         method: str,
         params: Mapping[str, Any] | None,
-        about: Asked | None = None,
+        about: SentRequest | None = None,
         *,
         is_late: bool = False,
     ) -> Cause:

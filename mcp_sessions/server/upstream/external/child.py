@@ -49,17 +49,17 @@ from mcp_sessions.server.upstream.external.child_eras import (
 from mcp_sessions.server.upstream.external.child_reading import Reading
 from mcp_sessions.server.upstream.external.child_requests import (
     NOT_STARTED,
+    ChildRefused,
     Forgotten,
-    Refused,
-    Sender,
+    RequestSender,
     Waiting,
 )
 from mcp_sessions.server.upstream.external.child_wire import ChildWire
 from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.receiver import Client
-from mcp_sessions.server.upstream.external.server_stream import Listening
+from mcp_sessions.server.upstream.external.server_stream import ServerStream
 from mcp_sessions.server.upstream.external.unreadable import Unreadable, more_than, own_id
-from mcp_sessions.server.upstream.port import Call, PeerError, UpstreamError
+from mcp_sessions.server.upstream.port import PeerError, UpstreamCall, UpstreamError
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Child:
         self.background = Background()
         self._wire = wire
         self._era: HandshakeEra | ModernEra = HandshakeEra(self, wire)
-        self._listening: Listening | None = None
+        self._listening: ServerStream | None = None
         self._open: dict[RequestId, Waiting] = {}
         self._asked: dict[RequestId, asyncio.Task[None]] = {}
         self._last = 0
@@ -166,7 +166,7 @@ class Child:
             except UpstreamError as refused:
                 # Otherwise the request was not sent, or its outcome is unknown. A server that was
                 # tried before may have been too slow to answer.
-                is_its_own = isinstance(refused, Refused) or (
+                is_its_own = isinstance(refused, ChildRefused) or (
                     members_of(refused.error.get("data")).get("reason") != NOT_STARTED
                     and refused.error.get("code") != OUTCOME_UNKNOWN
                 )
@@ -210,7 +210,7 @@ class Child:
             return
         if self._listening is None:
             missed = partial(read_again, self)
-            self._listening = Listening(
+            self._listening = ServerStream(
                 self.background, lambda: self.client.label(), _RETRY, missed=missed
             )
         await self._listening.begin_anew(stream)
@@ -243,10 +243,10 @@ class Child:
 
     async def request(
         self,
-        call: Call | None,
+        call: UpstreamCall | None,
         method: str,
         params: Mapping[str, Any] | None,
-        sender: Sender | None = None,
+        sender: RequestSender | None = None,
     ) -> dict[str, Any]:
         """Send a request, and return its result.
 
@@ -277,7 +277,11 @@ class Child:
         self.level = level
 
     async def exchange(
-        self, request_id: int, call: Call | None, method: str, params: Mapping[str, Any] | None
+        self,
+        request_id: int,
+        call: UpstreamCall | None,
+        method: str,
+        params: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         # A caller that leaves during this wait has sent no request.
         room = self._wire.room()
@@ -312,7 +316,9 @@ class Child:
             self.unanswered.given_up(request_id)
         if answer.error is not None:
             # An answer without an id is the layer's.
-            raise Refused(answer.error) if answer.id is not None else UpstreamError(answer.error)
+            raise (
+                ChildRefused(answer.error) if answer.id is not None else UpstreamError(answer.error)
+            )
         return answer.result or {}
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:

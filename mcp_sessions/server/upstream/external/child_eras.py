@@ -24,8 +24,8 @@ from mcp_sessions.core.listen_messages import LEVELS, SUBSCRIPTION_ID
 from mcp_sessions.core.messages import Notification, error_body, members_of, meta_of
 from mcp_sessions.errors import INTERNAL_ERROR, METHOD_NOT_FOUND
 from mcp_sessions.server.upstream.external.cause import Cause
-from mcp_sessions.server.upstream.external.child_requests import ANSWERING, Sender
-from mcp_sessions.server.upstream.external.child_wire import ChildWire, Conversation
+from mcp_sessions.server.upstream.external.child_requests import ANSWERING, RequestSender
+from mcp_sessions.server.upstream.external.child_wire import ChildConnection, ChildWire
 from mcp_sessions.server.upstream.external.modern_requests import (
     Modern,
     wanted_changes,
@@ -34,7 +34,7 @@ from mcp_sessions.server.upstream.external.modern_requests import (
 )
 from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.unreadable import own_id
-from mcp_sessions.server.upstream.port import Call, UpstreamError
+from mcp_sessions.server.upstream.port import UpstreamCall, UpstreamError
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +44,15 @@ class HandshakeEra:
 
     is_modern = False
 
-    def __init__(self, child: Conversation, wire: ChildWire) -> None:
+    def __init__(self, child: ChildConnection, wire: ChildWire) -> None:
         self._child, self._wire = child, wire
 
     async def request(
         self,
-        call: Call | None,
+        call: UpstreamCall | None,
         method: str,
         params: Mapping[str, Any] | None,
-        sender: Sender | None,
+        sender: RequestSender | None,
     ) -> dict[str, Any]:
         child = self._child
         if sender is not None and sender.level in LEVELS:
@@ -113,7 +113,7 @@ class ModernEra:
 
     is_modern = True
 
-    def __init__(self, child: Conversation, wire: ChildWire, client: Mapping[str, Any]) -> None:
+    def __init__(self, child: ChildConnection, wire: ChildWire, client: Mapping[str, Any]) -> None:
         self._child, self._wire = child, wire
         self._modern = Modern(client)
         """Values that go with each request."""
@@ -132,10 +132,10 @@ class ModernEra:
 
     async def request(
         self,
-        call: Call | None,
+        call: UpstreamCall | None,
         method: str,
         params: Mapping[str, Any] | None,
-        sender: Sender | None,
+        sender: RequestSender | None,
     ) -> dict[str, Any]:
         if method == method_names.SET_LEVEL:
             self._modern.set_level((params or {}).get("level"))
@@ -151,7 +151,11 @@ class ModernEra:
         return result
 
     async def _with_inputs(
-        self, call: Call | None, method: str, params: dict[str, Any], sender: Sender | None
+        self,
+        call: UpstreamCall | None,
+        method: str,
+        params: dict[str, Any],
+        sender: RequestSender | None,
     ) -> dict[str, Any]:
         """Send a request and return its result. Questions of the server go to a client that can be
         asked; for any other client they are the result.
@@ -169,7 +173,7 @@ class ModernEra:
         return await with_inputs(params, send, ask if can_ask else None)
 
     async def _sent(
-        self, call: Call | None, method: str, params: Mapping[str, Any]
+        self, call: UpstreamCall | None, method: str, params: Mapping[str, Any]
     ) -> dict[str, Any]:
         child = self._child
 
@@ -223,12 +227,12 @@ class ModernEra:
         return METHOD_NOT_FOUND, "Method not found", method
 
 
-def _subscribe(child: Conversation, method: str, params: Mapping[str, Any] | None) -> None:
+def _subscribe(child: ChildConnection, method: str, params: Mapping[str, Any] | None) -> None:
     change = child.subscribed.add if method == method_names.SUBSCRIBE else child.subscribed.discard
     change((params or {})["uri"])
 
 
-async def read_again(child: Conversation) -> None:
+async def read_again(child: ChildConnection) -> None:
     """Have all lists and subscribed resources read again: changes during the gap are unknown."""
     for name in method_names.LISTED:
         if members_of(child.capabilities.get(name)).get("listChanged"):

@@ -14,8 +14,8 @@ from typing import Protocol
 from mcp_sessions.background import TimeSlice, give_way
 from mcp_sessions.core.messages import (
     Answer,
+    AnyMessage,
     Malformed,
-    Message,
     Notification,
     Request,
     RequestId,
@@ -74,7 +74,7 @@ class Reading:
             return None
         return self._take_message(message, about)
 
-    def _take_message(self, message: Message, about: Waiting | None) -> Later | None:
+    def _take_message(self, message: AnyMessage, about: Waiting | None) -> Later | None:
         match message:
             case Answer():
                 self._reader.answered(message)
@@ -92,7 +92,7 @@ class Reading:
         return partial(self._take_each, chain((first, second), said), len(line), about)
 
     async def _take_each(
-        self, said: Iterator[Message | Unreadable], size: int, about: Waiting | None
+        self, said: Iterator[AnyMessage | Unreadable], size: int, about: Waiting | None
     ) -> None:
         time_slice = TimeSlice()
         for each in said:
@@ -106,7 +106,7 @@ class Reading:
                 await give_way()
 
     def _take_one(
-        self, said: Message | Unreadable, size: int, about: Waiting | None
+        self, said: AnyMessage | Unreadable, size: int, about: Waiting | None
     ) -> Later | None:
         if not isinstance(said, Unreadable):
             return self._take_message(said, about)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mcp_sessions.core.messages import Answer, RequestId, error_body
 from mcp_sessions.errors import INTERNAL_ERROR
-from mcp_sessions.server.upstream.port import Call, UpstreamError
+from mcp_sessions.server.upstream.port import UpstreamCall, UpstreamError
 
 NOT_STARTED = "not_started"
 """Reason in the error of a request that was not sent."""
@@ -19,7 +19,7 @@ that the client's request continues without it.
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class RequestSender:
     client: Mapping[str, Any]
     """Params that its ``initialize`` would have."""
 
@@ -34,7 +34,7 @@ class Sender:
 class Waiting:
     request_id: RequestId
     future: asyncio.Future[Answer]
-    call: Call | None
+    call: UpstreamCall | None
     """None: the request is the layer's own."""
 
 
@@ -50,7 +50,7 @@ class NotStarted(UpstreamError):
     """There is no child to send the request to."""
 
 
-class Refused(UpstreamError):
+class ChildRefused(UpstreamError):
     """The server itself answered with that error."""
 
 
@@ -61,5 +61,5 @@ def raised_anew(failed: UpstreamError, error: dict[str, Any] | None = None) -> U
     Args:
         error: Replaces its error.
     """
-    kind = Refused if isinstance(failed, Refused) else UpstreamError
+    kind = ChildRefused if isinstance(failed, ChildRefused) else UpstreamError
     return kind(error if error is not None else failed.error)

@@ -11,8 +11,8 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, ge
 from mcp_sessions import method_names
 from mcp_sessions.core.messages import meta_of
 from mcp_sessions.server.loggable import KnownNames
-from mcp_sessions.server.upstream.external.other_replicas import Served
-from mcp_sessions.server.upstream.port import Call, UpstreamError
+from mcp_sessions.server.upstream.external.other_replicas import ServedResult
+from mcp_sessions.server.upstream.port import UpstreamCall, UpstreamError
 from mcp_sessions.server.upstream.sdk.sdk_spans import CONVERSATION, SESSION_DIGEST, is_tracing
 
 _TRACER: Final = "mcp_sessions"
@@ -28,23 +28,23 @@ class Spans:
 
     def around(
         self,
-        call: Call,
+        call: UpstreamCall,
         method: str,
         params: Mapping[str, Any] | None,
         version: object,
-        work: Awaitable[Served],
-    ) -> Awaitable[Served]:
+        work: Awaitable[ServedResult],
+    ) -> Awaitable[ServedResult]:
         return _traced(call, method, params, version, work, self._known)
 
 
 async def _traced(
-    call: Call,
+    call: UpstreamCall,
     method: str,
     params: Mapping[str, Any] | None,
     version: object,
-    work: Awaitable[Served],
+    work: Awaitable[ServedResult],
     known: KnownNames,
-) -> Served:
+) -> ServedResult:
     # An unknown name may be an id: see `mcp_sessions.server.loggable`.
     name = (params or {}).get("name")
     target = known.name(method, name) if isinstance(name, str) else None

@@ -15,7 +15,7 @@ from mcp_sessions.server.upstream.external.child_requests import Waiting
 from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.unreadable import Unreadable
-from mcp_sessions.server.upstream.port import Call
+from mcp_sessions.server.upstream.port import UpstreamCall
 
 Later = Callable[[], Coroutine[Any, Any, None]]
 """Work that has to be done, and may wait."""
@@ -24,7 +24,7 @@ SendOnce = Callable[[Mapping[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
 """Sends a request with these params once, under an id of its own, and returns its result."""
 
 
-class Conversation(Protocol):
+class ChildConnection(Protocol):
     background: Background
     """Its tasks. They end with it."""
 
@@ -110,7 +110,11 @@ class Conversation(Protocol):
     def next_id(self) -> int: ...
 
     async def exchange(
-        self, request_id: int, call: Call | None, method: str, params: Mapping[str, Any] | None
+        self,
+        request_id: int,
+        call: UpstreamCall | None,
+        method: str,
+        params: Mapping[str, Any] | None,
     ) -> dict[str, Any]: ...
 
     def was_answered(self) -> None:
@@ -132,7 +136,7 @@ class ChildWire(Protocol):
     is_in_order: bool
     """Whether it carries everything on one stream, and nothing about a request after its answer."""
 
-    def begin(self, child: Conversation) -> None:
+    def begin(self, child: ChildConnection) -> None:
         """Give the child each message from now on. Called once, before anything is sent."""
         ...
 

@@ -45,7 +45,7 @@ from mcp_sessions.server.upstream.external.beginning import (
     not_started,
 )
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.child_requests import Refused
+from mcp_sessions.server.upstream.external.child_requests import ChildRefused
 from mcp_sessions.server.upstream.external.failures import Failures
 from mcp_sessions.server.upstream.external.room import EVICTABLE, LOOKS, OF_ONE, WAITS, Room, Starts
 from mcp_sessions.server.upstream.external.server_messages import Notifier
@@ -255,7 +255,7 @@ class Children:
                 metrics.child_begun("failed")
                 self._say_now_and_then(failed.error["message"])
                 raise
-            if isinstance(failed, Refused):
+            if isinstance(failed, ChildRefused):
                 # Its error is for its client: it may be long, or quote its input.
                 code = failed.error.get("code")
                 logger.warning("%s: it refuses initialize of a client (%s)", slot.label(), code)

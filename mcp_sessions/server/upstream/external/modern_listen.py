@@ -19,11 +19,11 @@ from mcp_sessions import method_names
 from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID, Filter
 from mcp_sessions.core.messages import meta_of
 from mcp_sessions.errors import METHOD_NOT_FOUND
-from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest
+from mcp_sessions.server.upstream.port import PeerError, PeerRequest, UpstreamCall
 
 
 class Listen:
-    def __init__(self, call: Call, wanted: Filter) -> None:
+    def __init__(self, call: UpstreamCall, wanted: Filter) -> None:
         self._call = call
         self._wanted = wanted
         self._is_acknowledged = asyncio.Event()
@@ -33,8 +33,8 @@ class Listen:
         return self._wanted.uris
 
     @property
-    def call(self) -> Call:
-        return cast(Call, _Acknowledging(self._call, self._is_acknowledged))
+    def call(self) -> UpstreamCall:
+        return cast(UpstreamCall, _Acknowledging(self._call, self._is_acknowledged))
 
     async def notify(self, method: str, params: Mapping[str, Any] | None) -> None:
         if (
@@ -51,7 +51,7 @@ class Listen:
 
 
 class _Acknowledging:
-    def __init__(self, call: Call, acknowledged: asyncio.Event) -> None:
+    def __init__(self, call: UpstreamCall, acknowledged: asyncio.Event) -> None:
         self._call = call
         self._acknowledged = acknowledged
 

@@ -10,11 +10,11 @@ from mcp_sessions import method_names
 from mcp_sessions.core.client_description import ENVELOPE
 from mcp_sessions.core.messages import error_body, members_of, meta_of
 from mcp_sessions.errors import METHOD_NOT_FOUND
-from mcp_sessions.server.upstream.port import Call, UpstreamError, UpstreamPeer
+from mcp_sessions.server.upstream.port import UpstreamCall, UpstreamError, UpstreamPeer
 from mcp_sessions.server.upstream.sdk.kernel import advertise_subscriptions
 
-Served = Callable[
-    [Call, str | None, dict[str, Any] | None, str | None],
+ServeUpstream = Callable[
+    [UpstreamCall, str | None, dict[str, Any] | None, str | None],
     Awaitable[tuple[dict[str, Any], Mapping[str, Any]]],
 ]
 
@@ -35,13 +35,15 @@ _CACHED: Final = method_names.LISTING | {method_names.READ_RESOURCE}
 class ModernPeer:
     """A client of the modern era, for one request. Its child speaks the handshake era."""
 
-    _served: Served
+    _served: ServeUpstream
     """Sends a request to its child; returns the result and the child's answer to ``initialize``."""
 
-    _listens: Callable[[Call, Mapping[str, Any] | None], AbstractAsyncContextManager[Call]]
+    _listens: Callable[
+        [UpstreamCall, Mapping[str, Any] | None], AbstractAsyncContextManager[UpstreamCall]
+    ]
     """Sends the changes of its child that a listen wants."""
 
-    _listen: Callable[[Call, Collection[str]], Awaitable[None]]
+    _listen: Callable[[UpstreamCall, Collection[str]], Awaitable[None]]
     """Subscribes the child of its session to these resources, and to no others."""
 
     _make_shell: Callable[[], UpstreamPeer]
@@ -53,7 +55,7 @@ class ModernPeer:
     _shell: UpstreamPeer | None = None
 
     async def request(
-        self, call: Call, method: str, params: dict[str, Any] | None
+        self, call: UpstreamCall, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
         if method == method_names.LISTEN:
             async with self._listens(call, params) as acknowledging:
@@ -74,7 +76,7 @@ class ModernPeer:
         is_good_for_a_while = method in _CACHED and result["resultType"] == "complete"
         return _stamped(result, handshake, is_good_for_a_while)
 
-    async def _discover(self, call: Call, params: dict[str, Any] | None) -> dict[str, Any]:
+    async def _discover(self, call: UpstreamCall, params: dict[str, Any] | None) -> dict[str, Any]:
         result = await self._stand_in().request(call, method_names.DISCOVER, params)
         _, handshake = await self._served(call, None, None, None)
         result["capabilities"] = deepcopy(dict(members_of(handshake.get("capabilities"))))
@@ -85,10 +87,10 @@ class ModernPeer:
             result["instructions"] = handshake["instructions"]
         return _stamped(result, handshake, True)
 
-    async def listen(self, call: Call, uris: Collection[str]) -> None:
+    async def listen(self, call: UpstreamCall, uris: Collection[str]) -> None:
         await self._listen(call, uris)
 
-    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+    async def notify(self, call: UpstreamCall, method: str, params: dict[str, Any] | None) -> None:
         """Do nothing: the modern era has no notifications to a server."""
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ from mcp_sessions.core.messages import (
     meta_of,
 )
 from mcp_sessions.errors import INTERNAL_ERROR
-from mcp_sessions.server.upstream.external.child_requests import Sender
+from mcp_sessions.server.upstream.external.child_requests import RequestSender
 from mcp_sessions.server.upstream.port import PeerError, UpstreamError
 
 VERSION: Final = "2026-07-28"
@@ -38,7 +38,7 @@ _STATE_ONLY: Final = 0.1
 _OF_INPUT: Final = frozenset({"inputResponses", "requestState"})
 
 Send = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[dict[str, Any]]]
+AskClient = Callable[[str, Mapping[str, Any] | None], Awaitable[dict[str, Any]]]
 
 
 class Modern:
@@ -49,7 +49,7 @@ class Modern:
         self._envelope[_LEVEL] = level
 
     def params(
-        self, params: Mapping[str, Any] | None, sender: Sender | None = None
+        self, params: Mapping[str, Any] | None, sender: RequestSender | None = None
     ) -> dict[str, Any]:
         said = self._envelope if sender is None else _envelope(sender.client, sender.level)
         return {**(params or {}), "_meta": {**meta_of(params), **said}}
@@ -92,7 +92,7 @@ def _envelope(client: Mapping[str, Any], level: str | None) -> dict[str, Any]:
     return {**envelope, _LEVEL: level} if level is not None else envelope
 
 
-async def with_inputs(params: dict[str, Any], send: Send, ask: Ask | None) -> dict[str, Any]:
+async def with_inputs(params: dict[str, Any], send: Send, ask: AskClient | None) -> dict[str, Any]:
     """Send a request until it needs no more input, and return its result.
 
     Args:
@@ -121,7 +121,7 @@ async def with_inputs(params: dict[str, Any], send: Send, ask: Ask | None) -> di
     raise UpstreamError(error_body(INTERNAL_ERROR, "the server needs input without end"))
 
 
-async def _inputs(result: Mapping[str, Any], ask: Ask) -> dict[str, Any]:
+async def _inputs(result: Mapping[str, Any], ask: AskClient) -> dict[str, Any]:
     more: dict[str, Any] = {}
     answers: dict[str, Any] = {}
     for name, question in members_of(result.get("inputRequests")).items():

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Protocol
 from mcp_sessions.core.named import NAMED
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.upstream.asks import Asks
-from mcp_sessions.server.upstream.external.child_requests import Sender
-from mcp_sessions.server.upstream.port import Call, Wanted
+from mcp_sessions.server.upstream.external.child_requests import RequestSender
+from mcp_sessions.server.upstream.port import UpstreamCall, Wanted
 
-Served = tuple[dict[str, Any], Mapping[str, Any]]
+ServedResult = tuple[dict[str, Any], Mapping[str, Any]]
 """Result of a request, and the child's answer to ``initialize``."""
 
 
@@ -38,7 +38,7 @@ class Lease:
     """
 
 
-class Asked(NamedTuple):
+class RemoteRequest(NamedTuple):
     client: Mapping[str, Any]
     """Params of ``initialize``, if a child is started for it."""
 
@@ -53,10 +53,10 @@ class Asked(NamedTuple):
     """Requests that a modern-era client accepts in results. None: a client of the handshake era."""
 
     @property
-    def sender(self) -> Sender | None:
+    def sender(self) -> RequestSender | None:
         if self.asks is None:
             return None
-        return Sender(self.client, self.level, bool(self.asks) and self.method in NAMED)
+        return RequestSender(self.client, self.level, bool(self.asks) and self.method in NAMED)
 
 
 class OtherReplicas(Protocol):
@@ -81,7 +81,7 @@ class OtherReplicas(Protocol):
         """
         ...
 
-    async def ask(self, lease: Lease, call: Call, asked: Asked) -> Served:
+    async def ask(self, lease: Lease, call: UpstreamCall, asked: RemoteRequest) -> ServedResult:
         """Send a request to a child that another process has.
 
         Raises:

@@ -26,17 +26,17 @@ from mcp_sessions.server.upstream.external.failures import description_of
 from mcp_sessions.server.upstream.external.modern_listen import Listen
 from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.other_replicas import (
-    Asked,
     Lease,
     Moved,
     OtherReplicas,
-    Served,
+    RemoteRequest,
+    ServedResult,
 )
 from mcp_sessions.server.upstream.external.sharing import Sessionless, Sharing
 from mcp_sessions.server.upstream.external.slot import Clients, Services, Slot
 from mcp_sessions.server.upstream.external.subscribers import Subscribers
 from mcp_sessions.server.upstream.external.takeover import hand_over, spare, take_over
-from mcp_sessions.server.upstream.port import Call, Outbound, UpstreamError, Wanted
+from mcp_sessions.server.upstream.port import Outbound, UpstreamCall, UpstreamError, Wanted
 from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstream
 
 Json = dict[str, Any]
@@ -93,13 +93,17 @@ class ExternalPeer:
     """The same client outside of its session."""
 
     _asks: Asks | None = None
-    """Requests that the client accepts in results, as in :attr:`Asked.asks`."""
+    """Requests that the client accepts in results, as in :attr:`RemoteRequest.asks`."""
 
     _came_back: bool = field(init=False, default=False)
     """Whether an unused child of its connection was already released."""
 
     async def request(
-        self, call: Call, method: str, params: dict[str, Any] | None, level: str | None = "debug"
+        self,
+        call: UpstreamCall,
+        method: str,
+        params: dict[str, Any] | None,
+        level: str | None = "debug",
     ) -> dict[str, Any]:
         """Send a request to the client's child, and return its result.
 
@@ -109,8 +113,12 @@ class ExternalPeer:
         return (await self.served(call, method, params, level))[0]
 
     async def served(
-        self, call: Call, method: str | None, params: dict[str, Any] | None, level: str | None
-    ) -> Served:
+        self,
+        call: UpstreamCall,
+        method: str | None,
+        params: dict[str, Any] | None,
+        level: str | None,
+    ) -> ServedResult:
         """Send a request to its child, in this process or another; see :meth:`request`.
 
         Args:
@@ -129,9 +137,13 @@ class ExternalPeer:
         return served
 
     async def _served(
-        self, call: Call, method: str | None, params: dict[str, Any] | None, level: str | None
-    ) -> Served:
-        asked = Asked(self._client, method, params, level, self._asks)
+        self,
+        call: UpstreamCall,
+        method: str | None,
+        params: dict[str, Any] | None,
+        level: str | None,
+    ) -> ServedResult:
+        asked = RemoteRequest(self._client, method, params, level, self._asks)
         other_replicas = self._wrapped.other_replicas
         if other_replicas is None:
             return await self.here(call, asked, None)
@@ -151,7 +163,9 @@ class ExternalPeer:
                 # The request was not sent.
                 continue
 
-    async def here(self, call: Call, asked: Asked, lease: Lease | None) -> Served:
+    async def here(
+        self, call: UpstreamCall, asked: RemoteRequest, lease: Lease | None
+    ) -> ServedResult:
         """Send a request to its child in this process.
 
         Args:
@@ -189,7 +203,7 @@ class ExternalPeer:
             child = sharing.child(key)
         return result, child.result if child is not None else {}
 
-    async def _discovered(self, slot: Slot, call: Call) -> Child:
+    async def _discovered(self, slot: Slot, call: UpstreamCall) -> Child:
         """Return a child that describes the server. If there is no room for its own, another child
         of its principal outside of sessions gives the same description.
         """
@@ -210,7 +224,7 @@ class ExternalPeer:
     async def _subscribe(
         self,
         slot: Slot,
-        call: Call,
+        call: UpstreamCall,
         method: str,
         params: dict[str, Any],
         check: Callable[[], Awaitable[None]] | None,
@@ -242,7 +256,7 @@ class ExternalPeer:
     async def _listen(
         self,
         slot: Slot,
-        call: Call,
+        call: UpstreamCall,
         wanted: Filter,
         check: Callable[[], Awaitable[None]] | None,
     ) -> dict[str, Any]:
@@ -253,7 +267,7 @@ class ExternalPeer:
         await slot.settle(changed | wanted.uris, call.principal)
         return {}
 
-    async def listen(self, call: Call, uris: Collection[str]) -> None:
+    async def listen(self, call: UpstreamCall, uris: Collection[str]) -> None:
         """Subscribe its session's child to these resources, and to no others.
 
         Raises:
@@ -266,7 +280,9 @@ class ExternalPeer:
             await self._served(call, method_names.LISTEN, wanted, None)
 
     @asynccontextmanager
-    async def listens(self, call: Call, params: Mapping[str, Any] | None) -> AsyncGenerator[Call]:
+    async def listens(
+        self, call: UpstreamCall, params: Mapping[str, Any] | None
+    ) -> AsyncGenerator[UpstreamCall]:
         """Deliver the changes that a listen outside of sessions wants, as long as it lasts.
 
         Yields:
@@ -289,7 +305,7 @@ class ExternalPeer:
         finally:
             self._wrapped.children.remove_listener(slot, listen)
 
-    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+    async def notify(self, call: UpstreamCall, method: str, params: dict[str, Any] | None) -> None:
         """Send a notification to a child that runs and serves this client only (rule 7 of
         ``cause.py``).
         """
@@ -316,7 +332,7 @@ class ExternalPeer:
         if self._session_id is None and self._outbound is not None:
             self._wrapped.children.remove(self)
 
-    async def shakes_hands(self, call: Call) -> Child:
+    async def shakes_hands(self, call: UpstreamCall) -> Child:
         """Return a child for the answer to the handshake: its own, which is started if there is
         none.
 
@@ -333,7 +349,7 @@ class ExternalPeer:
             alike = children.alike(slot.client, call.principal)
         return slot.living or alike or await slot.started(call.principal)
 
-    def slot(self, call: Call, inherited: Wanted | None = None) -> Slot:
+    def slot(self, call: UpstreamCall, inherited: Wanted | None = None) -> Slot:
         who = self._who(call)
         key = self._key(call, who)
         is_one_client = self._wrapped.children.server.per == "session" and not isinstance(
@@ -354,7 +370,7 @@ class ExternalPeer:
             slot.outbounds[who] = self._outbound
         return slot
 
-    def _begun(self, key: Hashable, call: Call, make: Callable[[], Slot]) -> Slot:
+    def _begun(self, key: Hashable, call: UpstreamCall, make: Callable[[], Slot]) -> Slot:
         """Make a slot. A new session takes the child that its client used before, if that was used
         for nothing else (``takeover.py``).
         """
@@ -392,7 +408,7 @@ class ExternalPeer:
             return self._session_id
         return self if self._outbound is not None else None
 
-    def _key(self, call: Call, who: Hashable) -> Hashable:
+    def _key(self, call: UpstreamCall, who: Hashable) -> Hashable:
         match self._wrapped.children.server.per:
             case "shared":
                 return None
@@ -403,7 +419,7 @@ class ExternalPeer:
                     return self._wrapped.sharing.key(who, self._asks, self._description)
                 return who
 
-    def _who(self, call: Call) -> Hashable:
+    def _who(self, call: UpstreamCall) -> Hashable:
         if call.conversation_session is not None:
             return call.conversation_session
         if self._session_id is not None:

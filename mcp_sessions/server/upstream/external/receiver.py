@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
-from mcp_sessions.server.upstream.port import Call, OnProgress
+from mcp_sessions.server.upstream.port import OnProgress, UpstreamCall
 
 
 class Client(Protocol):
@@ -22,7 +22,7 @@ class Client(Protocol):
         """
         ...
 
-    async def reported(self, call: Call, params: dict[str, Any]) -> None:
+    async def reported(self, call: UpstreamCall, params: dict[str, Any]) -> None:
         """Take progress of a request.
 
         Args:

@@ -44,7 +44,7 @@ Raises:
 """
 
 
-class Listening:
+class ServerStream:
     def __init__(
         self,
         background: Background,

@@ -36,10 +36,10 @@ from mcp_sessions.errors import INTERNAL_ERROR, LIMIT_REACHED
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.asks import Asks, kind_of
 from mcp_sessions.server.upstream.external.child import Child
-from mcp_sessions.server.upstream.external.child_requests import NotStarted, Sender
+from mcp_sessions.server.upstream.external.child_requests import NotStarted, RequestSender
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.slot import Slot
-from mcp_sessions.server.upstream.port import Call, UpstreamError
+from mcp_sessions.server.upstream.port import UpstreamCall, UpstreamError
 from mcp_sessions.server.upstream.rounds import Rounds
 
 
@@ -105,8 +105,8 @@ class Sharing:
     async def request(
         self,
         find: Callable[[], Slot],
-        call: Call,
-        sender: Sender | None,
+        call: UpstreamCall,
+        sender: RequestSender | None,
         method: str,
         params: dict[str, Any] | None,
     ) -> dict[str, Any]:
@@ -125,8 +125,8 @@ class Sharing:
     async def _request(
         self,
         first: Slot,
-        call: Call,
-        sender: Sender | None,
+        call: UpstreamCall,
+        sender: RequestSender | None,
         method: str,
         params: dict[str, Any] | None,
     ) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Sharing:
         living = (slot.living for slot in slots)
         return next((child for child in living if child is not None), None)
 
-    def _own(self, first: Slot, key: Sessionless, sender: Sender | None) -> Slot | None:
+    def _own(self, first: Slot, key: Sessionless, sender: RequestSender | None) -> Slot | None:
         """Return a slot without requests that must not share with this one. None: it has to
         share.
         """
@@ -207,13 +207,13 @@ def _is_anothers(key: Hashable, own: Sessionless) -> bool:
     )
 
 
-def _fits(slot: Slot, sender: Sender | None) -> bool:
+def _fits(slot: Slot, sender: RequestSender | None) -> bool:
     if not slot.calls or (slot.living is not None and slot.living.always_says_cause):
         return True
     return not any(_is_notified(each) for each in (sender, *slot.calls.values()))
 
 
-def _is_notified(sender: Sender | None) -> bool:
+def _is_notified(sender: RequestSender | None) -> bool:
     return sender is not None and (sender.is_asked or sender.level is not None)
 
 

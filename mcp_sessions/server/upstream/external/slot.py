@@ -22,10 +22,10 @@ from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import (
     ANSWERING,
+    ChildRefused,
     Forgotten,
     NotStarted,
-    Refused,
-    Sender,
+    RequestSender,
     raised_anew,
 )
 from mcp_sessions.server.upstream.external.failures import description_of
@@ -33,11 +33,11 @@ from mcp_sessions.server.upstream.external.server_messages import Notifier, Way
 from mcp_sessions.server.upstream.external.subscribers import Subscribers
 from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
-    Call,
     OnProgress,
     Outbound,
     PeerError,
     PeerRequest,
+    UpstreamCall,
     UpstreamError,
 )
 
@@ -107,8 +107,8 @@ class Slot:
     )
     """Ways to the clients, by session or by peer."""
 
-    calls: dict[Call, Sender | None] = field(
-        init=False, default_factory=dict[Call, "Sender | None"]
+    calls: dict[UpstreamCall, RequestSender | None] = field(
+        init=False, default_factory=dict[UpstreamCall, "RequestSender | None"]
     )
     """Running calls, and the modern-era client of each."""
 
@@ -162,8 +162,8 @@ class Slot:
 
     async def request(
         self,
-        call: Call,
-        sender: Sender | None,
+        call: UpstreamCall,
+        sender: RequestSender | None,
         method: str,
         params: dict[str, Any] | None,
         check: Callable[[], Awaitable[None]] | None = None,
@@ -228,7 +228,7 @@ class Slot:
         started = task.result()
         if isinstance(started, UpstreamError):
             failed = raised_anew(started)
-            raise failed if isinstance(failed, Refused) else NotStarted(failed.error)
+            raise failed if isinstance(failed, ChildRefused) else NotStarted(failed.error)
         return started
 
     async def _started(self, principal: Principal) -> Child | UpstreamError:
@@ -343,7 +343,7 @@ class Slot:
             for who, outbound in list(self.outbounds.items()):
                 await self._deliver((self.key, who), outbound.notify, method, params)
 
-    def _hearers(self, method: str, cause: Cause) -> Iterable[Call]:
+    def _hearers(self, method: str, cause: Cause) -> Iterable[UpstreamCall]:
         """Return the calls that may get a message that is no change, the best first."""
         if self.clients.is_one_client:
             # If the child names no call, the newest one counts.
@@ -357,14 +357,14 @@ class Slot:
             return ()
         return (call,)
 
-    def _least(self, sender: Sender | None) -> str | None:
+    def _least(self, sender: RequestSender | None) -> str | None:
         if sender is not None:
             return sender.level
         # A child has one level. It is filtered only for a client that wants less than another one.
         says = self.child.level if self.child is not None else self.level
         return self.level if self.level is not None and self.level != says else LEVELS[0]
 
-    async def reported(self, call: Call, params: dict[str, Any]) -> None:
+    async def reported(self, call: UpstreamCall, params: dict[str, Any]) -> None:
         await self._deliver(
             call, lambda _, members: call.report(members or {}), method_names.PROGRESS, params
         )
@@ -426,7 +426,7 @@ class Slot:
                 failed = refused
 
     async def _asked_there(
-        self, method: str, params: dict[str, Any] | None, about: Call | None
+        self, method: str, params: dict[str, Any] | None, about: UpstreamCall | None
     ) -> dict[str, Any]:
         asked = [call for call, sender in self.calls.items() if sender and sender.is_asked]
         if not asked:

@@ -30,8 +30,8 @@ from typing import Any, Final, cast
 import orjson
 
 from mcp_sessions.core.messages import (
+    AnyMessage,
     Malformed,
-    Message,
     RequestId,
     decode,
     decode_with_surrogates,
@@ -108,7 +108,7 @@ def own_id(given: object) -> int | None:
     return given if isinstance(given, int) and not isinstance(given, bool) else None
 
 
-def messages_of(line: bytes) -> Iterator[Message | Unreadable]:
+def messages_of(line: bytes) -> Iterator[AnyMessage | Unreadable]:
     """Return the messages in a text that is not one. They may stand in an array (which 2025-03-26
     allows), behind a byte order mark, or have members that mean nothing. A part that is no message
     comes as `Unreadable`.
@@ -141,7 +141,7 @@ def _elements(value: object) -> Iterator[object]:
             yield said
 
 
-def _each_of(line: bytes) -> Iterator[Message | Unreadable]:
+def _each_of(line: bytes) -> Iterator[AnyMessage | Unreadable]:
     first = line.lstrip()[:1]
     at = 0
     while (start := _next(line, at, first)) is not None:
@@ -208,7 +208,7 @@ def _end_of(line: bytes, start: int) -> tuple[int, bool]:
     return len(line), False
 
 
-def _one_of(said: bytes) -> Message | Unreadable:
+def _one_of(said: bytes) -> AnyMessage | Unreadable:
     try:
         value = _decoded(said)
     except ValueError:
@@ -273,7 +273,7 @@ def _decoded(line: bytes) -> object:
         return value
 
 
-def _message_of(value: object) -> Message | Unreadable:
+def _message_of(value: object) -> AnyMessage | Unreadable:
     members = dict(members_of(value))
     replies = is_reply(value)
     if replies:

@@ -4,12 +4,12 @@ import asyncio
 from typing import Any
 
 from mcp_sessions.errors import INVALID_REQUEST
-from mcp_sessions.server.upstream.port import Call, Outbound, PeerError, PeerRequest
+from mcp_sessions.server.upstream.port import Outbound, PeerError, PeerRequest, UpstreamCall
 
 
 class Unsure:
     def __init__(self) -> None:
-        self.questions: dict[asyncio.Timeout, list[Call]] = {}
+        self.questions: dict[asyncio.Timeout, list[UpstreamCall]] = {}
         """Time limits of the questions → the calls that each may be about."""
 
     async def ask(self, asked: PeerRequest, way: Outbound) -> dict[str, Any]:
@@ -29,7 +29,7 @@ class Unsure:
         except TimeoutError:
             raise PeerError(INVALID_REQUEST, "the request that asks has ended") from None
 
-    def remove(self, call: Call) -> None:
+    def remove(self, call: UpstreamCall) -> None:
         """End the questions that were about this call only. Others continue."""
         for limit, calls in self.questions.items():
             if call in calls:

@@ -38,8 +38,8 @@ from mcp_sessions.server.upstream.external.trial import (
 )
 from mcp_sessions.server.upstream.port import (
     NOTHING_WANTED,
-    Call,
     Outbound,
+    UpstreamCall,
     UpstreamError,
     UpstreamPeer,
     Wanted,
@@ -148,7 +148,7 @@ class ExternalUpstream:
         return ExternalPeer(self._wrapped, client, way, session_id, wanted, was_served, outside)
 
     async def initialize(
-        self, call: Call, params: dict[str, Any] | None, outbound: Outbound
+        self, call: UpstreamCall, params: dict[str, Any] | None, outbound: Outbound
     ) -> tuple[dict[str, Any], Peer, ExternalPeer]:
         # This refuses params that are no handshake.
         _, checked, stand_in = await self._wrapped.shell.initialize(call, params, outbound)
@@ -217,7 +217,7 @@ class ExternalUpstream:
     async def leave(self, grace: float) -> None:
         await self.children.leave(grace)
 
-    async def listen(self, peer: UpstreamPeer, call: Call, uris: Collection[str]) -> None:
+    async def listen(self, peer: UpstreamPeer, call: UpstreamCall, uris: Collection[str]) -> None:
         if not isinstance(peer, ModernPeer):
             raise AssertionError("only a client of the modern era listens")
         try:

@@ -26,8 +26,8 @@ from mcp_sessions.core.client_description import described
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.upstream.port import (
-    Call,
     Outbound,
+    UpstreamCall,
     UpstreamError,
     UpstreamPeer,
 )
@@ -137,7 +137,7 @@ class SdkUpstream:
             raise UpstreamError(error_of(failed, modern=True)) from failed
 
     async def initialize(
-        self, call: Call, params: dict[str, Any] | None, outbound: Outbound
+        self, call: UpstreamCall, params: dict[str, Any] | None, outbound: Outbound
     ) -> tuple[dict[str, Any], Peer, SdkPeer]:
         connection = Connection.for_loop(SdkOutbound(outbound))
         peer = self._peers.peer_on(connection)
@@ -217,7 +217,7 @@ class SdkUpstream:
     async def leave(self, grace: float) -> None:
         """Do nothing: the server runs already."""
 
-    async def listen(self, peer: UpstreamPeer, call: Call, uris: Collection[str]) -> None:
+    async def listen(self, peer: UpstreamPeer, call: UpstreamCall, uris: Collection[str]) -> None:
         """Do nothing: the server publishes its changes by itself."""
 
     async def session_ended(self, session_id: SessionId, *, sleeps: bool = False) -> None:

@@ -34,7 +34,7 @@ from starlette.requests import Request as HttpRequest
 from mcp_sessions import method_names
 from mcp_sessions.core.messages import Notification, Request, decode, error_body, members_of
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
-from mcp_sessions.server.upstream.modern_rules import Refused
+from mcp_sessions.server.upstream.modern_rules import ModernRefusal
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
 
 SchemaOf = Callable[[str], Mapping[str, Any] | None]
@@ -65,7 +65,7 @@ class SdkModernRules:
 
     async def check(
         self, http_request: HttpRequest, body: bytes
-    ) -> tuple[Request, InboundModernRoute] | Notification | Refused:
+    ) -> tuple[Request, InboundModernRoute] | Notification | ModernRefusal:
         """Check a body. A notification of a served version is returned for us to handle; the SDK
         acknowledges and drops it.
         """
@@ -151,7 +151,7 @@ class SdkModernRules:
             return route.code, route.message, route.data
         return route
 
-    def header_mismatch(self, request_id: str | int) -> Refused:
+    def header_mismatch(self, request_id: str | int) -> ModernRefusal:
         text = "Mcp-Session-Id does not match the session in _meta"
         return _refused(request_id, error_body(HEADER_MISMATCH, text))
 
@@ -167,7 +167,9 @@ def _decoded(body: bytes) -> Any:
         return json.loads(body)
 
 
-def _notification(decoded: dict[str, Any], http_request: HttpRequest) -> Notification | Refused:
+def _notification(
+    decoded: dict[str, Any], http_request: HttpRequest
+) -> Notification | ModernRefusal:
     try:
         notification = JSONRPCNotification.model_validate(decoded)
     except ValidationError:
@@ -179,14 +181,14 @@ def _notification(decoded: dict[str, Any], http_request: HttpRequest) -> Notific
     return Notification(notification.method, notification.params)
 
 
-def _rejected(request_id: str | int | None, rejection: InboundLadderRejection) -> Refused:
+def _rejected(request_id: str | int | None, rejection: InboundLadderRejection) -> ModernRefusal:
     error = error_body(rejection.code, rejection.message, rejection.data)
     return _refused(request_id, error)
 
 
-def _refused(request_id: str | int | None, error: dict[str, Any]) -> Refused:
+def _refused(request_id: str | int | None, error: dict[str, Any]) -> ModernRefusal:
     """Write an error as the SDK's modern entry does: an unknown id comes last, as null."""
     message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "error": error}
     if request_id is None:
         message = {"jsonrpc": "2.0", "error": error, "id": None}
-    return Refused(status_of(error["code"]), dumps(message))
+    return ModernRefusal(status_of(error["code"]), dumps(message))

@@ -39,9 +39,9 @@ from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.server.upstream.port import (
     CALL,
     NOTHING_WANTED,
-    Call,
     Outbound,
     StoreFailedHandler,
+    UpstreamCall,
     UpstreamError,
     UpstreamPeer,
     Wanted,
@@ -145,7 +145,7 @@ class SdkPeer:
     _runner: Runner | None = None
 
     async def request(
-        self, call: Call, method: str, params: dict[str, Any] | None
+        self, call: UpstreamCall, method: str, params: dict[str, Any] | None
     ) -> dict[str, Any]:
         CALL.set(call)
         response, stream = call.response, call.get_stream
@@ -181,7 +181,7 @@ class SdkPeer:
                 raise StoreFailedHandler(lost) from failed
             raise UpstreamError(error_of(failed, modern=self.modern)) from failed
 
-    async def notify(self, call: Call, method: str, params: dict[str, Any] | None) -> None:
+    async def notify(self, call: UpstreamCall, method: str, params: dict[str, Any] | None) -> None:
         CALL.set(call)
         self._runner = runner = self._runner_of(self._connection, params, self._runner)
         metadata = ServerMessageMetadata(request_context=call.context)

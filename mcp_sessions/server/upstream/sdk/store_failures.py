@@ -17,7 +17,7 @@ from typing import Any
 from mcp.shared.exceptions import MCPError
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.server.upstream.port import Call
+from mcp_sessions.server.upstream.port import UpstreamCall
 
 _CRASHES = (
     "Error executing tool",
@@ -78,7 +78,9 @@ def failed_with(raised: Exception) -> StoreUnavailable | None:
     return failure_in(raised)
 
 
-def crashed_with(call: Call, name: object, result: Mapping[str, Any]) -> StoreUnavailable | None:
+def crashed_with(
+    call: UpstreamCall, name: object, result: Mapping[str, Any]
+) -> StoreUnavailable | None:
     """Return the failure of the store that made a tool crash. None: it did not crash, or handled
     it.
 

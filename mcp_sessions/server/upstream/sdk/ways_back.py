@@ -15,11 +15,11 @@ from mcp.shared.transport_context import TransportContext
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.server.upstream.port import (
-    Call,
     NotAskable,
     Outbound,
     PeerError,
     PeerRequest,
+    UpstreamCall,
     note_store_failure,
 )
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, repr=False)
 class CallContext:
-    _call: Call
+    _call: UpstreamCall
     request_id: str | int | None
     """None: a notification."""
 
@@ -111,9 +111,9 @@ class ModernOutbound:
 
     def __init__(self, outbound: Outbound | None) -> None:
         self._outbound = outbound
-        self._call: Call | None = None
+        self._call: UpstreamCall | None = None
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: UpstreamCall) -> None:
         self._call = call
 
     async def send_raw_request(

@@ -26,7 +26,7 @@ from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Forgotten, Waiting
-from mcp_sessions.server.upstream.external.child_wire import Conversation, Later, SendOnce
+from mcp_sessions.server.upstream.external.child_wire import ChildConnection, Later, SendOnce
 from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
 from mcp_sessions.server.upstream.external.slot import Slot
@@ -142,7 +142,7 @@ class StdioWire:
     """
 
     is_in_order = True
-    _child: Conversation
+    _child: ChildConnection
 
     def __init__(
         self, process: ChildProcess, longest: int, *, ended: Callable[[], None] | None = None
@@ -157,7 +157,7 @@ class StdioWire:
         self._is_stopping = False
         self._dying: asyncio.Task[None] | None = None
 
-    def begin(self, child: Conversation) -> None:
+    def begin(self, child: ChildConnection) -> None:
         self._child = child
         self._process.output.read(
             self._longest, self._take_line, self._output_ended, child.background

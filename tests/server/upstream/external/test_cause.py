@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.upstream.external import cause
 from mcp_sessions.server.upstream.external.cause import BEHIND, LATE, Unanswered
-from mcp_sessions.server.upstream.port import Call
+from mcp_sessions.server.upstream.port import UpstreamCall
 from tests.support.puppets import (
     QUESTION,
     Json,
@@ -348,7 +348,7 @@ def test_only_a_child_of_one_client_is_sent_its_notifications(per: str) -> None:
 
 # --- what is known of one child ------------------------------------------------------------------
 
-A, B = (cast(Call, PuppetCall(name)) for name in "AB")
+A, B = (cast(UpstreamCall, PuppetCall(name)) for name in "AB")
 
 
 @pytest.fixture
@@ -452,9 +452,9 @@ def test_a_client_that_calls_twice_on_a_connection_gets_the_log_of_both(
 ) -> None:
     """Outside of sessions, too. Another connection may be another client's."""
 
-    def call(port: int) -> Call:
+    def call(port: int) -> UpstreamCall:
         scope = {"client": ("127.0.0.1", port), "headers": [(b"host", b"127.0.0.1")]}
-        return cast(Call, PuppetCall("A", context=SimpleNamespace(scope=scope)))
+        return cast(UpstreamCall, PuppetCall("A", context=SimpleNamespace(scope=scope)))
 
     unanswered = logging_late(now)
     first, second, others = call(50_000), call(50_000), call(50_001)
@@ -470,7 +470,9 @@ def test_what_another_session_was_answered_counts_also_against_a_later_request(
 ) -> None:
     """The last answer may be one of the same session."""
     unanswered = logging_late(now)
-    one, two = (cast(Call, PuppetCall("B", conversation_session=SessionId("s"))) for _ in range(2))
+    one, two = (
+        cast(UpstreamCall, PuppetCall("B", conversation_session=SessionId("s"))) for _ in range(2)
+    )
     unanswered.sent(1, A, {})
     unanswered.answered(1)
     unanswered.sent(2, one, {})
@@ -511,7 +513,9 @@ def test_requests_of_one_address_count_against_each_other_behind_a_proxy(
     share its connection.
     """
     scope = {"client": ("192.0.2.1", port), "headers": [(b"x-forwarded-for", b"192.0.2.1")]}
-    a, b = (cast(Call, PuppetCall(who, context=SimpleNamespace(scope=scope))) for who in "AB")
+    a, b = (
+        cast(UpstreamCall, PuppetCall(who, context=SimpleNamespace(scope=scope))) for who in "AB"
+    )
     unanswered = Unanswered()
     unanswered.sent(1, a, {})
     unanswered.sent(2, b, {})
@@ -523,7 +527,9 @@ def test_requests_of_one_address_count_against_each_other_behind_a_proxy(
 
 def test_requests_of_one_session_do_not_count_against_each_other(now: list[float]) -> None:
     unanswered = logging_late(now)
-    one, two = (cast(Call, PuppetCall("A", conversation_session=SessionId("s"))) for _ in range(2))
+    one, two = (
+        cast(UpstreamCall, PuppetCall("A", conversation_session=SessionId("s"))) for _ in range(2)
+    )
     unanswered.sent(1, one, {})
     unanswered.sent(2, two, {})
     unanswered.answered(2)

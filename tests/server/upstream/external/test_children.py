@@ -10,7 +10,7 @@ import pytest
 from mcp_sessions import StdioServer
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.external import child
-from mcp_sessions.server.upstream.external.child_requests import Refused
+from mcp_sessions.server.upstream.external.child_requests import ChildRefused
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.slot import ONE_CLIENT, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -89,7 +89,7 @@ async def test_what_is_asked_to_others_as_well_is_bounded_and_keeps_nothing_of_w
         assert await client.text("count") == "1"
         ((_, slot),) = of._slots.items()  # pyright: ignore[reportPrivateUsage]
         await of._vacate(slot)  # pyright: ignore[reportPrivateUsage]
-        long = Refused({"code": -32010, "message": "no " * 1_000_000, "data": "x" * 100})
+        long = ChildRefused({"code": -32010, "message": "no " * 1_000_000, "data": "x" * 100})
 
         async def refuses(*_: object) -> None:
             raise long

@@ -19,10 +19,10 @@ from mcp.client import Client
 from mcp_sessions import Conversations, HTTPServer, SessionLayer, StdioServer
 from mcp_sessions.server.upstream.call_in_rounds import CallInRounds
 from mcp_sessions.server.upstream.external.cause import Cause
-from mcp_sessions.server.upstream.external.child_requests import Sender
+from mcp_sessions.server.upstream.external.child_requests import RequestSender
 from mcp_sessions.server.upstream.external.server_messages import Notifier
 from mcp_sessions.server.upstream.external.slot import Clients, Services, Slot
-from mcp_sessions.server.upstream.port import Call, PeerError, PeerRequest
+from mcp_sessions.server.upstream.port import PeerError, PeerRequest, UpstreamCall
 from tests.house.source import ROOT
 from tests.server.upstream.external.test_upstream import calls, user
 from tests.support.children import child, child_world, is_alive, until
@@ -267,13 +267,15 @@ async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_
         raise AssertionError("nothing is started, and nothing announced")
 
     slot = Slot(Services(none, none, Notifier(), "the server"), None, {}, Clients())
-    calls = [CallInRounds(cast(Call, SimpleNamespace(request_id=n)), ELICITS) for n in range(2)]
-    sender = Sender({}, None, is_asked=True)
-    slot.calls.update(dict.fromkeys(cast("list[Call]", calls), sender))
+    calls = [
+        CallInRounds(cast(UpstreamCall, SimpleNamespace(request_id=n)), ELICITS) for n in range(2)
+    ]
+    sender = RequestSender({}, None, is_asked=True)
+    slot.calls.update(dict.fromkeys(cast("list[UpstreamCall]", calls), sender))
     with pytest.raises(PeerError) as refused:
         await slot.asked("elicitation/create", {}, None)
     assert refused.value.code == -32600
-    cause = Cause(said=cast(Call, calls[0]))
+    cause = Cause(said=cast(UpstreamCall, calls[0]))
     asking = asyncio.create_task(slot.asked("elicitation/create", {}, None, cause))
     assert await calls[0].turn() == {"1": {"method": "elicitation/create", "params": {}}}
     calls[0].end()
@@ -284,7 +286,7 @@ async def test_where_several_calls_of_different_clients_run_nobody_is_asked_for_
 
 async def test_a_call_that_is_given_up_leaves_nothing_of_its_request_in_memory() -> None:
     """Also before the collector of cycles runs: what it holds may be large."""
-    call = CallInRounds(cast(Call, SimpleNamespace(request_id=1)), ELICITS)
+    call = CallInRounds(cast(UpstreamCall, SimpleNamespace(request_id=1)), ELICITS)
     held = weakref.ref(call)
     asking = asyncio.create_task(call.send_request(PeerRequest("elicitation/create", {})))
     gc.disable()

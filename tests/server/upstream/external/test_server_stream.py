@@ -7,8 +7,8 @@ import pytest
 from mcp_sessions.background import Background
 from mcp_sessions.server.upstream.external.reopening import LEAST, Reopening
 from mcp_sessions.server.upstream.external.server_stream import (
-    Listening,
     ReadStream,
+    ServerStream,
     StreamReceiver,
 )
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -47,7 +47,7 @@ async def opened_in_ten_minutes(read_stream: ReadStream, *, answers: bool = Fals
         return await read_stream(receiver)
 
     background = Background()
-    listening = Listening(background, somebody, 1.0, missed=missed)
+    listening = ServerStream(background, somebody, 1.0, missed=missed)
     await listening.begin_anew(counted)
     for _ in range(round(TEN_MINUTES * 10)):
         await asyncio.sleep(0.1)
@@ -86,7 +86,7 @@ async def test_one_that_could_not_be_opened_is_as_soon_as_its_server_answers_som
         raise UpstreamError({"code": -32603, "message": "away"})
 
     background = Background()
-    listening = Listening(background, somebody, 1.0, missed=missed)
+    listening = ServerStream(background, somebody, 1.0, missed=missed)
     await listening.begin_anew(read_stream)
     is_there = False
     await asyncio.sleep(TEN_MINUTES)

@@ -14,14 +14,14 @@ from mcp_sessions.core.outline import KEPT
 from mcp_sessions.server.upstream.external.cause import UNKNOWN, Cause
 from mcp_sessions.server.upstream.external.child import Child
 from mcp_sessions.server.upstream.external.child_requests import Waiting
-from mcp_sessions.server.upstream.external.child_wire import Conversation
+from mcp_sessions.server.upstream.external.child_wire import ChildConnection
 from mcp_sessions.server.upstream.external.unreadable import (
     Unreadable,
     messages_of,
     of_ends,
     own_id,
 )
-from mcp_sessions.server.upstream.port import Call, OnProgress, UpstreamError
+from mcp_sessions.server.upstream.port import OnProgress, UpstreamCall, UpstreamError
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +44,7 @@ class Client:
     ) -> None:
         self.got.append(method)
 
-    async def reported(self, call: Call, params: dict[str, Any]) -> None:
+    async def reported(self, call: UpstreamCall, params: dict[str, Any]) -> None:
         self.got.append("progress")
 
     async def asked(
@@ -66,7 +66,7 @@ class Wire:
         self.written: list[Any] = []
         self.noises = 0
 
-    def begin(self, child: Conversation) -> None:
+    def begin(self, child: ChildConnection) -> None:
         self._background = child.background
 
     async def stop(self) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 
 from mcp_sessions.core.messages import Request
-from mcp_sessions.server.upstream.modern_rules import Refused
+from mcp_sessions.server.upstream.modern_rules import ModernRefusal
 from mcp_sessions.server.upstream.sdk import sdk_peer
 from mcp_sessions.server.upstream.sdk.kernel import SdkUpstream
 from mcp_sessions.server.upstream.sdk.sdk_modern_rules import SdkModernRules
@@ -137,7 +137,7 @@ async def checked(rules: SdkModernRules, arguments: Json, **headers: str) -> int
         "headers": [(n.lower().encode(), v.encode()) for n, v in lines.items()],
     }
     found = await rules.check(HttpRequest(scope), json.dumps(message).encode())
-    if isinstance(found, Refused):
+    if isinstance(found, ModernRefusal):
         assert found.body is not None
         code: int = json.loads(found.body)["error"]["code"]
         return code

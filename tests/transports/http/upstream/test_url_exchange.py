@@ -12,7 +12,7 @@ from mcp_sessions.core.messages import Answer
 from mcp_sessions.server.upstream.external.child_requests import Waiting
 from mcp_sessions_transports.http.client.sse_reader import ReadEvent
 from mcp_sessions_transports.http.upstream import url_exchange
-from mcp_sessions_transports.http.upstream.url_exchange import Exchange, Session
+from mcp_sessions_transports.http.upstream.url_exchange import UrlExchange, UrlSession
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +42,7 @@ async def test_what_a_server_said_after_its_answer_is_taken_however_long_that_ta
 
     async def nothing(*_: Any) -> None: ...
 
-    session = Session(
+    session = UrlSession(
         opens=opens,
         check=nothing,
         begun=lambda _: None,
@@ -51,5 +51,5 @@ async def test_what_a_server_said_after_its_answer_is_taken_however_long_that_ta
         longest=1_000,
     )
     async with asyncio.timeout(10):
-        await Exchange(session, waiting).run(b"{}", None)
+        await UrlExchange(session, waiting).run(b"{}", None)
     assert taken == [b"answer", b"late"]

@@ -17,7 +17,7 @@ from mcp_sessions.client.dialer import (
     Received,
 )
 from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
-from mcp_sessions.core.resume import Cause, is_sendable
+from mcp_sessions.core.resume import FailureCause, is_sendable
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
 from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge, pieces, whole
 from mcp_sessions_transports.http.client.failures import describe, is_sse, refusal, unfollowed
@@ -35,7 +35,7 @@ STOCK_DELAY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class HttpExchange:
     requester: Requester
     incoming: Incoming
 
@@ -94,7 +94,7 @@ class Exchange:
         retry: int | None = None
         attempts = 0
         failure = Failure(
-            Cause.CUT,
+            FailureCause.CUT,
             f"{self.requester.name}: the response stream ended without an answer",
             error=error_body(CONNECTION_CLOSED, "SSE stream ended without a response"),
         )

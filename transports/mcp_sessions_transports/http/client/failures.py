@@ -14,7 +14,7 @@ import httpx2
 
 from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Json
 from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import FailureCause
 from mcp_sessions.errors import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_sessions_transports.connect_errors import reason_of, retry_after
 from mcp_sessions_transports.http.client.bounded_body import pieces
@@ -65,7 +65,7 @@ async def failure_of(
         # The application gets the SDK's sentence, which does not say it.
         logger.warning("%s: the server answered %d: the credential was not accepted", name, status)
     return Failure(
-        Cause.STATUS,
+        FailureCause.STATUS,
         f"{name}: the server answered with HTTP status {status}",
         status=status,
         retry_after=retry_after(response.headers.get("retry-after", "")),
@@ -86,11 +86,11 @@ def describe(error: Exception, *, name: str, was_sent: bool = False) -> Failure:
     closed = error_body(CONNECTION_CLOSED, f"Connection closed: {text}")
     unsent = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
     if not was_sent and isinstance(error, unsent):
-        cause = Cause.UNREACHABLE
+        cause = FailureCause.UNREACHABLE
     elif isinstance(error, httpx2.TimeoutException):
-        cause = Cause.SILENT
+        cause = FailureCause.SILENT
     else:
-        cause = Cause.CUT
+        cause = FailureCause.CUT
     return Failure(cause, text, error=closed)
 
 
@@ -109,7 +109,7 @@ def _waited(error: Exception) -> float | None:
 
 def refusal(status: int, code: int, text: str, data: Json | None = None) -> Failure:
     error = error_body(code, text, data)
-    return Failure(Cause.STATUS, text, status=status, error=error, is_answer=True)
+    return Failure(FailureCause.STATUS, text, status=status, error=error, is_answer=True)
 
 
 def is_sse(response: httpx2.Response) -> bool:

@@ -28,9 +28,9 @@ from mcp_sessions.client.dialer import (
 )
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.messages import RequestId
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import FailureCause
 from mcp_sessions_transports.connect_errors import without_credentials
-from mcp_sessions_transports.http.client.exchange import Exchange
+from mcp_sessions_transports.http.client.exchange import HttpExchange
 from mcp_sessions_transports.http.client.incoming import Incoming
 from mcp_sessions_transports.http.client.notifications import NotificationStream
 from mcp_sessions_transports.http.client.requester import Access, Requester
@@ -58,7 +58,7 @@ class HttpLink:
         self._requester = requester
         self._policy = policy
         incoming = Incoming(requester, policy, self._emit, self._spawn)
-        self._exchange = Exchange(requester, incoming)
+        self._exchange = HttpExchange(requester, incoming)
         self._notifications = NotificationStream(requester, incoming, policy, draw)
         self._sink: Sink | None = None
         self._tasks: TaskGroup | None = None
@@ -82,7 +82,7 @@ class HttpLink:
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
         if self._tasks is None or self._done.is_set():
-            raise Failed(Failure(Cause.CLOSED, f"{self.name}: the connection is closed"))
+            raise Failed(Failure(FailureCause.CLOSED, f"{self.name}: the connection is closed"))
         self._requester.note_version(message, headers)
         if "method" in message and "id" in message:
             scope = anyio.CancelScope()

@@ -25,7 +25,7 @@ from mcp_sessions.client.dialer import (
 )
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.backoff import Backoff
-from mcp_sessions.core.resume import NEVER_RAN, Cause, is_away
+from mcp_sessions.core.resume import NEVER_RAN, FailureCause, is_away
 from mcp_sessions_transports.http.client.exchange import STOCK_ATTEMPTS, STOCK_DELAY
 from mcp_sessions_transports.http.client.failures import describe, is_sse
 from mcp_sessions_transports.http.client.incoming import Incoming, position
@@ -39,7 +39,7 @@ def _may_have_been_served(error: Exception) -> bool:
     """Whether a failed request may have had an effect, or may still have one."""
     if isinstance(error, httpx2.HTTPStatusError):
         return error.response.status_code >= 500 and error.response.status_code not in NEVER_RAN
-    return describe(error, name="").cause is not Cause.UNREACHABLE
+    return describe(error, name="").cause is not FailureCause.UNREACHABLE
 
 
 @dataclass(slots=True, eq=False)

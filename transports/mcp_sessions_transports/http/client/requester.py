@@ -15,7 +15,7 @@ from mcp_sessions import method_names
 from mcp_sessions.client.dialer import Failure, Json, LinkSettings
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.core.messages import RequestId, encode
-from mcp_sessions.core.resume import Cause
+from mcp_sessions.core.resume import FailureCause
 from mcp_sessions_transports.connect_errors import without_credentials
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED
 from mcp_sessions_transports.http.client.cookies import BoundedJar
@@ -95,7 +95,7 @@ class Requester:
         except TimeoutError:
             seconds = self._policy.connect_timeout
             text = f"{self.name}: the server did not take a message within {seconds:g} s"
-            return Failure(Cause.SILENT, text)
+            return Failure(FailureCause.SILENT, text)
         except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
             return describe(error, name=self.name)
         return None

@@ -29,8 +29,8 @@ from mcp_sessions.core.messages import (
     notification_message,
 )
 from mcp_sessions.server.upstream.external.beginning import NoMeans
-from mcp_sessions.server.upstream.external.child_requests import Forgotten, Refused, Waiting
-from mcp_sessions.server.upstream.external.child_wire import Conversation, SendOnce
+from mcp_sessions.server.upstream.external.child_requests import ChildRefused, Forgotten, Waiting
+from mcp_sessions.server.upstream.external.child_wire import ChildConnection, SendOnce
 from mcp_sessions.server.upstream.external.modern_requests import VERSION
 from mcp_sessions.server.upstream.external.receiver import Client
 from mcp_sessions.server.upstream.external.server_stream import ReadStream, StreamReceiver
@@ -47,7 +47,7 @@ from mcp_sessions_transports.http.upstream.headers import (
     headers_of,
 )
 from mcp_sessions_transports.http.upstream.messages import Messages
-from mcp_sessions_transports.http.upstream.url_exchange import Exchange, Session
+from mcp_sessions_transports.http.upstream.url_exchange import UrlExchange, UrlSession
 from mcp_sessions_transports.http.upstream.wire import (
     FAILURES,
     UNSENT,
@@ -74,14 +74,14 @@ class HttpWire:
     is_in_order = False
     """The server's own messages come on a separate stream."""
 
-    _child: Conversation
+    _child: ChildConnection
     _messages: Messages
 
     def __init__(self, wire: Wire, longest: int) -> None:
         self._wire = wire
         self._longest = longest
         self._posts: set[asyncio.Task[None]] = set()
-        self._session = Session(
+        self._session = UrlSession(
             opens=self._request,
             check=self._check,
             begun=self._begun,
@@ -92,7 +92,7 @@ class HttpWire:
         self._param_headers = ParamHeaders()
         self._ending = asyncio.Lock()
 
-    def begin(self, child: Conversation) -> None:
+    def begin(self, child: ChildConnection) -> None:
         self._child = child
         self._messages = Messages(child.background, self._send)
 
@@ -218,7 +218,7 @@ class HttpWire:
         failed: UpstreamError
         try:
             headers = self._headers_of(message) if child.is_modern else None
-            failed = await Exchange(self._session, waiting).run(encode(message), headers)
+            failed = await UrlExchange(self._session, waiting).run(encode(message), headers)
         except Forgotten as forgotten:
             child.forget()
             failed = forgotten
@@ -247,7 +247,7 @@ class HttpWire:
         if isinstance(failed, Forgotten | NoMeans):
             waiting.future.set_exception(failed)
         else:
-            answer_id = request_id if isinstance(failed, Refused) else None
+            answer_id = request_id if isinstance(failed, ChildRefused) else None
             waiting.future.set_result(Answer(answer_id, None, failed.error))
 
     async def _check(self, response: httpx2.Response) -> None:

@@ -60,7 +60,7 @@ class _Left(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Session:
+class UrlSession:
     opens: Opens
     check: Callable[[httpx2.Response], Awaitable[None]]
 
@@ -78,8 +78,8 @@ class Session:
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
-    _session: Session
+class UrlExchange:
+    _session: UrlSession
     _waiting: Waiting
     _last_id: str | None = None
     """How far its response was read."""

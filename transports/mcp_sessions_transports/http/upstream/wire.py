@@ -15,7 +15,11 @@ from mcp_sessions.core.messages import Answer, Malformed, decode, error_body, pa
 from mcp_sessions.core.resume import is_sendable
 from mcp_sessions.errors import INTERNAL_ERROR, OUTCOME_UNKNOWN
 from mcp_sessions.server.upstream.external.beginning import NO_MEANS
-from mcp_sessions.server.upstream.external.child_requests import NOT_STARTED, Forgotten, Refused
+from mcp_sessions.server.upstream.external.child_requests import (
+    NOT_STARTED,
+    ChildRefused,
+    Forgotten,
+)
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import causes_of, reason_of
 from mcp_sessions_transports.http.client.bounded_body import ACCEPTED, pieces
@@ -170,7 +174,7 @@ class Wire:
 
         Raises:
             Forgotten: There is no such session, or it is to be spoken with in another way now.
-            Refused: See there. It had no effect.
+            ChildRefused: See there. It had no effect.
             UpstreamError: The message was refused, and had no effect. httpx2.HTTPError: The outcome
                 is unknown.
         """
@@ -209,12 +213,12 @@ class Wire:
         if is_unknown or is_other or is_newer:
             raise Forgotten
         if error is not None:
-            raise Refused(error)
+            raise ChildRefused(error)
         if status in (401, 403):
             raise refused(f"it answered {status}: it does not accept the layer's credential")
         failed = refused(f"it answered with HTTP status {status}")
         # The server does not take such a message. It may take another one.
-        raise Refused(failed.error) if status == 400 else failed
+        raise ChildRefused(failed.error) if status == 400 else failed
 
 
 def refused(why: str) -> UpstreamError:
