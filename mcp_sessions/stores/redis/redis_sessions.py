@@ -32,7 +32,7 @@ from mcp_sessions.stores.redis.record_codec import (
 from mcp_sessions.stores.redis.redis_connection import Link, Value
 from mcp_sessions.stores.redis.sleepers import OF_CONVERSATION, Sleepers
 
-_DEADLINES = "expires", "ends"
+_DEADLINES = b"expires", b"ends"
 """The names of the two deadlines in a record."""
 
 
