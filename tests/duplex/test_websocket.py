@@ -296,22 +296,9 @@ async def test_progress_logging_questions_and_cancellation_travel_on_the_connect
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_two_open_requests_with_one_id_are_refused(kind: str) -> None:
-    """REQ1: ``duplicate_id`` for the second."""
-    async with duplex_world() as world:
-        peer = await world.connected(kind)
-        gate = world.inner.box.gate("g")
-        await peer.send("tools/call", call_params("wait", {"gate": "g"}), request_id="same")
-        await at_most(WITHIN, gate.started.wait())
-        await peer.send("ping", request_id="same")
-        assert (await peer.answer("same"))["error"]["data"]["reason"] == "duplicate_id"
-        gate.go.set()
-        await peer.until(lambda: [m for m in peer.messages if m.get("result", {}).get("content")])
-        assert gate.arrivals == 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_duplicate_id_records_no_key(kind: str) -> None:
-    """REQ2: refused before anything, so the key is not left behind as running."""
+    """REQ1: ``duplicate_id`` for the second. REQ2: it is refused before anything, so its key is not
+    left behind as running.
+    """
     async with duplex_world() as world:
         peer = await world.connected(kind)
         await peer.start()
@@ -319,10 +306,14 @@ async def test_a_duplicate_id_records_no_key(kind: str) -> None:
         await peer.send("tools/call", call_params("wait", {"gate": "g"}), request_id="same")
         await at_most(WITHIN, gate.started.wait())
         again = call_params("echo", {"text": "x"}, keyed("k"))
-        await peer.send("tools/call", again, request_id="same")
-        assert (await peer.answer("same"))["error"]["data"]["reason"] == "duplicate_id"
+        for method, params in (("ping", None), ("tools/call", again)):
+            refused = len(peer.messages)
+            await peer.send(method, params, request_id="same")
+            await peer.until(lambda n=refused: len(peer.messages) > n, "it is refused")
+            assert peer.messages[-1]["error"]["data"]["reason"] == "duplicate_id"
         gate.go.set()
         await peer.until(lambda: [m for m in peer.messages if m.get("result", {}).get("content")])
+        assert gate.arrivals == 1
         assert text_of(await peer.result("tools/call", again)) == "x"
 
 

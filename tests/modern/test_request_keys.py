@@ -75,8 +75,9 @@ async def test_without_a_key_a_broken_stream_cancels(
     in_a_session: bool, w: World, client: ModernClient, session: str
 ) -> None:
     """REQ5: "Plain 2026-07-28 HTTP still cancels on disconnect"."""
-    call = client.call("wait", {"gate": "g"}, session=session if in_a_session else None)
-    await w.box.gate("g").started.wait()
+    call = await w.waits(
+        client.call("wait", {"gate": "g"}, session=session if in_a_session else None)
+    )
     call.leave()
     await w.box.gate("g").cancelled.wait()
 
@@ -85,8 +86,7 @@ async def test_without_a_key_a_broken_stream_cancels(
 
 async def test_without_a_session_a_key_is_ignored(w: World, client: ModernClient) -> None:
     """Rule: "A key on a request that belongs to no session is ignored"."""
-    call = client.call("wait", {"gate": "g"}, key="k")
-    await w.box.gate("g").started.wait()
+    call = await w.waits(client.call("wait", {"gate": "g"}, key="k"))
     call.leave()
     await w.box.gate("g").cancelled.wait()
     assert await client.text("echo", {"text": "x"}, key="k") == "x"
@@ -108,8 +108,7 @@ async def test_in_the_handshake_era_nothing_is_cancelled(era: str, w: World, ses
     """Rule: "A broken connection or response stream never cancels a request in the handshake
     era", on a lone POST neither.
     """
-    call = (await sender(w, era)).call("wait", session, None, gate="g")
-    await w.box.gate("g").started.wait()
+    call = await w.waits((await sender(w, era)).call("wait", session, None, gate="g"))
     await gone(call)
     assert not w.box.gate("g").cancelled.is_set()
     w.box.gate("g").go.set()
@@ -126,8 +125,7 @@ async def test_a_keyed_request_is_answered_where_it_is_sent_again(
     """C1 (HTTP to HTTP), C2: sent, cut while it runs, sent again on another connection and in
     another era; it ran once, and the answer has the new request's id and the session's stamp.
     """
-    call = (await sender(w, first)).call("wait", session, "k", gate="g")
-    await w.box.gate("g").started.wait()
+    call = await w.waits((await sender(w, first)).call("wait", session, "k", gate="g"))
     await gone(call)
     other = await sender(w, second)
     again = other.call("wait", session, "k", gate="g")
@@ -150,8 +148,7 @@ async def test_a_kept_answer_is_given_again(
     first: str, second: str, w: World, session: str
 ) -> None:
     """REQ4, HTL10: its client was gone when it was done; it is answered as often as it is asked."""
-    call = (await sender(w, first)).call("wait", session, "k", gate="g")
-    await w.box.gate("g").started.wait()
+    call = await w.waits((await sender(w, first)).call("wait", session, "k", gate="g"))
     await gone(call)
     w.box.gate("g").go.set()
     await cycles()
@@ -236,8 +233,7 @@ async def test_another_request_with_a_known_key_is_refused(
     method: str, params: Json, done: bool, w: World, client: ModernClient, session: str
 ) -> None:
     """Rule: "Same key, other content: ``-32600`` ``key_reused``"; 400, as the core says of it."""
-    call = client.call("wait", {"gate": "g"}, session=session, key="k")
-    await w.box.gate("g").started.wait()
+    call = await w.waits(client.call("wait", {"gate": "g"}, session=session, key="k"))
     if done:
         w.box.gate("g").go.set()
         await call.result()
@@ -327,10 +323,9 @@ async def test_progress_goes_to_the_newest_sending_under_its_token(
 ) -> None:
     """Rule: "from then on its progress and server-to-client requests"."""
     arguments = {"steps": 3, "gate": "g"}
-    call = client.call(
-        "progress", arguments, session=session, key="k", meta={"progressToken": "one"}
+    call = await w.waits(
+        client.call("progress", arguments, session=session, key="k", meta={"progressToken": "one"})
     )
-    await w.box.gate("g").started.wait()
     await call.has(1)
     if leaves:
         await gone(call)
@@ -407,11 +402,9 @@ async def test_a_keyed_request_is_cancelled_by_its_key(
     """Rule: "cancelled by a ``notifications/cancelled`` whose ``params._meta`` carries session
     and key (``requestId`` is then ignored)". C5: "An explicit cancel always wins".
     """
-    call = client.call("wait", {"gate": "g"}, session=session, key="k")
-    await w.box.gate("g").started.wait()
+    call = await w.waits(client.call("wait", {"gate": "g"}, session=session, key="k"))
     sent_again = client.call("wait", {"gate": "g"}, session=session, key="k")
-    bystander = client.call("wait", {"gate": "h"}, session=session, key="other")
-    await w.box.gate("h").started.wait()
+    bystander = await w.waits(client.call("wait", {"gate": "h"}, session=session, key="other"), "h")
     params: Json = {"_meta": session_meta(session, key="k")}
     if request_id is not None:
         params["requestId"] = request_id
@@ -453,8 +446,7 @@ async def test_what_names_no_keyed_request_cancels_nothing(
     """In the modern era a request is never cancelled by its id: ids mean nothing beyond their
     connection, and a POST is one.
     """
-    call = client.call("wait", {"gate": "g"}, session=session, key="k", request_id=7)
-    await w.box.gate("g").started.wait()
+    call = await w.waits(client.call("wait", {"gate": "g"}, session=session, key="k", request_id=7))
     params: Mapping[str, Any] = {"requestId": 7, "_meta": meta}
     reply = await client.notify("notifications/cancelled", dict(params))
     await cycles()
@@ -472,8 +464,7 @@ async def test_a_sessions_end_answers_its_keyed_requests(
     w: World, client: ModernClient, session: str
 ) -> None:
     """They answer ``-32043``, also to who asks again."""
-    received = client.call("wait", {"gate": "g"}, session=session, key="k")
-    await w.box.gate("g").started.wait()
+    received = await w.waits(client.call("wait", {"gate": "g"}, session=session, key="k"))
     await client.send("session/end", {"sessionId": session}).result()
     assert await received.error() == not_found(session, started=True)
     again = client.call("wait", {"gate": "g"}, session=session, key="k")
@@ -596,8 +587,7 @@ async def test_a_rule_2_request_with_a_key_is_the_same_request(w: World) -> None
     """A key is of its session, however the request came to belong to it."""
     older = await w.connected()
     session = (await older.start())["sessionId"]
-    call = older.call("wait", meta={KEY: "k"}, gate="g")
-    await w.box.gate("g").started.wait()
+    call = await w.waits(older.call("wait", meta={KEY: "k"}, gate="g"))
     call.reply.leave()
     client = ModernClient(w.carrier)
     again = client.call("wait", {"gate": "g"}, session=session, key="k")

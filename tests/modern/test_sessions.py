@@ -351,8 +351,7 @@ async def test_a_running_request_is_answered_when_its_session_ends(
     """Rule: "cancel running requests of the session (they answer ``-32043``)"; "the answer is
     written last".
     """
-    running = client.call("wait", {"gate": "g"}, session=session)
-    await w.box.gate("g").started.wait()
+    running = await w.waits(client.call("wait", {"gate": "g"}, session=session))
 
     ended = await client.send("session/end", {"sessionId": session}).result()
 

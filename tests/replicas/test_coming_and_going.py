@@ -37,8 +37,7 @@ async def test_a_drained_replica_hands_its_clients_over() -> None:
         await other.start()
         other_stream = await other.get().started()
         await c.at(0, other).text("echo", text="x")
-        waits = client.call("wait", gate="g")
-        await c[0].box.gate("g").started.wait()
+        waits = await c[0].waits(client.call("wait", gate="g"))
 
         draining = asyncio.create_task(c[0].layer.drain(grace=10))
         notified = (await at_most(SOON, stream.has(1)))[0]
@@ -70,8 +69,7 @@ async def test_a_key_of_a_replica_that_was_drained_is_answered() -> None:
     async with cluster(2) as c:
         client = await c[0].connected()
         await client.start()
-        waits = client.call("wait", gate="g", meta=keyed("k"))
-        await c[0].box.gate("g").started.wait()
+        waits = await c[0].waits(client.call("wait", gate="g", meta=keyed("k")))
         again = c.at(1, client).call("wait", gate="g", meta=keyed("k"))
         await asyncio.sleep(0.5)
         await c[0].layer.drain(grace=1)
@@ -87,8 +85,7 @@ async def test_what_waits_for_another_replica_is_answered_when_this_one_drains()
     async with cluster(3) as c:
         client = await c[0].connected()
         await client.start()
-        waits = client.call("wait", gate="g", meta=keyed("k"))
-        await c[0].box.gate("g").started.wait()
+        waits = await c[0].waits(client.call("wait", gate="g", meta=keyed("k")))
         again = c.at(1, client).call("wait", gate="g", meta=keyed("k"))
         await asyncio.sleep(0.5)
         await c[1].layer.drain(grace=1)
@@ -146,8 +143,7 @@ async def test_a_store_that_is_away_is_not_asked_without_end() -> None:
         client = await c[0].connected()
         await client.start()
         await c.at(1, client).get().started()
-        running = client.call("wait", gate="g", meta=keyed("k"))
-        await c[0].box.gate("g").started.wait()
+        running = await c[0].waits(client.call("wait", gate="g", meta=keyed("k")))
         again = c.at(1, client).call("wait", gate="g", meta=keyed("k"))
         await asyncio.sleep(1)
         c.backplane.is_away = True
@@ -167,8 +163,9 @@ async def test_a_running_request_is_answered_though_the_store_is_away() -> None:
     """HTP5, CLI1: its handler ran; who still listens gets the answer, on a stream as on JSON."""
     async with cluster(1) as c:
         client = await c[0].connected()
-        streamed = client.call("progress", steps=2, gate="g", meta={"progressToken": 1})
-        await c[0].box.gate("g").started.wait()
+        streamed = await c[0].waits(
+            client.call("progress", steps=2, gate="g", meta={"progressToken": 1})
+        )
         silent = client.call("wait", gate="g")
         await asyncio.sleep(1)
         c.backplane.is_away = True
@@ -208,8 +205,7 @@ async def test_a_message_is_only_a_hint() -> None:
         client = await c[0].connected()
         session = (await client.start())["sessionId"]
         stream = await client.get().started()
-        waits = client.call("wait", gate="g", meta=in_session(session))
-        await c[0].box.gate("g").started.wait()
+        waits = await c[0].waits(client.call("wait", gate="g", meta=in_session(session)))
         forged: list[dict[str, Any]] = [
             {"kind": "ended", "session": session, "connection": client.session_id},
             {"kind": "ended", "session": client.session_id, "connection": None},

@@ -90,8 +90,9 @@ async def test_a_flood_at_two_replicas_takes_its_senders_slots_only(seed: int) -
 
         for carrier in bobs:
             await ModernClient(carrier).text("count", meta=keyed("his"))
-        running = ModernClient(anns[0]).call("wait", {"gate": "g"}, meta=keyed("at work"))
-        await c[0].box.gate("g").started.wait()
+        running = await c[0].waits(
+            ModernClient(anns[0]).call("wait", {"gate": "g"}, meta=keyed("at work"))
+        )
         assert await flood("first") == 4
         c.clock.advance(70)
         for w in c.worlds:

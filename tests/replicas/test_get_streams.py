@@ -360,8 +360,7 @@ async def test_a_request_at_another_replica_fails_with_its_session() -> None:
         client = await c[0].connected()
         for loses in (lost(), lost("ended")):
             session = (await c[1].client().start())["sessionId"]
-            waits = client.call("wait", gate="g", meta=in_session(session))
-            await c[0].box.gate("g").started.wait()
+            waits = await c[0].waits(client.call("wait", gate="g", meta=in_session(session)))
             c.backplane.loses = loses
             await c[1].client().end(session)
 
@@ -434,8 +433,7 @@ async def test_a_session_whose_stream_another_replica_may_serve_makes_no_room() 
         listener, left = await c[0].connected(), await c[0].connected()
         stream = await listener.get().started()
         running = await c[0].connected()
-        call = running.call("wait", gate="g")
-        await c[0].box.gate("g").started.wait()
+        call = await c[0].waits(running.call("wait", gate="g"))
         c.clock.advance(61)
         await c[0].expire()
 

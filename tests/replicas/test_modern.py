@@ -272,8 +272,7 @@ async def test_a_keyed_request_of_the_modern_era_is_joined_at_another_replica() 
     """KEY3, REQ5: its stream breaks, it runs on; sent again to B it gets the one answer."""
     async with cluster(2) as c:
         session = await created(c)
-        first = modern(c, 0).call("wait", {"gate": "g"}, session=session, key="k")
-        await c[0].box.gate("g").started.wait()
+        first = await c[0].waits(modern(c, 0).call("wait", {"gate": "g"}, session=session, key="k"))
         first.leave()
         again = modern(c, 1).call("wait", {"gate": "g"}, session=session, key="k")
         await asyncio.sleep(0.5)

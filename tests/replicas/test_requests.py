@@ -111,8 +111,7 @@ async def test_a_cancellation_finds_the_request() -> None:
     """REQ5, "an explicit cancel always wins": sent to B, runs on A."""
     async with cluster(3) as c:
         client = await c[0].connected()
-        waits = client.call("wait", gate="g")
-        await c[0].box.gate("g").started.wait()
+        waits = await c[0].waits(client.call("wait", gate="g"))
 
         await c.at(1, client).notify("notifications/cancelled", {"requestId": waits.id})
         assert (await at_most(SOON, waits.error()))["code"] == -32800
@@ -123,8 +122,7 @@ async def test_a_cancellation_by_key_finds_the_request() -> None:
     """REQ5: by session and key, of the modern era as of the other."""
     async with cluster(2) as c:
         client, session = await with_session(c)
-        waits = client.call("wait", gate="g", meta=keyed("k"))
-        await c[0].box.gate("g").started.wait()
+        waits = await c[0].waits(client.call("wait", gate="g", meta=keyed("k")))
         stranger = RawClient(await c[1].carrier_of(user("stranger")))
         await stranger.initialize()
         cancel = {"requestId": "ignored", "_meta": keyed("k", session)}
@@ -167,8 +165,9 @@ async def test_progress_goes_where_the_key_was_sent_again() -> None:
     """The one answer, "and from then on its progress and server-to-client requests"."""
     async with cluster(2) as c:
         client, _ = await with_session(c)
-        first = client.call("progress", steps=3, gate="g", meta=keyed("k", progressToken="a"))
-        await c[0].box.gate("g").started.wait()
+        first = await c[0].waits(
+            client.call("progress", steps=3, gate="g", meta=keyed("k", progressToken="a"))
+        )
         first.reply.leave()
         again = c.at(1, client).call(
             "progress", steps=3, gate="g", meta=keyed("k", progressToken="b")
@@ -205,8 +204,7 @@ async def test_a_key_whose_runner_died_is_unknown() -> None:
     """KEY11, KEY3: noticed within its time; the caller is answered, and nothing runs twice."""
     async with cluster(2) as c:
         client, _ = await with_session(c)
-        client.call("wait", gate="g", meta=keyed("k"))
-        await c[0].box.gate("g").started.wait()
+        await c[0].waits(client.call("wait", gate="g", meta=keyed("k")))
         again = c.at(1, client).call("wait", gate="g", meta=keyed("k"))
         await asyncio.sleep(1)
         c.kill(0)
@@ -223,8 +221,7 @@ async def test_an_answer_kept_before_its_runner_died_is_given(seed: int) -> None
     """HTL10: "when A dies → the store's kept answer if there", whatever messages were lost."""
     async with cluster(2, seed=seed) as c:
         client, session = await with_session(c)
-        client.call("wait", gate="g", meta=keyed("k"))
-        await c[0].box.gate("g").started.wait()
+        await c[0].waits(client.call("wait", gate="g", meta=keyed("k")))
         again = c.at(1, client).call("wait", gate="g", meta=keyed("k"))
         await asyncio.sleep(0.5)
         c.backplane.loses = lost("result", "update")
@@ -248,8 +245,7 @@ async def test_a_lost_word_of_the_answer_is_made_good() -> None:
     """Rule 1 of the messages: the store is asked again by itself."""
     async with cluster(2) as c:
         client, _ = await with_session(c)
-        client.call("wait", gate="g", meta=keyed("k"))
-        await c[0].box.gate("g").started.wait()
+        await c[0].waits(client.call("wait", gate="g", meta=keyed("k")))
         c.backplane.loses = lost("ask", "result")
         again = c.at(1, client).call("wait", gate="g", meta=keyed("k"))
         await asyncio.sleep(0.5)
@@ -264,8 +260,7 @@ async def test_a_second_sending_with_a_listener_keeps_the_request_alive() -> Non
     """
     async with cluster(2, detached_timeout=30) as c:
         client, _ = await with_session(c)
-        first = client.call("wait", gate="g", meta=keyed("k"))
-        await c[0].box.gate("g").started.wait()
+        first = await c[0].waits(client.call("wait", gate="g", meta=keyed("k")))
         again = c.at(1, client).call("wait", gate="g", meta=keyed("k"))
         await asyncio.sleep(1)
         first.reply.leave()
@@ -282,8 +277,7 @@ async def test_a_second_sending_from_a_replica_that_died_counts_no_more() -> Non
     """REQ8: its client listens there no more."""
     async with cluster(2, detached_timeout=30) as c:
         client, _ = await with_session(c)
-        first = client.call("wait", gate="g", meta=keyed("k"))
-        await c[0].box.gate("g").started.wait()
+        first = await c[0].waits(client.call("wait", gate="g", meta=keyed("k")))
         c.at(1, client).call("wait", gate="g", meta=keyed("k"))
         await asyncio.sleep(1)
         first.reply.leave()
@@ -298,8 +292,7 @@ async def test_a_second_sending_can_be_cancelled_where_it_waits() -> None:
     async with cluster(3) as c:
         for canceller in (1, 2):
             client, _ = await with_session(c)
-            first = client.call("wait", gate="g", meta=keyed("k"))
-            await c[0].box.gate("g").started.wait()
+            first = await c[0].waits(client.call("wait", gate="g", meta=keyed("k")))
             again = c.at(1, client).call("wait", gate="g", meta=keyed("k"))
             await asyncio.sleep(0.5)
 
@@ -314,8 +307,7 @@ async def test_a_second_sending_fails_with_its_session() -> None:
     """``session/end`` on C while A runs it and B waits for it."""
     async with cluster(3) as c:
         client, session = await with_session(c)
-        first = client.call("wait", gate="g", meta=keyed("k"))
-        await c[0].box.gate("g").started.wait()
+        first = await c[0].waits(client.call("wait", gate="g", meta=keyed("k")))
         again = c.at(1, client).call("wait", gate="g", meta=keyed("k"))
         await asyncio.sleep(0.5)
         await c[2].client().end(session)
@@ -481,8 +473,7 @@ async def test_the_session_is_running_wherever_it_is() -> None:
     """SES14: a busy session on A is not reaped by B, however long that takes."""
     async with cluster(2, idle_timeout=10) as c:
         client, session = await with_session(c)
-        waits = client.call("wait", gate="g", meta=in_session(session))
-        await c[0].box.gate("g").started.wait()
+        waits = await c[0].waits(client.call("wait", gate="g", meta=in_session(session)))
         for _ in range(12):
             c.clock.advance(3)
             await c[0].expire()

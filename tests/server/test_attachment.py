@@ -446,8 +446,7 @@ async def test_takeover_moves_events_not_answers(w: World) -> None:
     """
     old = await w.connected()
     session = (await old.start())["sessionId"]
-    running = old.call("wait", gate="g")
-    await w.box.gate("g").started.wait()
+    running = await w.waits(old.call("wait", gate="g"))
 
     await (await w.connected()).resume(session)
     w.box.gate("g").go.set()
@@ -468,8 +467,7 @@ async def test_a_request_of_the_displaced_connection_emits_to_the_new_one(w: Wor
         return await w.box.tools["update"](ctx, arguments)
 
     w.box.tools["later"] = later
-    running = old.call("later", uri="a:1")
-    await w.box.gate("g").started.wait()
+    running = await w.waits(old.call("later", uri="a:1"))
     new, new_stream = await with_stream(w)
     await new.resume(session)
     w.box.gate("g").go.set()

@@ -30,8 +30,7 @@ async def draining(w: World, *, grace: float = 10) -> "asyncio.Task[None]":
 
 
 async def waiting(w: World, client: RawClient, **meta: object) -> tuple[Reply, str | int]:
-    sent = client.call("wait", gate="g", meta=meta or None)
-    await w.box.gate("g").started.wait()
+    sent = await w.waits(client.call("wait", gate="g", meta=meta or None))
     await sent.reply.started()
     return sent.reply, sent.id
 
@@ -303,8 +302,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_hold_the_server(
 
     w.box.tools["stubborn"] = stubborn
     client = await w.connected()
-    sent = client.call("stubborn")
-    await w.box.gate("g").started.wait()
+    sent = await w.waits(client.call("stubborn"))
 
     await w.layer.drain(grace=1)
 

@@ -33,8 +33,7 @@ async def waiting(
 ) -> Sent:
     """A call that waits at a gate, whose response is a stream by now."""
     params = call_params("wait", {"gate": gate})
-    sent = client.send("tools/call", params, request_id=request_id)
-    await w.box.gate(gate).started.wait()
+    sent = await w.waits(client.send("tools/call", params, request_id=request_id), gate)
     await sent.reply.started()
     return sent
 
@@ -239,8 +238,7 @@ async def test_a_handler_that_ignores_its_cancellation_delays_nothing(w: World) 
 
     w.box.tools["stubborn"] = stubborn
     client = await w.connected()
-    sent = client.call("stubborn", meta={"progressToken": 1})
-    await w.box.gate("started").started.wait()
+    sent = await w.waits(client.call("stubborn", meta={"progressToken": 1}), "started")
     await sent.reply.started()
 
     await client.notify("notifications/cancelled", {"requestId": sent.id})
@@ -410,8 +408,9 @@ async def test_a_question_asked_while_nobody_is_attached_waits(w: World) -> None
         return await w.box.tools["ask_standalone"](ctx, arguments)
 
     w.box.tools["later"] = later
-    call = w.client().call("later", question="?", meta=keyed("k", started["sessionId"]))
-    await w.box.gate("h").started.wait()
+    call = await w.waits(
+        w.client().call("later", question="?", meta=keyed("k", started["sessionId"])), "h"
+    )
     await old.delete().done()
     w.box.gate("h").go.set()
     await cycles()

@@ -123,8 +123,9 @@ async def test_connections_that_are_deleted_leave_nothing(w: World) -> None:
         client: RawClient = await w.connected()
         stream = await client.get().started()
         await client.start()
-        sent = client.call("wait", gate=f"g{number}", meta=in_session(None))
-        await w.box.gate(f"g{number}").started.wait()
+        sent = await w.waits(
+            client.call("wait", gate=f"g{number}", meta=in_session(None)), f"g{number}"
+        )
         await client.delete().done()
         await stream.done()
         await sent.reply.done()

@@ -16,7 +16,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import mcp_types as types
 from mcp.server import Server
@@ -41,6 +41,8 @@ from tests.support.virtual_time import VirtualTimeLoop
 
 Ctx = ServerRequestContext[Any, Any]
 Tool = Callable[[Ctx, Json], Awaitable[str]]
+Call = TypeVar("Call")
+"""A request that was sent, in either era."""
 
 _SCHEMA: types.ElicitRequestedSchema = {
     "type": "object",
@@ -226,6 +228,11 @@ class World:
     async def carrier_of(self, user: object) -> AsgiCarrier:
         """A carrier whose requests come with a user's credential."""
         return await self.stack.enter_async_context(in_process(self.layer_app, user=user))
+
+    async def waits(self, call: Call, gate: str = "g") -> Call:
+        """``call``, once its handler waits at the gate."""
+        await self.box.gate(gate).started.wait()
+        return call
 
     @property
     def layer_app(self) -> Any:

@@ -323,8 +323,7 @@ async def test_a_request_whose_connection_ends_is_answered_on_its_stream(how: st
     async with world() as w:
         client = await w.connected()
         session_id = SessionId(client.session_id or "")
-        sent = client.call("wait", gate="g")
-        await w.box.gate("g").started.wait()
+        sent = await w.waits(client.call("wait", gate="g"))
         await sent.reply.event(0)
         if how == "delete":
             await client.delete().done()

@@ -72,8 +72,7 @@ async def test_a_key_that_runs_at_another_replica_is_unknown_here() -> None:
     """
     async with two_processes() as (w, client, same):
         session = (await client.start())["sessionId"]
-        running = client.call("wait", gate="g", meta=keyed("k"))
-        await w.box.gate("g").started.wait()
+        running = await w.waits(client.call("wait", gate="g", meta=keyed("k")))
 
         modern = ModernClient(same.carrier).call("wait", {"gate": "g"}, session=session, key="k")
         for sent in (same.call("wait", gate="g", meta=keyed("k")), modern):

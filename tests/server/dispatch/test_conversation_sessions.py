@@ -340,8 +340,9 @@ async def test_at_a_limit_the_senders_own_oldest_conversation_is_forgotten(
         client = RawClient(ann)
         await client.initialize()
         await client.start()
-        running = ModernClient(ann).call("wait", {"gate": "g"}, meta={OPENAI.name: "at work"})
-        await w.box.gate("g").started.wait()
+        running = await w.waits(
+            ModernClient(ann).call("wait", {"gate": "g"}, meta={OPENAI.name: "at work"})
+        )
         assert await text(ann, "modern", OPENAI, "old") == "conversation 1 1"
         # Four are hers, and all were used lately.
         assert await text(ann, "modern", OPENAI, "new") == "none"
@@ -429,8 +430,7 @@ async def test_a_running_conversation_does_not_expire_and_one_that_idles_does() 
             return "done"
 
         w.box.tools["slow"] = slow
-        running = ModernClient(w.carrier).call("slow", {}, meta={OPENAI.name: "one"})
-        await w.box.gate("g").started.wait()
+        running = await w.waits(ModernClient(w.carrier).call("slow", {}, meta={OPENAI.name: "one"}))
         w.clock.advance(90)
         await w.expire()
         w.clock.advance(90)
@@ -471,8 +471,9 @@ async def test_an_operator_who_ends_it_takes_no_request_from_its_client() -> Non
     """The client knows of no session that could be over: its answer comes, and nothing names it."""
     async with world(conversations=ON) as w:
         tools(w)
-        running = ModernClient(w.carrier).call("wait", {"gate": "g"}, meta={OPENAI.name: "one"})
-        await w.box.gate("g").started.wait()
+        running = await w.waits(
+            ModernClient(w.carrier).call("wait", {"gate": "g"}, meta={OPENAI.name: "one"})
+        )
         [conversation] = await w.layer.sessions.list()
         assert await w.layer.sessions.end(conversation.id)
         w.box.gate("g").go.set()

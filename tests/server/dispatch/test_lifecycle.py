@@ -95,8 +95,7 @@ async def test_idle_time_counts_from_the_end_of_a_request() -> None:
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
-        running = client.call("wait", gate="g")
-        await w.box.gate("g").started.wait()
+        running = await w.waits(client.call("wait", gate="g"))
         w.clock.advance(90)
         w.box.gate("g").go.set()
         await running.result()
@@ -114,8 +113,7 @@ async def test_a_busy_session_is_never_reaped(rounds: int) -> None:
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
-        running = client.call("wait", gate="g")
-        await w.box.gate("g").started.wait()
+        running = await w.waits(client.call("wait", gate="g"))
         for _ in range(rounds):
             w.clock.advance(90)
             assert await w.expire() == 0
@@ -176,8 +174,7 @@ async def test_a_busy_session_is_alive_past_its_idle_deadline() -> None:
             return await w.box.tools["ask_standalone"](ctx, {"question": "?"})
 
         w.box.tools["later"] = later
-        running = client.call("later")
-        await w.box.gate("g").started.wait()
+        running = await w.waits(client.call("later"))
         w.clock.advance(36_000)
 
         await w.layer.notify_resource_updated("a:1")
@@ -194,8 +191,7 @@ async def test_a_request_without_a_listener_still_holds_its_session() -> None:
     async with world(idle_timeout=100) as w:
         client = await w.connected()
         await client.start()
-        running = client.call("wait", gate="g")
-        await w.box.gate("g").started.wait()
+        running = await w.waits(client.call("wait", gate="g"))
         await running.reply.started()
         running.reply.leave()
         await running.reply.done()
@@ -218,8 +214,7 @@ async def test_a_session_ends_at_its_absolute_lifetime_however_busy() -> None:
         client = await w.connected()
         session = (await client.start())["sessionId"]
         other = await w.connected()
-        running = other.call("wait", gate="g", meta=in_session(session))
-        await w.box.gate("g").started.wait()
+        running = await w.waits(other.call("wait", gate="g", meta=in_session(session)))
         for _ in range(3):
             w.clock.advance(90)
             await client.text("echo", text="x")
@@ -320,8 +315,7 @@ async def test_no_session_is_evicted_for_another() -> None:
     async with world(max_sessions=2) as w:
         client = await w.connected()
         await client.start()
-        running = client.call("wait", gate="g")
-        await w.box.gate("g").started.wait()
+        running = await w.waits(client.call("wait", gate="g"))
         for _ in range(3):
             assert (await w.client().error("session/start"))["code"] == -31011
         w.box.gate("g").go.set()
@@ -339,8 +333,7 @@ async def test_sessions_that_nobody_uses_make_room_where_no_one_can_be_asked() -
         listening = await w.connected()
         await listening.get().started()
         running = await w.connected()
-        call = running.call("wait", gate="g")
-        await w.box.gate("g").started.wait()
+        call = await w.waits(running.call("wait", gate="g"))
         left = [await w.connected() for _ in range(297)]
         for _ in range(2):
             refused = await w.client().send("initialize", _HANDSHAKE).error()
@@ -527,8 +520,7 @@ async def test_a_late_write_does_not_bring_a_session_back(w: World) -> None:
     w.box.tools["late"] = late
     client = await w.connected()
     session = (await client.start())["sessionId"]
-    running = client.call("late")
-    await w.box.gate("g").started.wait()
+    running = await w.waits(client.call("late"))
 
     await client.end(session)
     await w.box.gate("over").started.wait()

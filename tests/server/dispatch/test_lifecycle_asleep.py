@@ -139,8 +139,7 @@ async def test_a_call_that_takes_longer_than_the_idle_time_is_answered() -> None
     """The process keeps its connection, and the store what is sent on it."""
     async with world(**ON) as w:
         client = await w.connected()
-        sent = client.call("wait", gate="g")
-        await w.box.gate("g").started.wait()
+        sent = await w.waits(client.call("wait", gate="g"))
         for _ in range(3):
             w.clock.advance(HALF_AN_HOUR - 1)
             await sleep(w)

@@ -408,8 +408,7 @@ async def test_end_cancels_what_runs(w: World) -> None:
 
 async def test_end_ends_keyed_requests_too(w: World, client: RawClient, session: str) -> None:
     """Their keys go with the session; nothing waits for ever."""
-    running = client.call("wait", gate="g", meta=keyed("k"))
-    await w.box.gate("g").started.wait()
+    running = await w.waits(client.call("wait", gate="g", meta=keyed("k")))
 
     await client.end(session)
 

@@ -117,8 +117,7 @@ async def test_what_runs_without_a_listener_is_cancelled_by_the_id_under_which_i
     interposed = Interposed()
     async with world(store=interposed.store) as w:
         client, _ = await with_session(w)
-        sent = client.call("wait", gate="g", meta=keyed("k"))
-        await w.box.gate("g").started.wait()
+        sent = await w.waits(client.call("wait", gate="g", meta=keyed("k")))
         # Its response is a stream by now.
         await asyncio.sleep(1)
         sent.reply.leave()

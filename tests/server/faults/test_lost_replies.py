@@ -60,8 +60,7 @@ async def test_every_sender_is_answered_though_a_response_stream_cannot_be_put_a
 ) -> None:
     """KEY5: the answer is due to each, whatever becomes of another's stream."""
     client, session = await session_of(w)
-    client.call("wait", gate="g", meta=keyed("k", progressToken="t"))
-    await w.box.gate("g").started.wait()
+    await w.waits(client.call("wait", gate="g", meta=keyed("k", progressToken="t")))
     again = w.client().call("wait", gate="g", meta=keyed("k", session))
     await cycles()
     answered = sent_channel_fails(w)
@@ -177,8 +176,7 @@ async def test_a_session_that_has_ended_ends_what_is_running_for_it_though_a_wri
     """END2: nobody can end it again, so what is left of it ends when the store is back."""
     client, session = await session_of(w)
     await client.get().started()
-    running = client.call("wait", gate="g")
-    await w.box.gate("g").started.wait()
+    running = await w.waits(client.call("wait", gate="g"))
     failed = fails(w.layer.store, "drop_origin", after=False, times=3)
 
     await client.end(session)
@@ -191,8 +189,7 @@ async def test_a_session_that_has_ended_ends_what_is_running_for_it_though_a_wri
 async def test_who_asks_as_the_request_ends_is_answered(named: bool, w: World) -> None:
     """KEY4 and KEY5: the store says that it runs, and when its reply is here it does no more."""
     client, session = await session_of(w)
-    first = client.call("wait", gate="g", meta=keyed("k"))
-    await w.box.gate("g").started.wait()
+    first = await w.waits(client.call("wait", gate="g", meta=keyed("k")))
     late, again = w.box.gate("late"), w.client() if named else client
     admit = w.layer.store.admit
 

@@ -193,8 +193,7 @@ async def test_an_edit_of_another_session_does_not_wait(w: World) -> None:
     one, other = await w.connected(), await w.connected()
     await one.start()
     await other.start()
-    held = one.call("hold", gate="g")
-    await w.box.gate("g").started.wait()
+    held = await w.waits(one.call("hold", gate="g"))
 
     assert await other.text("hold") == "held"
     w.box.gate("g").go.set()
@@ -229,8 +228,7 @@ async def test_an_edit_next_to_another_process_is_a_conflict() -> None:
 
         other_box.tools["quickly"] = quickly
         session = (await w.client().start())["sessionId"]
-        slow = w.client().call("slowly", meta=in_session(session))
-        await w.box.gate("g").started.wait()
+        slow = await w.waits(w.client().call("slowly", meta=in_session(session)))
         async with other.lifespan(), in_process(app) as carrier:
             await RawClient(carrier).text("quickly", meta=in_session(session))
             w.box.gate("g").go.set()

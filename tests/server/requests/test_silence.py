@@ -27,8 +27,7 @@ def rise(notified: list[float]) -> bool:
 
 
 async def waiting(w: World, client: RawClient, meta: Json | None = TOKEN) -> Any:
-    sent = client.call("wait", gate="g", meta=meta)
-    await w.box.gate("g").started.wait()
+    sent = await w.waits(client.call("wait", gate="g", meta=meta))
     return sent
 
 
@@ -54,8 +53,7 @@ async def test_a_silent_call_is_reported() -> None:
 async def test_a_silent_call_of_the_2026_era_is_reported() -> None:
     """Rule 1."""
     async with world(progress_every=60) as w:
-        received = ModernClient(w.carrier).call("wait", {"gate": "g"}, meta=TOKEN)
-        await w.box.gate("g").started.wait()
+        received = await w.waits(ModernClient(w.carrier).call("wait", {"gate": "g"}, meta=TOKEN))
         await asyncio.sleep(130)
         w.box.gate("g").go.set()
         await received.result()
@@ -66,8 +64,7 @@ async def test_it_rises_between_what_the_handler_says() -> None:
     """A handler that said 1 of 3, and is silent, goes on with 2 and 3 as they are."""
     async with world(progress_every=60) as w:
         client = await w.connected()
-        sent = client.call("progress", steps=3, gate="g", meta=TOKEN)
-        await w.box.gate("g").started.wait()
+        sent = await w.waits(client.call("progress", steps=3, gate="g", meta=TOKEN))
         await asyncio.sleep(130)
         w.box.gate("g").go.set()
         await sent.result()
@@ -113,8 +110,7 @@ async def test_a_client_that_takes_nothing_delays_no_other() -> None:
     """Rule 3."""
     async with world(progress_every=60, slow_timeout=100_000, send_buffer=10) as w:
         slow, other = await w.connected(), await w.connected()
-        stalls = slow.call("wait", gate="slow", meta=TOKEN)
-        await w.box.gate("slow").started.wait()
+        stalls = await w.waits(slow.call("wait", gate="slow", meta=TOKEN), "slow")
         stalls.reply.stall()
         sent = await waiting(w, other)
         await asyncio.sleep(650)

@@ -34,8 +34,7 @@ OLDER = [version for version in VERSIONS if version != NEWEST]
 
 async def started(w: World, client: RawClient, gate: str = "g", **meta: object) -> Sent:
     """A call that waits at a gate, seen to have begun."""
-    sent = client.call("wait", gate=gate, meta=meta or None)
-    await w.box.gate(gate).started.wait()
+    sent = await w.waits(client.call("wait", gate=gate, meta=meta or None), gate)
     return sent
 
 

@@ -274,8 +274,7 @@ async def test_an_equal_header_is_a_mirror_on_a_notification_too() -> None:
     async with world() as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
-        running = client.call("wait", gate="g", meta=keyed("k", session))
-        await w.box.gate("g").started.wait()
+        running = await w.waits(client.call("wait", gate="g", meta=keyed("k", session)))
         mirrored = w.client()
         mirrored.session_id = session
 
@@ -289,8 +288,7 @@ async def test_a_lone_notification_may_name_its_session() -> None:
     async with world() as w:
         client = await w.connected()
         session = (await client.start())["sessionId"]
-        running = client.call("wait", gate="g", meta=keyed("k", session))
-        await w.box.gate("g").started.wait()
+        running = await w.waits(client.call("wait", gate="g", meta=keyed("k", session)))
 
         await w.client().notify("notifications/cancelled", {"_meta": keyed("k", session)})
 

@@ -282,8 +282,7 @@ async def test_ids_start_at_zero_again_after_a_new_handshake(w: World) -> None:
     """REQ1: "JSON-RPC ids mean nothing beyond their connection"."""
     first, second = await w.connected(), await w.connected()
     session = (await first.start())["sessionId"]
-    running = first.call("wait", gate="g")
-    await w.box.gate("g").started.wait()
+    running = await w.waits(first.call("wait", gate="g"))
 
     await second.resume(session)
     assert running.id == 2

@@ -32,8 +32,7 @@ async def session_of(w: World) -> tuple[RawClient, str]:
 
 async def waiting(w: World, client: RawClient) -> Sent:
     """A call with key ``k`` that waits at gate ``g``."""
-    sent = client.call("wait", gate="g", meta=keyed("k"))
-    await w.box.gate("g").started.wait()
+    sent = await w.waits(client.call("wait", gate="g", meta=keyed("k")))
     return sent
 
 
