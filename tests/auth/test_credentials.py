@@ -250,8 +250,7 @@ async def _streams(server: Guarded, token: str) -> dict[str, Any]:
     call = older.call("wait", gate="g")
     await server.tools.gate("g").started.wait()
     await call.reply.until(lambda: bool(call.reply.events))
-    call.reply.leave()
-    await call.reply.done()
+    await call.reply.gone()
     post = await older.get(call.reply.events[0].id).started()
     return {"get": get, "listen": received, "post": post}
 
@@ -539,8 +538,7 @@ async def test_get_access_token_works_in_handlers(era: str) -> None:
         else:
             call = older.call("wait", meta=keyed("k", session), gate="g")
         await server.tools.gate("g").started.wait()
-        call.reply.leave()
-        await call.reply.done()
+        await call.reply.gone()
         again = server.modern("refreshed").call("wait", {"gate": "g"}, session=session, key="k")
         await cycles()
         server.tools.gate("g").go.set()

@@ -519,8 +519,7 @@ async def test_fastmcps_request_and_token_are_there_in_handlers() -> None:
             call = client.call("wait", {"gate": user}, session=session, key="k", headers=_mine("3"))
             gate = server.gates.setdefault(user, Gate())
             await gate.started.wait()
-            call.leave()
-            await call.done()
+            await call.gone()
             again = client.call(
                 "wait", {"gate": user}, session=session, key="k", headers=_mine("4")
             )

@@ -173,8 +173,7 @@ class HttpEnd(End):
     async def leave(self) -> None:
         for reply in (self.stream, *self.replies):
             if not reply.ended:
-                reply.leave()
-                await reply.done()
+                await reply.gone()
 
 
 class ModernEnd(End):
@@ -217,8 +216,7 @@ class ModernEnd(End):
     async def leave(self) -> None:
         for received in (self.stream, *self.calls):
             if received is not None and not received.reply.ended:
-                received.leave()
-                await received.done()
+                await received.gone()
 
 
 async def end_of(kind: str, world: DuplexWorld) -> End:

@@ -505,8 +505,7 @@ async def test_a_listen_stream_without_a_session_is_the_sdks_own(kind: Everythin
         if kind == "lowlevel":
             # It takes one at a time.
             await client.listen(None, "note://a").done()
-        received.leave()
-        await received.done()
+        await received.gone()
 
     answers = await expect_same_as_sdk(kind, script)
 
@@ -532,8 +531,7 @@ async def test_every_filter_is_judged_as_the_sdk_does(kind: EverythingKind) -> N
         for filters_of_one in filters:
             received = client.send("subscriptions/listen", {"notifications": filters_of_one})
             await received.until(lambda h=received: bool(h.messages), "an answer")
-            received.leave()
-            await received.done()
+            await received.gone()
 
     await expect_same_as_sdk(kind, script)
 

@@ -227,8 +227,7 @@ async def test_a_filter_outlives_its_stream(w: World, client: ModernClient, sess
     received = await client.listening(session, A, lists=("tools",))
     await update(w, A)
     position = (await received.has_events(1))[0]["params"]["sessionEventId"]
-    received.leave()
-    await received.done()
+    await received.gone()
     await update(w, A, B)
     await w.layer.notify_tools_changed()
     await w.layer.notify_prompts_changed()
@@ -275,8 +274,7 @@ async def test_a_stream_after_a_cut_one_starts_at_the_head(
 ) -> None:
     """Rule: "A listen after a cut one without a new ``session/resume`` starts at the head"."""
     received = await client.listening(session, A)
-    received.leave()
-    await received.done()
+    await received.gone()
     await update(w, A)
     again = await client.listening(session, A, B)
     await update(w, B)
@@ -293,8 +291,7 @@ async def test_resume_leaves_its_replay_waiting_for_the_next_stream(
     received = await client.listening(session, A, B, C)
     await update(w, A)
     position = (await received.has_events(1))[0]["params"]["sessionEventId"]
-    received.leave()
-    await received.done()
+    await received.gone()
     await update(w, B)
 
     resumed = await client.resume(session, position)
@@ -370,8 +367,7 @@ async def test_a_stream_cut_before_its_acknowledgement_is_no_stream(
 ) -> None:
     """The client may be gone before a byte was sent."""
     received = client.listen(session, A)
-    received.leave()
-    await received.done()
+    await received.gone()
     await cycles()
     [info] = await w.layer.sessions.list()
 

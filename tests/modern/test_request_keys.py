@@ -45,8 +45,7 @@ class Sender:
 
 async def gone(call: Sent | Received) -> None:
     """Its client goes away, and the server noticed."""
-    call.reply.leave()
-    await call.reply.done()
+    await call.reply.gone()
     await cycles()
 
 

@@ -272,8 +272,7 @@ async def test_nothing_is_watched_that_nobody_has_open() -> None:
         session = (await client.start())["sessionId"]
         for number in range(10):
             stream = await c.at(number % 2, client).get().started()
-            stream.leave()
-            await stream.done()
+            await stream.gone()
         await cycles(50)
         assert listening(c) == 0
         await client.end(session)

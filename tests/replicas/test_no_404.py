@@ -25,8 +25,7 @@ async def asked(c: Cluster, number: int, client: RawClient) -> list[int | None]:
         found.append((await at.post(message).done()).status)
     stream = await at.get().started()
     found.append(stream.status)
-    stream.leave()
-    await stream.done()
+    await stream.gone()
     return found
 
 

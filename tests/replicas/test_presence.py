@@ -20,8 +20,7 @@ async def test_no_replica_ends_a_session_whose_client_is_connected_to_another() 
             assert await c[1].expire() == 0
         assert await c.at(1, client).text("session_id") == session
 
-        stream.leave()
-        await stream.done()
+        await stream.gone()
         c.clock.advance(10)
         assert await c[0].expire() == 0
         c.clock.advance(110)

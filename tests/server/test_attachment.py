@@ -484,8 +484,7 @@ async def test_a_late_end_of_the_displaced_connection_changes_nothing(w: World) 
     new, new_stream = await with_stream(w)
     await new.resume(started["sessionId"], started["sessionEventId"])
 
-    old_stream.leave()
-    await old_stream.done()
+    await old_stream.gone()
     await old.get().started()
     await update(w, started["sessionId"], "a:1")
     await old.delete().done()
@@ -505,8 +504,7 @@ async def test_an_event_is_replayable_though_nobody_took_it(
     started = await client.start()
     stream.stall()
     await update(w, started["sessionId"], "a:1")
-    stream.leave()  # with the event on its way
-    await stream.done()
+    await stream.gone()
     other, other_stream = await with_stream(w)
 
     resumed = await other.resume(started["sessionId"], started["sessionEventId"])

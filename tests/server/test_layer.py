@@ -64,8 +64,7 @@ async def test_the_main_job(kind: Kind) -> None:
             await client.result("resources/subscribe", {"uri": f"note://{number}"})
         await client.text("touch", uri="note://0")
         position = event_ids(await stream.has(1))[0]
-        stream.leave()
-        await stream.done()
+        await stream.gone()
 
         other = RawClient(carrier)
         await other.initialize()

@@ -67,8 +67,7 @@ async def busy(w: World) -> list[str]:
             w.client().post({"jsonrpc": "2.0", "id": 1, "method": "ping"}, headers=headers),
         ):
             await cycles(10)
-            reply.leave()
-            await reply.done()
+            await reply.gone()
     await other.error("session/resume", {"sessionId": session}, headers={"Last-Event-ID": "x"})
     await other.error("tools/call", call_params("fail", {"text": session}))
     await other.answer("tools/call", call_params("echo", {"text": "x"}, keyed(KEY, lone)))

@@ -13,7 +13,6 @@ from tests.support.apps import DEPRECATED
 from tests.support.raw import (
     Json,
     RawClient,
-    Reply,
     Sent,
     call_params,
     in_session,
@@ -36,12 +35,6 @@ async def waiting(
     sent = await w.waits(client.send("tools/call", params, request_id=request_id), gate)
     await sent.reply.started()
     return sent
-
-
-async def cut(reply: Reply) -> None:
-    """The response stream breaks, and the server notices."""
-    reply.leave()
-    await reply.done()
 
 
 # --- ids --------------------------------------------------------------------------------------
@@ -103,7 +96,7 @@ async def test_a_cut_request_no_longer_counts(w: World, client: RawClient) -> No
     client reconnects with ids from 0.
     """
     first = await waiting(w, client, "a", request_id=0)
-    await cut(first.reply)
+    await first.reply.gone()
 
     second = await waiting(w, client, "b", request_id=0)
     w.box.gate("a").go.set()
@@ -119,7 +112,7 @@ async def test_a_stream_that_was_fetched_again_is_cancelled_with_the_others(
 ) -> None:
     """REQ3: its response is open again."""
     first = await waiting(w, client, "a", request_id=0)
-    await cut(first.reply)
+    await first.reply.gone()
     again = await client.get(first.reply.events[0].id).started()
     second = await waiting(w, client, "b", request_id=0)
 
@@ -146,7 +139,7 @@ async def test_lone_posts_share_no_ids(w: World) -> None:
 async def test_a_cut_stream_cancels_nothing(w: World, client: RawClient) -> None:
     """Rule: "A broken … response stream never cancels a request in the handshake era"."""
     sent = await waiting(w, client)
-    await cut(sent.reply)
+    await sent.reply.gone()
     w.box.gate("g").go.set()
     await cycles()
 
@@ -169,7 +162,7 @@ async def test_an_explicit_cancel_ends_a_request(w: World, client: RawClient) ->
 async def test_a_cancel_by_id_means_the_newest(w: World, client: RawClient) -> None:
     """Rule: "and a cancel by that id means the newest"."""
     first = await waiting(w, client, "a", request_id=0)
-    await cut(first.reply)
+    await first.reply.gone()
     second = await waiting(w, client, "b", request_id=0)
 
     await client.notify("notifications/cancelled", {"requestId": 0})
@@ -478,7 +471,7 @@ async def test_work_without_a_listener_is_bounded_in_time() -> None:
     async with world(detached_timeout=60) as w:
         client = await w.connected()
         sent = await waiting(w, client)
-        await cut(sent.reply)
+        await sent.reply.gone()
 
         await asyncio.sleep(59)
         assert not w.box.gate("g").cancelled.is_set()
@@ -494,7 +487,7 @@ async def test_work_that_has_a_listener_again_is_not_bounded() -> None:
     async with world(detached_timeout=60) as w:
         client = await w.connected()
         sent = await waiting(w, client)
-        await cut(sent.reply)
+        await sent.reply.gone()
         await asyncio.sleep(59)
         again = await client.get(sent.reply.events[0].id).started()
 
@@ -510,9 +503,9 @@ async def test_ones_cut_calls_cancel_nobody_elses() -> None:
         quiet, noisy = await w.connected(), await w.connected()
         await quiet.start()
         await noisy.start()
-        await cut((await waiting(w, quiet, "quiet")).reply)
+        await (await waiting(w, quiet, "quiet")).reply.gone()
         for number in range(9):
-            await cut((await waiting(w, noisy, f"noisy {number}")).reply)
+            await (await waiting(w, noisy, f"noisy {number}")).reply.gone()
         await cycles()
         assert not w.box.gate("quiet").cancelled.is_set()
         cancelled = [n for n in range(9) if w.box.gate(f"noisy {n}").cancelled.is_set()]
@@ -534,7 +527,7 @@ async def test_work_without_a_listener_is_bounded_in_bytes() -> None:
         client = await w.connected()
         sent = client.call("talk", meta={"progressToken": 1})
         await sent.reply.started()
-        await cut(sent.reply)
+        await sent.reply.gone()
         w.box.gate("g").go.set()
         await cycles(3_000)
 

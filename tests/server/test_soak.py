@@ -61,8 +61,7 @@ async def come_and_go(w: World, count: int) -> None:
             await connected.call("echo", text="x", meta=keyed("k")).result()
             await connected.call("progress", steps=2, meta={"progressToken": 1}).result()
             await w.layer.notify_resource_updated(f"a:{number}")
-            stream.leave()
-            await stream.done()
+            await stream.gone()
         elif number % 20 == 1:
             await client.text("update", uri="a:1", meta=in_session(session))
 

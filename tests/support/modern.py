@@ -112,6 +112,10 @@ class Received:
         await self.reply.done()
         return self
 
+    async def gone(self) -> Self:
+        await self.reply.gone()
+        return self
+
     def leave(self) -> None:
         self.reply.leave()
 

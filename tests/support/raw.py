@@ -163,6 +163,11 @@ class Reply:
     async def done(self) -> Self:
         return await self.until(lambda: self.ended, "the end")
 
+    async def gone(self) -> Self:
+        """The client goes away; return when the server has noticed."""
+        self.leave()
+        return await self.done()
+
     async def has(self, count: int) -> list[Json]:
         """The messages, once there are at least ``count``."""
         await self.until(lambda: len(self.messages) >= count, f"{count} messages")

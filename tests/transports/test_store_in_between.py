@@ -366,8 +366,7 @@ async def test_a_first_get_that_failed_is_not_the_first(method: str, when: str) 
         await w.client().text("update", uri="note://2", meta=in_session(session))
         assert uris(await stream.has(2)) == ["note://1", "note://2"]
         # And the one after it is a later one (HTL7).
-        stream.leave()
-        await stream.done()
+        await stream.gone()
         await w.client().text("update", uri="note://3", meta=in_session(session))
         later = await client.get().started()
         await silence(1)

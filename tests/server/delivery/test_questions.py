@@ -130,8 +130,7 @@ async def test_a_client_that_comes_back_for_a_stream_is_not_asked_a_dead_questio
     client = await client_of(w, in_session)
     first = await client.get().started()
     position = first.events[0].id
-    first.leave()
-    await first.done()
+    await first.gone()
     sent = client.call("impatient")
     assert text_of(await at_most(20, sent.result())) == "gave up"
 

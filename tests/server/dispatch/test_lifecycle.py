@@ -193,8 +193,7 @@ async def test_a_request_without_a_listener_still_holds_its_session() -> None:
         await client.start()
         running = await w.waits(client.call("wait", gate="g"))
         await running.reply.started()
-        running.reply.leave()
-        await running.reply.done()
+        await running.reply.gone()
         for _ in range(5):
             w.clock.advance(90)
             assert await w.expire() == 0

@@ -50,8 +50,7 @@ async def running(w: World) -> tuple[RawClient, str]:
     await stream.has(1)
     had = stream.events[-1].id
     assert had is not None
-    stream.leave()
-    await stream.done()
+    await stream.gone()
     return client, had
 
 
@@ -88,8 +87,7 @@ async def test_a_client_that_was_idle_over_the_weekend_continues() -> None:
         stream = await client.get().started()
         await w.layer.notify_resource_updated("a:1")
         assert (await stream.has(1))[0]["params"] == {"uri": "a:1"}
-        stream.leave()
-        await stream.done()
+        await stream.gone()
 
         w.clock.advance(30 * DAY - 1)
         assert await sleep(w) == 0
@@ -209,8 +207,7 @@ async def test_over_a_store_that_lasts_it_sleeps_without_any_setting(
         assert await client.text("echo", text="x") == "x"
         stream = await client.get(had).started()
         assert stream.status == 200
-        stream.leave()
-        await stream.done()
+        await stream.gone()
         w.clock.advance(31 * DAY)
         assert (await client.send("tools/list").reply.done()).status == 404
 

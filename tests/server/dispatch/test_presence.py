@@ -66,8 +66,7 @@ async def test_a_session_is_idle_from_when_its_client_left() -> None:
     async with world(idle_timeout=1_000) as w:
         client, stream, session = await connected(w)
         await time_passes(w, 95)
-        stream.leave()
-        await stream.done()
+        await stream.gone()
         assert await time_passes(w, 1_000) == 0
         assert await client.text("session_id") == session
 

@@ -96,8 +96,7 @@ async def test_a_later_stream_without_a_position_detaches() -> None:
         client = await w.connected()
         first = await client.get().started()
         started = await client.start()
-        first.leave()
-        await first.done()
+        await first.gone()
         await update(w, started["sessionId"], "a:1")
 
         stream = await client.get().started()
@@ -119,8 +118,7 @@ async def test_a_later_stream_without_a_position_gets_what_follows() -> None:
         first = client.get()
         await w.layer.notify_resource_updated("b:1")
         await first.has(1)
-        first.leave()
-        await first.done()
+        await first.gone()
         await w.layer.notify_resource_updated("b:2")
 
         stream = client.get()
@@ -139,8 +137,7 @@ async def test_a_stream_that_only_looks_open_was_handed_what_it_was_handed() -> 
         first = client.get()
         await w.layer.notify_resource_updated("b:1")
         await first.has(1)
-        first.leave()
-        await first.done()
+        await first.gone()
         dead = client.get()
         await w.layer.notify_resource_updated("b:2")
         await dead.has(1)
@@ -167,8 +164,7 @@ async def test_a_cut_stream_continues_where_it_was_cut() -> None:
         await update(w, session, "a:1", "a:2")
         await first.has(2)
         position = first.events[1].id  # it has processed a:1
-        first.leave()
-        await first.done()
+        await first.gone()
         await update(w, session, "a:3")
 
         again = client.get(position)
@@ -187,8 +183,7 @@ async def test_a_cut_before_the_first_event_loses_nothing() -> None:
         client = await subscribed(w, "b:1")
         first = client.get()
         position = (await first.event(0)).id
-        first.leave()
-        await first.done()
+        await first.gone()
         await w.layer.notify_resource_updated("b:1")
 
         assert uris(await client.get(position).has(1)) == ["b:1"]
@@ -219,8 +214,7 @@ async def test_what_comes_while_the_past_is_read_comes_once_and_in_order() -> No
         client = await subscribed(w, *every)
         first = client.get()
         position = (await first.event(0)).id
-        first.leave()
-        await first.done()
+        await first.gone()
         for uri in every[:20]:
             await w.layer.notify_resource_updated(uri)
 
@@ -266,8 +260,7 @@ async def test_an_evicted_position_is_answered_with_the_truth() -> None:
         for number in range(5):
             await client.text("update", uri=f"a:{number}")
         await first.has(5)
-        first.leave()
-        await first.done()
+        await first.gone()
 
         stream = client.get(position)
 
@@ -308,8 +301,7 @@ async def test_an_evicted_position_lets_go_of_the_connections_sessions() -> None
             await client.text("update", uri=f"b:{number}", meta=in_session(None))
         await update(w, started["sessionId"], "a:1")
         await first.has(6)
-        first.leave()
-        await first.done()
+        await first.gone()
 
         stream = client.get(position)
         await stream.has(3)
@@ -441,8 +433,7 @@ async def test_an_open_stream_that_is_dead_does_not_keep_a_session_alive() -> No
             await w.layer.notify_resource_updated("b:1")
         assert await w.expire() == 1
 
-        stream.leave()
-        await stream.done()
+        await stream.gone()
         assert (await client.get().done()).status == 404
 
 

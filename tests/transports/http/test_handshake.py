@@ -241,8 +241,7 @@ async def test_the_answer_can_be_fetched_after_its_stream_was_cut() -> None:
         client = await w.connected()
         sent = await started(w, client)
         priming = await sent.reply.event(0)
-        sent.reply.leave()
-        await sent.reply.done()
+        await sent.reply.gone()
         w.box.gate("g").go.set()
 
         for _ in range(2):
@@ -259,8 +258,7 @@ async def test_a_stream_fetched_while_its_request_runs_continues_live() -> None:
         client = await w.connected()
         sent = client.call("progress", steps=4, gate="g", meta={"progressToken": 1})
         first = await sent.reply.event(1)
-        sent.reply.leave()
-        await sent.reply.done()
+        await sent.reply.gone()
 
         again = await client.get(first.id).started()
         w.box.gate("g").go.set()
@@ -297,8 +295,7 @@ async def test_a_fetched_stream_has_an_id_before_its_first_event() -> None:
         for _ in range(3):
             again = client.get(position)
             position = (await again.event(0)).id
-            again.leave()
-            await again.done()
+            await again.gone()
         w.box.gate("g").go.set()
 
         assert "result" in await client.get(position).answer(sent.id)
@@ -313,8 +310,7 @@ async def test_two_streams_of_one_connection_never_cross() -> None:
             params = call_params("wait", {"gate": gate})
             sent = client.send("tools/call", params, request_id="same")
             positions.append((await sent.reply.event(0)).id)
-            sent.reply.leave()
-            await sent.reply.done()
+            await sent.reply.gone()
         get = await client.get().started()
         for gate in ("b", "a"):
             w.box.gate(gate).go.set()
@@ -350,8 +346,7 @@ async def test_an_evicted_position_is_answered(request_id: int | str) -> None:
         sent = client.send("tools/call", params, request_id=request_id)
         position = (await sent.reply.event(0)).id
         assert all(0x21 <= ord(character) <= 0x7E for character in position)
-        sent.reply.leave()
-        await sent.reply.done()
+        await sent.reply.gone()
         w.box.gate("g").go.set()
         await cycles()
 
@@ -620,8 +615,7 @@ async def test_a_stalled_reader_gets_the_rest_when_it_comes_back() -> None:
         await cycles()
         reply.unstall()
         position = (await reply.event(0)).id
-        reply.leave()
-        await reply.done()
+        await reply.gone()
 
         again = await client.get(position).done()
 

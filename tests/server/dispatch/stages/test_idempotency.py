@@ -60,8 +60,7 @@ async def test_after_a_reconnect_a_client_resumes_and_sends_again(w: World) -> N
     """
     old, session = await session_of(w)
     first = await waiting(w, old)
-    first.reply.leave()
-    await first.reply.done()
+    await first.reply.gone()
     w.box.gate("g").go.set()
     await cycles()
     new = await w.connected()
@@ -133,8 +132,7 @@ async def test_what_was_given_up_is_unknown() -> None:
         client, _ = await session_of(w)
         first = await waiting(w, client)
         await first.reply.started()
-        first.reply.leave()
-        await first.reply.done()
+        await first.reply.gone()
         await asyncio.sleep(61)
         assert w.box.gate("g").cancelled.is_set()
 
@@ -152,8 +150,7 @@ async def test_what_was_sent_again_gets_a_listener_again() -> None:
         client, session = await session_of(w)
         first = await waiting(w, client)
         await first.reply.started()
-        first.reply.leave()
-        await first.reply.done()
+        await first.reply.gone()
         await asyncio.sleep(59)
         again = w.client().call("wait", gate="g", meta=keyed("k", session))
         await asyncio.sleep(600)
@@ -217,8 +214,7 @@ async def test_an_open_question_goes_to_the_newest_sending(w: World) -> None:
     session = (await old.start())["sessionId"]
     first = old.call("ask", question="?", meta=keyed("k"))
     question = (await first.reply.has(1))[0]
-    first.reply.leave()
-    await first.reply.done()
+    await first.reply.gone()
     new = await w.connected(capabilities=ASKS)
     await new.resume(session)
 
