@@ -37,7 +37,7 @@ from mcp_sessions.server.dispatch.history import History
 from mcp_sessions.server.dispatch.joint_admissions import JointAdmissions
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.listening import Listening
-from mcp_sessions.server.dispatch.path import Stages
+from mcp_sessions.server.dispatch.path import Features, Stages
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.session_methods import SessionMethods
@@ -250,9 +250,13 @@ class Assembly:
             association=association,
             session=session,
             serving=peers,
-            idempotency=keys if self.remembers else None,
-            conversation=ConversationStage(conversations) if conversations is not None else None,
-            handles=handles,
+            features=Features(
+                idempotency=keys if self.remembers else None,
+                conversation=ConversationStage(conversations)
+                if conversations is not None
+                else None,
+                handles=handles,
+            ),
         )
 
     def _serve(

@@ -9,6 +9,7 @@ from typing import Any
 import mcp_types as types
 import pytest
 
+from mcp_sessions.server.calls.table import Outcome
 from tests.support.apps import DEPRECATED
 from tests.support.raw import (
     Json,
@@ -214,6 +215,20 @@ async def test_a_call_is_answered_whatever_its_handler_raises(
         assert (await client.call("panics").error())["code"] == -32603
         assert not w.inside.runner.running
     assert "tools/call failed inside the wrapped server" in caplog.text
+
+
+@pytest.mark.parametrize("tool", ["echo", "no such tool"])
+async def test_a_call_is_answered_if_a_stage_fails_on_the_way_up(
+    tool: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> Outcome:
+        raise RuntimeError
+
+    monkeypatch.setattr("mcp_sessions.server.dispatch.stages.concealing._Concealed.after", fails)
+    async with world(hidden=("secret",)) as w:
+        client = await w.connected()
+        assert (await client.call(tool, text="x").error())["code"] == -32603
+    assert "the outcome of tools/call could not be changed" in caplog.text
 
 
 async def test_a_handler_that_ignores_its_cancellation_delays_nothing(w: World) -> None:

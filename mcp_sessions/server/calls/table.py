@@ -85,7 +85,8 @@ class Stage:
         """Change the outcome, before the client gets it and before it is kept for a request key.
 
         It is called for a call that has the stage in :attr:`Call.stages`, from the last stage to
-        the first.
+        the first. The outcome may be an error, or the questions of a round (2026-07-28). If this
+        raises, the client gets "Internal error".
         """
         return outcome
 

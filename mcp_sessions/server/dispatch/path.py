@@ -25,17 +25,24 @@ from mcp_sessions.server.requests.runner import RequestRunner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
+class Features:
+    """Stages of features that may be off. None: it is off."""
+
+    idempotency: Idempotency | None
+    conversation: ConversationStage | None
+    handles: tuple[LearnedTools, HandleTools] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Stages:
-    """The stages of a server that were made in addition to others. None: the feature is off."""
+    """The stages that need other objects of the server."""
 
     audited: Audited
     methods: SessionMethods
     association: Association
     session: HandlerSession
     serving: UpstreamPeers
-    idempotency: Idempotency | None
-    conversation: ConversationStage | None
-    handles: tuple[LearnedTools, HandleTools] | None
+    features: Features
 
 
 class Path:
@@ -50,7 +57,7 @@ class Path:
         self._stages = stages
         self._gates, self._concealing = Gates(visibility), stages.session.concealing
         self._acceptance = Acceptance(runner.calls)
-        keys = stages.idempotency
+        keys = stages.features.idempotency
         self._keys = (KeyLock(keys), KnownKey(keys, begin_anew)) if keys is not None else None
         self.ours: tuple[Stage, ...] = (
             Acceptance(runner.calls, is_ours=True),
@@ -75,37 +82,37 @@ class Path:
         """For a request with one."""
 
         stages, unused = self._stages, list[Stage]()
-        if stages.handles is None:
+        if stages.features.handles is None:
             unused.append(stages.association)
         self.outside = tuple(each for each in self.keyless if each not in unused)
         """For a request without a key that names no session, on a connection without a current one.
         Only a handle could find its session.
         """
 
-        if stages.conversation is None:
+        if stages.features.conversation is None:
             unused.append(stages.session)
         self.alone = tuple(each for each in self.keyless if each not in unused)
         """The same on no connection. Its handler has a session only of a conversation."""
 
     def _listed(self, keys: tuple[KeyLock, KnownKey] | None) -> Iterable[Stage]:
-        stages = self._stages
+        stages, features = self._stages, self._stages.features
         # While the audit is on, which may change at any time, the router runs it first. Limits
         # come first: what is refused here costs nothing.
         yield self._acceptance
         if keys is not None:
             # Before the key is recorded: the same request may come twice at once.
             yield keys[0]
-        if stages.handles is not None:
+        if features.handles is not None:
             # Before the session is looked up: whether a call has a handle decides which it is.
-            yield stages.handles[0]
+            yield features.handles[0]
         # The store admits the request and records its key in one step.
         yield stages.association
         if keys is not None:
             # A request that ran needs nothing of what follows.
             yield keys[1]
-        if stages.conversation is not None:
+        if features.conversation is not None:
             # Only a request without another session has that of its conversation.
-            yield stages.conversation
+            yield features.conversation
         if self._gates.is_on:
             # After every way to a session.
             yield self._gates
@@ -113,8 +120,8 @@ class Path:
         if self._concealing.is_on:
             # The rules of that session count. Then a gated tool is refused if it is not hidden.
             yield self._concealing
-        if stages.handles is not None:
+        if features.handles is not None:
             # A hidden tool takes no handle. On the way up, a list is extended before names are
             # taken from it.
-            yield stages.handles[1]
+            yield features.handles[1]
         yield stages.serving

@@ -282,8 +282,13 @@ class RunningRequest:
         await outcomes.send(self.waiters, outcome, self.record)
 
     def _after(self, outcome: Outcome) -> Outcome:
-        for stage in reversed(self._call.stages):
-            outcome = stage.after(self._call, outcome)
+        try:
+            for stage in reversed(self._call.stages):
+                outcome = stage.after(self._call, outcome)
+        except Exception:
+            # The boundary to a feature: its client is answered.
+            logger.exception("the outcome of %s could not be changed", self.request.method)
+            return Outcome(None, error_body(INTERNAL_ERROR, "Internal error"))
         return outcome
 
     async def _ask_in_rounds(self, asked: PeerRequest, inbound: Inbound) -> dict[str, Any]:
