@@ -177,6 +177,22 @@ async def what_sleeps_is_bounded_in_bytes(make: MakeStore) -> None:
         await subscribed.check_gone()
 
 
+async def a_session_at_the_end_of_its_lifetime_does_not_sleep(make: MakeStore) -> None:
+    """Nobody knows when it was used, so its bytes do not count, and it makes room for none."""
+    heavy, late = {"text": "x" * 11_000}, NOW + LIFETIME
+    async with opened(make, forget_after=500.0) as store:
+        ending, asleep = [(await new_session(store, now=at)).id for at in (NOW, late - 1)]
+        for each in (ending, asleep):
+            assert await store.replace_data(each, heavy, expected_version=0)
+        await store.touch([ending], now=late)
+        ends: list[list[SessionId]] = []
+        for most in (15_000, 5_000, 0):
+            gone = await store.evict_heavy(now=late + IDLE, most=most, held=(), limit=9)
+            ends.append([record.session_id for record in gone])
+        assert ends == [[], [asleep], []]
+        assert await ids_of(store) == {ending}
+
+
 async def a_session_that_sleeps_loses_its_past_alone(make: MakeStore) -> None:
     """It lives on, and what waits for it then waits."""
     forget = 3 * LIFETIME
@@ -245,6 +261,7 @@ CHECKS: Sequence[Check] = (
     a_principals_oldest_conversations_make_room,
     what_sleeps_makes_room_first,
     what_sleeps_is_bounded_in_bytes,
+    a_session_at_the_end_of_its_lifetime_does_not_sleep,
     a_session_that_sleeps_loses_its_past_alone,
     one_principals_names_do_not_fill_the_store,
 )
