@@ -49,6 +49,7 @@ MAX_INSTANCE = 64
 
 RequestId = str | int
 
+_SESSION_ID_MEMBER = f"_meta[{SESSION_META!r}].sessionId"
 _DIGITS_ALIKE = bytes(0x31 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
 _LARGE_INTEGER = b"1" * 19
 
@@ -291,7 +292,7 @@ def named_session(meta: Mapping[str, Any]) -> SessionId | NotNamed:
         return NotNamed.NULL
     if not isinstance(value, dict):
         raise InvalidParams(f"_meta[{SESSION_META!r}] must be an object")
-    return session_id_member(members_of(value), f"_meta[{SESSION_META!r}].sessionId")
+    return session_id_member(members_of(value), _SESSION_ID_MEMBER)
 
 
 def session_id_member(members: Mapping[str, Any] | None, where: str) -> SessionId:

@@ -112,7 +112,7 @@ class ModernChannel(WatchedChannel):
                 self.run_after_answer()
 
     async def _wait(self, receive: Receive) -> None:
-        if not self._turn.done():
+        if self._answer is None:
             # One that waits for nothing is done in this turn of the loop, and needs no timer.
             await asyncio.sleep(0)
         if self._turn.done():

@@ -73,7 +73,7 @@ class SdkModernRules:
             decoded = _decoded(body)
         except (ValueError, RecursionError):
             return _refused(None, error_body(PARSE_ERROR, "Parse error"))
-        if isinstance(decoded, dict) and "id" not in cast(dict[str, Any], decoded):
+        if isinstance(decoded, dict) and "id" not in decoded:
             return _notification(cast(dict[str, Any], decoded), http_request)
         try:
             request = JSONRPCRequest.model_validate(decoded)
