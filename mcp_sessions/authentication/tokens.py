@@ -12,13 +12,13 @@ Rules, owned by ``tests/authentication/test_tokens.py``:
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
 from mcp_sessions.authentication.claims import RefusalLog, TokenRefused, audiences_of, credential_of
 from mcp_sessions.authentication.credential import Credential
 from mcp_sessions.authentication.issuer import ALGORITHMS, Issuer
+from mcp_sessions.core.recent import Recent
 
 REMEMBERED: Final = 10_000
 """Verified tokens that are kept, at most."""
@@ -38,7 +38,7 @@ class Tokens:
         self._issuer = issuer
         self._audiences = audiences_of(audience)
         self._clock = clock
-        self._known: OrderedDict[bytes, tuple[int, Credential]] = OrderedDict()
+        self._known = Recent[bytes, tuple[int, Credential]](REMEMBERED)
         self._log = RefusalLog()
 
     async def verify(self, token: str) -> Credential | None:
@@ -64,9 +64,7 @@ class Tokens:
         except TokenRefused as refused:
             self._log.say(str(refused), now)
             return None
-        self._known[name] = (self._issuer.generation, credential)
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+        self._known.keep(name, (self._issuer.generation, credential))
         return credential
 
     async def _verified(self, token: str) -> Credential:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from mcp_sessions.authentication.credential import CannotVerify, NotAllowed
+from mcp_sessions.core.recent import Recent
 
 KEPT: Final = 300.0
 """Seconds for which a good token counts if the service does not answer any more."""
@@ -43,7 +43,6 @@ RETRY: Final = 5.0
 _AT_ONCE: Final = 16
 
 Good = TypeVar("Good")
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,8 @@ class Verdicts(Generic[Good]):
         self._ask, self._late, self._expires_at = ask, late, expires_at
         self._clock = clock
         self._fresh, self._refused = fresh, refused
-        self._known: OrderedDict[bytes, _Known[Good]] = OrderedDict()
-        self._bad: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
+        self._known = Recent[bytes, _Known[Good]](REMEMBERED)
+        self._bad = Recent[bytes, tuple[float, bool]](REMEMBERED)
         """When a token was refused, and whether its owner is known and not allowed."""
 
         self._new, self._again = _Lane[Good](), _Lane[Good]()
@@ -171,21 +170,14 @@ class Verdicts(Generic[Good]):
             self._refuse(name, is_known=False)
             return None
         self._bad.pop(name, None)
-        _keep(self._known, name, _Known(good, asked_at, asked_at + self._fresh))
+        self._known.keep(name, _Known(good, asked_at, asked_at + self._fresh))
         return good
 
     def _refuse(self, name: bytes, *, is_known: bool) -> None:
         self._known.pop(name, None)
-        _keep(self._bad, name, (self._clock(), is_known))
+        self._bad.keep(name, (self._clock(), is_known))
 
 
 def _refusal(*, is_known: bool) -> None:
     if is_known:
         raise NotAllowed
-
-
-def _keep(kept: OrderedDict[bytes, _Value], name: bytes, value: _Value) -> None:
-    kept[name] = value
-    kept.move_to_end(name)
-    if len(kept) > REMEMBERED:
-        kept.popitem(last=False)

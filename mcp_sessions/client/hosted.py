@@ -16,7 +16,6 @@ Rules that must hold, and that ``tests/client/test_hosted.py`` owns:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -29,6 +28,7 @@ from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.core.messages import SESSION_META, members_of, meta_of
+from mcp_sessions.core.recent import Recent
 from mcp_sessions.core.resume import EventId, Follower, is_event_id, is_session_id
 from mcp_sessions.errors import SESSION_DETACHED, SESSION_NOT_FOUND
 
@@ -128,7 +128,7 @@ class HostedSessions:
 
         self.standing = Standing.HERE
         self._sessions: dict[str, HostedSession] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended = Recent[str, None](_ENDED_KEPT)
         self._taking: dict[Pending, str | None] = {}
 
     @property
@@ -288,6 +288,4 @@ class HostedSessions:
 
     def _forget(self, session_id: str) -> None:
         self._sessions.pop(session_id, None)
-        self._ended[session_id] = None
-        if len(self._ended) > _ENDED_KEPT:
-            self._ended.popitem(last=False)
+        self._ended.keep(session_id, None)

@@ -22,6 +22,7 @@ import anyio
 
 from mcp_sessions.client.dialer import Json, Link
 from mcp_sessions.core.messages import RequestId, meta_of, progress_token
+from mcp_sessions.core.recent import Recent
 from mcp_sessions.core.resume import SessionView
 
 _ANSWERS_KEPT = 256
@@ -216,7 +217,7 @@ class Questions:
         self._open: set[RequestId] = set()
         self._answers: OrderedDict[RequestId, Json] = OrderedDict()
         self._undelivered: dict[RequestId, Json] = {}
-        self._withdrawn: OrderedDict[RequestId, None] = OrderedDict()
+        self._withdrawn = Recent[RequestId, None](_WITHDRAWN_KEPT)
 
     def asked(self, question_id: RequestId) -> tuple[bool, Json | None]:
         """Note a question of the server.
@@ -257,9 +258,7 @@ class Questions:
         self._undelivered.pop(question_id, None)
         if question_id in self._open:
             self._open.discard(question_id)
-            self._withdrawn[question_id] = None
-            if len(self._withdrawn) > _WITHDRAWN_KEPT:
-                self._withdrawn.popitem(last=False)
+            self._withdrawn.keep(question_id, None)
 
     def forget(self) -> list[RequestId]:
         """Drop the questions of a server that is gone. Their ids mean nothing from now on.

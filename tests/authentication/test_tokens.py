@@ -285,11 +285,12 @@ async def test_a_forged_token_is_read_once(setup: Setup, monkeypatch: pytest.Mon
 
 
 async def test_what_is_kept_has_a_bound(
-    setup: Setup, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+    decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token that was used last is forgotten last."""
     assert REMEMBERED == 10_000
     monkeypatch.setattr(tokens, "REMEMBERED", 3)
+    setup = Setup()
     first, *others = [setup.login.token(jti=str(number)) for number in range(5)]
     for token in others:
         assert await setup.accepts(first)

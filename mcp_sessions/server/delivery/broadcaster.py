@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextvars import Context
 from typing import Any
@@ -27,6 +26,7 @@ from mcp_sessions.background import give_way, stopped, watched
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.coalescing import coalescing_key
 from mcp_sessions.core.messages import notification_message, plain_draft
+from mcp_sessions.core.recent import Recent
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import SessionId
@@ -74,7 +74,7 @@ class ChangeBroadcaster:
         """The sessions that know of the changes that were lost."""
 
         self._fan_out: asyncio.Task[None] | None = None
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen = Recent[str, None](_SEEN)
 
     def announce(self, method: str, params: Mapping[str, Any] | None) -> None:
         """A resource or a list of the server changed: tell everyone who is entitled.
@@ -106,9 +106,7 @@ class ChangeBroadcaster:
             return True
         if change_id in self._seen:
             return False
-        self._seen[change_id] = None
-        if len(self._seen) > _SEEN:
-            self._seen.popitem(last=False)
+        self._seen.keep(change_id, None)
         return True
 
     async def close(self) -> None:

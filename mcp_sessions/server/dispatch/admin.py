@@ -7,10 +7,9 @@ from typing import Literal
 from mcp_sessions.core.ends import EndReason, SessionEnd
 from mcp_sessions.core.life import has_come
 from mcp_sessions.core.states import Mode
-from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.port import note_store_failure
+from mcp_sessions.server.upstream.port import noted
 from mcp_sessions.stores.contract import SessionStore
 
 
@@ -67,11 +66,7 @@ class Sessions:
             mode: Only of this mode.
         """
         now = self._clock()
-        try:
-            records = await self._store.all_sessions(principal)
-        except StoreUnavailable as failed:
-            note_store_failure(failed)
-            raise
+        records = await noted(self._store.all_sessions(principal))
         return [
             SessionInfo(
                 record.session_id,
@@ -88,16 +83,8 @@ class Sessions:
 
     async def end(self, session_id: str) -> bool:
         """End a session of either mode, as its client would; False if it is not there."""
-        try:
-            return await self._finish(SessionId(session_id), EndReason.OPERATOR)
-        except StoreUnavailable as failed:
-            note_store_failure(failed)
-            raise
+        return await noted(self._finish(SessionId(session_id), EndReason.OPERATOR))
 
     async def ended(self) -> Sequence[SessionEnd]:
         """How sessions ended, oldest first: the newest 10,000, each for seven days."""
-        try:
-            return await self._store.ends(now=self._clock())
-        except StoreUnavailable as failed:
-            note_store_failure(failed)
-            raise
+        return await noted(self._store.ends(now=self._clock()))

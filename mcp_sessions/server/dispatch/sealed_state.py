@@ -7,12 +7,12 @@ opened when it comes back.
 from __future__ import annotations
 
 import hmac
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from mcp_sessions.core.message import Message
 from mcp_sessions.core.messages import SESSION_META, meta_of
+from mcp_sessions.core.recent import Recent
 from mcp_sessions.core.visibility import STATE_KEY
 from mcp_sessions.errors import InvalidState, SessionNotFound
 from mcp_sessions.ids import SessionId
@@ -32,7 +32,7 @@ class SealedState:
         self._store = store
         self._security = security
         self._clock = clock
-        self._tokens: OrderedDict[SessionId, tuple[int, str]] = OrderedDict()
+        self._tokens = Recent[SessionId, tuple[int, str]](_TOKENS_KEPT)
 
     def forget(self, session_id: SessionId) -> None:
         self._tokens.pop(session_id, None)
@@ -115,9 +115,7 @@ class SealedState:
         if known is not None and known[0] == record.state.version:
             return known[1]
         token = self._seal(record, record.state.values, record.state.version)
-        self._tokens[record.session_id] = (record.state.version, token)
-        if len(self._tokens) > _TOKENS_KEPT:
-            self._tokens.popitem(last=False)
+        self._tokens.keep(record.session_id, (record.state.version, token))
         return token
 
     def _seal(self, record: SessionRecord, state: Mapping[str, Any], version: int) -> str:

@@ -11,11 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, overload
 
 from mcp_sessions.core.visibility import Visibility
-from mcp_sessions.errors import (
-    ConfigurationError,
-    SessionRequired,
-    StoreUnavailable,
-)
+from mcp_sessions.errors import ConfigurationError, SessionRequired
 from mcp_sessions.ids import SessionId, digest, name_for_handlers
 from mcp_sessions.locks import Locks
 from mcp_sessions.principal import Principal
@@ -23,7 +19,7 @@ from mcp_sessions.server.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.requests.memory import SessionData, SessionState
 from mcp_sessions.server.requests.session_visibility import Notify, SessionVisibility
-from mcp_sessions.server.upstream.port import note_store_failure
+from mcp_sessions.server.upstream.port import noted
 from mcp_sessions.stores.contract import SessionStore, StateConflict
 from mcp_sessions.stores.records import SessionRecord, StoredState
 
@@ -194,11 +190,7 @@ class SessionHandle:
             self._notify,
             self._unsubscribe,
         )
-        try:
-            await sight.change(wanted, hides=hides)
-        except StoreUnavailable as failed:
-            note_store_failure(failed)
-            raise
+        await noted(sight.change(wanted, hides=hides))
 
     async def _unsubscribe(self, record: SessionRecord, is_hidden: Callable[[str], bool]) -> None:
         if self._pipe is None:
@@ -274,11 +266,7 @@ class SessionHandle:
             StoreUnavailable: Unknown whether it was stored.
             ConfigurationError: The layer has no store, so there are no events.
         """
-        try:
-            await self._notify(method, params)
-        except StoreUnavailable as failed:
-            note_store_failure(failed)
-            raise
+        await noted(self._notify(method, params))
 
 
 CURRENT: ContextVar[SessionHandle | None] = ContextVar("mcp_sessions_current", default=None)

@@ -9,9 +9,9 @@ from typing import Any
 
 from mcp_sessions.core.messages import encode
 from mcp_sessions.core.visibility import STATE_KEY
-from mcp_sessions.errors import DataConflict, SessionNotFound, StoreUnavailable
+from mcp_sessions.errors import DataConflict, SessionNotFound
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.upstream.port import note_store_failure
+from mcp_sessions.server.upstream.port import noted
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Data
 
@@ -30,17 +30,13 @@ class SessionData:
         Raises:
             SessionNotFound: The session ended or expired meanwhile.
         """
-        data = await self._load()
+        return (await self._load()).value
+
+    async def _load(self) -> Data:
+        data = await noted(self._store.load_data(self._session_id))
         if data is None:
             raise SessionNotFound(self._session_id)
-        return data.value
-
-    async def _load(self) -> Data | None:
-        try:
-            return await self._store.load_data(self._session_id)
-        except StoreUnavailable as failed:
-            note_store_failure(failed)
-            raise
+        return data
 
     @asynccontextmanager
     async def edit(self) -> AsyncGenerator[dict[str, Any]]:
@@ -57,20 +53,13 @@ class SessionData:
         """
         async with self._lock:
             data = await self._load()
-            if data is None:
-                raise SessionNotFound(self._session_id)
             value = data.value
             yield value
-            try:
-                stored = await self._store.replace_data(
-                    self._session_id, value, expected_version=data.version
-                )
-            except StoreUnavailable as failed:
-                note_store_failure(failed)
-                raise
-            if not stored:
-                if await self._load() is None:
-                    raise SessionNotFound(self._session_id)
+            replacing = self._store.replace_data(
+                self._session_id, value, expected_version=data.version
+            )
+            if not await noted(replacing):
+                await self._load()
                 raise DataConflict
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from mcp_sessions.background import Background, watched
 from mcp_sessions.core.messages import wire_error
+from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import OutcomeUnknown, SessionNotFound
 from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
@@ -44,15 +45,12 @@ class Runs:
     def __init__(self, most: int = _MOST) -> None:
         self._prefix = secrets.token_urlsafe(9)
         self._numbers = itertools.count(1)
-        self._not_begun: dict[str, None] = {}
-        self._most = most
+        self._not_begun = Recent[str, None](most)
 
     def mint(self) -> str:
         """Make the name of a run that has not started, unique over all processes."""
         run = f"{self._prefix}-{next(self._numbers)}"
-        self._not_begun[run] = None
-        if len(self._not_begun) > self._most:
-            del self._not_begun[next(iter(self._not_begun))]
+        self._not_begun.keep(run, None)
         return run
 
     def settle(self, run: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from opentelemetry.trace import Span
 
@@ -345,6 +345,8 @@ class Upstream(Protocol):
         ...
 
 
+_Done = TypeVar("_Done")
+
 CALL: ContextVar[UpstreamCall | None] = ContextVar("mcp_sessions_call", default=None)
 """The call that is being handled."""
 
@@ -354,3 +356,12 @@ def note_store_failure(failed: StoreUnavailable) -> None:
     call = CALL.get()
     if call is not None:
         call.store_failed(failed)
+
+
+async def noted(work: Awaitable[_Done]) -> _Done:
+    """Do work that a handler may have asked for, and note that the store failed it."""
+    try:
+        return await work
+    except StoreUnavailable as failed:
+        note_store_failure(failed)
+        raise

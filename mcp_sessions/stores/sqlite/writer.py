@@ -26,7 +26,6 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -35,6 +34,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from mcp_sessions import metrics
 from mcp_sessions.background import report
+from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import SessionsError, StoreUnavailable
 from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.sqlite import schema
@@ -142,7 +142,7 @@ class Writer:
         self._version = -1
         self._waits = True
         # The one that was used last is at the end.
-        self._known: OrderedDict[SessionId, KeyCounts] = OrderedDict()
+        self._known = Recent[SessionId, KeyCounts](KNOWN)
 
     async def start(self) -> None:
         """Open the file.
@@ -426,9 +426,7 @@ class Writer:
     def _know(self, session_id: SessionId, counts: KeyCounts | None) -> None:
         self._known.pop(session_id, None)
         if counts is not None:
-            self._known[session_id] = counts
-            if len(self._known) > KNOWN:
-                self._known.popitem(last=False)
+            self._known.keep(session_id, counts)
 
     def _wait_for_others(self, connection: sqlite3.Connection, waits: bool) -> None:
         if waits is not self._waits:

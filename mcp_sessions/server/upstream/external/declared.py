@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from mcp_sessions.core.messages import encode
+from mcp_sessions.core.recent import Recent
 
 _KEY: Final = b'"x-mcp-header"'
 _TOOLS: Final = 1_000
@@ -19,7 +20,7 @@ _BYTES: Final = 65_536
 
 class DeclaredHeaders:
     def __init__(self) -> None:
-        self._schemas: dict[str, Mapping[str, Any]] = {}
+        self._schemas = Recent[str, Mapping[str, Any]](_TOOLS)
 
     def schema_of(self, tool: str) -> Mapping[str, Any] | None:
         return self._schemas.get(tool)
@@ -34,6 +35,4 @@ class DeclaredHeaders:
             self._schemas.pop(name, None)
             said = encode(schema)
             if isinstance(schema, dict) and _KEY in said and len(said) <= _BYTES:
-                self._schemas[name] = cast("dict[str, Any]", schema)
-        while len(self._schemas) > _TOOLS:
-            del self._schemas[next(iter(self._schemas))]
+                self._schemas.keep(name, cast("dict[str, Any]", schema))

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 
 from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.core.messages import encode
+from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import INTERNAL_ERROR
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child_requests import raised_anew
@@ -40,8 +41,7 @@ _BEGINNING: Final = 300
 """Characters of a cut error."""
 
 _K = TypeVar("_K")
-_V = TypeVar("_V")
-_Refusals = dict[_K, tuple[Backoff, float, UpstreamError]]
+_Refusals = Recent[_K, tuple[Backoff, float, UpstreamError]]
 """Key → its back-off, the time of the next try, and the error until then."""
 
 
@@ -54,12 +54,12 @@ class Failures:
 
     def __init__(self, ours: Client) -> None:
         self._ours = ours
-        self._by_description: _Refusals[tuple[Principal, bytes]] = {}
-        self._of_all: _Refusals[Principal] = {}
-        self._doubted: dict[Principal, bytes] = {}
+        self._by_description = _Refusals[tuple[Principal, bytes]](_COUNTED)
+        self._of_all = _Refusals[Principal](_COUNTED)
+        self._doubted = Recent[Principal, bytes](_COUNTED)
         """Description that failed since another one succeeded."""
 
-        self._served: dict[Principal, Client] = {}
+        self._served = Recent[Principal, Client](_COUNTED)
         """Last description that succeeded."""
 
         self._tried: set[Principal] = set()
@@ -79,7 +79,7 @@ class Failures:
         self._by_description.pop((principal, description_of(client)), None)
         self._doubted.pop(principal, None)
         if len(encode(client)) <= _REMEMBERED:
-            _keep(self._served, principal, client)
+            self._served.keep(principal, client)
 
     def failed(
         self, principal: Principal, client: Client, failed: UpstreamError, now: float
@@ -90,8 +90,8 @@ class Failures:
         """
         described = description_of(client)
         _count(self._by_description, (principal, described), failed, now)
-        first = self._doubted.setdefault(principal, described)
-        _bound(self._doubted)
+        first = self._doubted.get(principal, described)
+        self._doubted.keep(principal, first)
         if first == described or principal in self._tried:
             return ()
         self._tried.add(principal)
@@ -120,22 +120,11 @@ def description_of(client: object) -> bytes:
 
 
 def _count(failures: _Refusals[_K], key: _K, failed: UpstreamError, now: float) -> None:
-    known = failures.pop(key, None)
+    known = failures.get(key)
     backoff = known[0] if known is not None else Backoff(base=1, cap=30)
     until = now + backoff.failed(1.0)
     error = failed.error
     if len(encode(error)) > _KEPT:
         message = str(error.get("message"))[:_BEGINNING]
         error = {"code": error.get("code", INTERNAL_ERROR), "message": message}
-    _keep(failures, key, (backoff, until, raised_anew(failed, error)))
-
-
-def _keep(known: dict[_K, _V], key: _K, value: _V) -> None:
-    known.pop(key, None)
-    known[key] = value
-    _bound(known)
-
-
-def _bound(known: dict[Any, Any]) -> None:
-    if len(known) > _COUNTED:
-        del known[next(iter(known))]
+    failures.keep(key, (backoff, until, raised_anew(failed, error)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +39,7 @@ from mcp_sessions.authentication.credential import (
     Verifier,
 )
 from mcp_sessions.authentication.pace import DELAYS, Pace
+from mcp_sessions.core.recent import Recent
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.upstream.sdk.http_application import Recheck, principal_of
@@ -180,7 +180,7 @@ class SdkVerifier:
     def __init__(self, verifiers: Sequence[Verifier], then: TokenVerifier | None = None) -> None:
         self._verifiers = tuple(verifiers)
         self._then = then
-        self._made: OrderedDict[int, tuple[Credential, AccessToken]] = OrderedDict()
+        self._made = Recent[int, tuple[Credential, AccessToken]](MADE)
         """The SDK's token of each credential, by the object's identity: a verifier returns the same
         object as long as the credential is good.
         """
@@ -210,9 +210,7 @@ class SdkVerifier:
             subject=found.subject,
             claims={"iss": found.issuer},
         )
-        self._made[id(found)] = found, made
-        if len(self._made) > MADE:
-            self._made.popitem(last=False)
+        self._made.keep(id(found), (found, made))
         return made
 
 

@@ -15,7 +15,6 @@ the span has no effect. The request then goes past the SDK's tracing.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from pydantic_core import to_jsonable_python
 from mcp_sessions import method_names
 from mcp_sessions.core.client_description import ENVELOPE
 from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META
+from mcp_sessions.core.recent import Recent
 from mcp_sessions.ids import SessionId, name_for_handlers
 from mcp_sessions.server.upstream.port import (
     CALL,
@@ -266,7 +266,7 @@ class RequestConnection(Connection):
 class Envelopes:
     def __init__(self) -> None:
         # The most recent one is at the end.
-        self._known: OrderedDict[str, Connection] = OrderedDict()
+        self._known = Recent[str, Connection](_KEPT)
 
     def connection(self, route: InboundModernRoute) -> RequestConnection:
         said = self._read(route)
@@ -290,7 +290,5 @@ class Envelopes:
             route.protocol_version, route.client_info, route.client_capabilities
         )
         if len(spelled) <= _LARGEST:
-            self._known[spelled] = said
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
+            self._known.keep(spelled, said)
         return said

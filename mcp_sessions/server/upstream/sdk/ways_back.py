@@ -13,14 +13,13 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 
-from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.server.upstream.port import (
     NotAskable,
     Outbound,
     PeerError,
     PeerRequest,
     UpstreamCall,
-    note_store_failure,
+    noted,
 )
 
 logger = logging.getLogger(__name__)
@@ -67,20 +66,12 @@ class CallContext:
     async def notify(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> None:
-        try:
-            await self._call.notify(method, params)
-        except StoreUnavailable as failed:
-            note_store_failure(failed)
-            raise
+        await noted(self._call.notify(method, params))
 
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        try:
-            await self._call.progress(progress, total, message)
-        except StoreUnavailable as failed:
-            note_store_failure(failed)
-            raise
+        await noted(self._call.progress(progress, total, message))
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -95,11 +86,7 @@ class SdkOutbound:
     async def notify(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> None:
-        try:
-            await self._outbound.notify(method, params)
-        except StoreUnavailable as failed:
-            note_store_failure(failed)
-            raise
+        await noted(self._outbound.notify(method, params))
 
 
 class ModernOutbound:
@@ -130,11 +117,7 @@ class ModernOutbound:
         if self._outbound is None:
             logger.debug("dropped %s: no standalone channel", method)
             return
-        try:
-            await self._outbound.notify(method, params)
-        except StoreUnavailable as failed:
-            note_store_failure(failed)
-            raise
+        await noted(self._outbound.notify(method, params))
 
 
 async def _ask(
@@ -142,12 +125,8 @@ async def _ask(
 ) -> dict[str, Any]:
     options = opts or {}
     try:
-        return await outbound.send_request(
-            PeerRequest(method, params, options.get("timeout"), options.get("on_progress"))
-        )
-    except StoreUnavailable as failed:
-        note_store_failure(failed)
-        raise
+        asked = PeerRequest(method, params, options.get("timeout"), options.get("on_progress"))
+        return await noted(outbound.send_request(asked))
     except NotAskable as failed:
         raise NoBackChannelError(method) from failed
     except PeerError as failed:

@@ -21,6 +21,7 @@ from collections import Counter
 from typing import Final
 
 from mcp_sessions.background import Background
+from mcp_sessions.core.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Directories:
 
     def __init__(self, *, lasting: bool) -> None:
         self._is_lasting = lasting
-        self._of: dict[str, str] = {}
+        self._of = Recent[str, str](_KNOWN)
         """Session → its directory."""
 
         self._processes = Counter[str]()
@@ -63,10 +64,7 @@ class Directories:
         if session is None:
             self._left.add(path)
         else:
-            self._of.pop(session, None)
-            self._of[session] = path
-            if len(self._of) > _KNOWN:
-                del self._of[next(iter(self._of))]
+            self._of.keep(session, path)
         try:
             await asyncio.to_thread(os.makedirs, cwd, 0o700, True)
         except BaseException:

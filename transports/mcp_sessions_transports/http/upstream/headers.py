@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from mcp_sessions.core.messages import members_of
 from mcp_sessions.core.named import NAMED, header_value
+from mcp_sessions.core.recent import Recent
 
 HEADER_MISMATCH: Final = -32020
 """The error of a request whose headers are not what they have to be: it did not run."""
@@ -36,7 +37,7 @@ def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
 
 class ParamHeaders:
     def __init__(self) -> None:
-        self._tools: dict[str, Mapping[Path, str]] = {}
+        self._tools = Recent[str, Mapping[Path, str]](_TOOLS)
 
     def learn(self, listed: Mapping[str, Any]) -> None:
         tools: object = listed.get("tools")
@@ -47,9 +48,7 @@ class ParamHeaders:
                 continue
             self._tools.pop(name, None)
             if found:
-                self._tools[name] = found
-                if len(self._tools) > _TOOLS:
-                    del self._tools[next(iter(self._tools))]
+                self._tools.keep(name, found)
 
     def headers_for(self, params: Mapping[str, Any]) -> dict[str, str]:
         name: object = params.get("name")
