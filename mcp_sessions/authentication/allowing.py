@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
+from mcp_sessions.core.messages import texts_of
 from mcp_sessions.errors import ConfigurationError
 
 _LOGIN: Final = ("login", "cognito:username", "username", "preferred_username")
@@ -84,9 +85,4 @@ def _folded(text: str) -> str:
 
 
 def _groups(claims: Mapping[str, Any]) -> set[str]:
-    found = set[str]()
-    for name in _GROUPS:
-        value: Any = claims.get(name)
-        if isinstance(value, list):
-            found |= {each for each in cast("list[Any]", value) if isinstance(each, str)}
-    return found
+    return {group for name in _GROUPS for group in texts_of(claims.get(name))}

@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from mcp_sessions.authentication.credential import Credential
+from mcp_sessions.core.messages import texts_of
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +74,7 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
 def _scopes(claims: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the scopes, as RFC 9068 has them (``scope``), or others (``scp``)."""
     value: Any = claims.get("scope", claims.get("scp"))
-    if isinstance(value, str):
-        return tuple(value.split())
-    if isinstance(value, list):
-        return tuple(each for each in cast("list[Any]", value) if isinstance(each, str))
-    return ()
+    return tuple(value.split() if isinstance(value, str) else texts_of(value))
 
 
 class RefusalLog:

@@ -16,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from mcp_sessions.authentication.credential import CannotVerify
 from mcp_sessions.authentication.fetching import FetchFailed, fetch_json
 from mcp_sessions.authentication.issuer_addresses import discovery_urls, is_safe
+from mcp_sessions.core.messages import entries_of, members_of
 
 logger = logging.getLogger(__name__)
 
@@ -183,12 +184,8 @@ class Issuer:
 
 
 def _entries(document: Mapping[str, Any]) -> dict[str | None, Mapping[str, Any]]:
-    given: Any = document.get("keys")
     found: dict[str | None, Mapping[str, Any]] = {}
-    for each in cast("list[Any]", given)[:_MOST_KEYS] if isinstance(given, list) else ():
-        if not isinstance(each, dict):
-            continue
-        entry = cast("dict[str, Any]", each)
+    for entry in map(members_of, entries_of(document.get("keys"))[:_MOST_KEYS]):
         kid = entry.get("kid")
         # A key with "d" is private: everybody may know it.
         is_for_us = entry.get("use", "sig") == "sig" and "d" not in entry

@@ -25,6 +25,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, cast
 
+from mcp_sessions.core.messages import entries_of, members_of
 from mcp_sessions.errors import ConfigurationError
 
 try:
@@ -241,7 +242,7 @@ def _parsed(path: str, text: bytes) -> dict[str, ApiKey]:
         raise ConfigurationError(
             f"{path}: the file is not complete, or no JSON: restore it from a copy"
         ) from None
-    members = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    members = members_of(value)
     entries: Any = members.get("keys")
     if members.get("version") != _VERSION or not isinstance(entries, list):
         raise ConfigurationError(
@@ -261,10 +262,7 @@ def _parsed(path: str, text: bytes) -> dict[str, ApiKey]:
 
 
 def _key(entry: Any) -> ApiKey | None:
-    if not isinstance(entry, dict):
-        return None
-    members = cast("dict[str, Any]", entry)
-    match members:
+    match entry:
         case {
             "id": str(key_id),
             "name": str(name),
@@ -276,7 +274,7 @@ def _key(entry: Any) -> ApiKey | None:
             pass
         case _:
             return None
-    given = cast("list[Any]", members["scopes"])
+    given = entries_of(entry["scopes"])
     is_good = (
         _ID.fullmatch(key_id)
         and _NAME.fullmatch(name)

@@ -23,10 +23,10 @@ import tempfile
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Protocol
 
 from mcp_sessions.client.open_calls import OpenCall, open_call_of
-from mcp_sessions.core.messages import members_of
+from mcp_sessions.core.messages import entries_of, members_of
 from mcp_sessions.core.resume import EventId
 
 logger = logging.getLogger(__name__)
@@ -166,8 +166,7 @@ class _FileSlot:
 
     def load(self) -> SavedSession | None:
         members = members_of(self._jar.read().get(self._name))
-        calls: object = members.get("open_calls")
-        each_call = cast("list[object]", calls) if isinstance(calls, list) else []
+        each_call = entries_of(members.get("open_calls"))
         session_id, position = members.get("session_id"), members.get("position")
         if not isinstance(session_id, str):
             return None

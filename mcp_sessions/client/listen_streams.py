@@ -21,7 +21,7 @@ from mcp_sessions.client.dialer import Json
 from mcp_sessions.client.requests import Pending
 from mcp_sessions.client.rpc import notification
 from mcp_sessions.client.stamping import SUBSCRIPTION_ID, with_meta
-from mcp_sessions.core.messages import RequestId, encode, members_of, meta_of
+from mcp_sessions.core.messages import RequestId, encode, members_of, meta_of, texts_of
 
 _FLAGS = {
     method_names.TOOLS_CHANGED: "toolsListChanged",
@@ -35,9 +35,7 @@ def _filter_of(message: Json) -> Json:
 
 
 def _uris(wanted: Mapping[str, Any]) -> list[str]:
-    uris = wanted.get("resourceSubscriptions")
-    found = cast("list[object]", uris) if isinstance(uris, list) else []
-    return [uri for uri in found if isinstance(uri, str)]
+    return texts_of(wanted.get("resourceSubscriptions"))
 
 
 @dataclass(slots=True)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from mcp_sessions.core.messages import members_of
+
 HANDLE = "handle"
 """The kind of key that a handle is."""
 
@@ -28,9 +30,7 @@ Schema = Mapping[str, Any]
 
 def is_extensible(schema: object, name: str) -> bool:
     """Whether a JSON Schema of objects knows no member of that name, and lets one be added."""
-    if not isinstance(schema, dict):
-        return False
-    members = cast("dict[str, Any]", schema)
+    members = members_of(schema)
     properties = members.get("properties", {})
     if members.get("type") != "object" or not isinstance(properties, dict):
         return False
@@ -52,8 +52,7 @@ def handle_in(params: Mapping[str, Any] | None, name: str) -> object:
 
     Models that fill in every argument pass null or an empty text.
     """
-    arguments: object = (params or {}).get("arguments")
-    given = cast("dict[str, Any]", arguments).get(name) if isinstance(arguments, dict) else None
+    given = members_of((params or {}).get("arguments")).get(name)
     return None if given == "" else given
 
 
@@ -64,9 +63,8 @@ def carried_in(params: Mapping[str, Any] | None) -> str | None:
 
 
 def without_handle(params: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
-    arguments: object = (params or {}).get("arguments")
-    if params is not None and isinstance(arguments, dict) and name in arguments:
-        given = cast("dict[str, Any]", arguments)
+    given = members_of((params or {}).get("arguments"))
+    if params is not None and name in given:
         params = {**params, "arguments": {key: given[key] for key in given if key != name}}
     state: object = (params or {}).get("requestState")
     carried = _CARRIED.fullmatch(state) if isinstance(state, str) else None

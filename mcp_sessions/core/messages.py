@@ -8,7 +8,7 @@ id differs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import isinf
@@ -224,6 +224,16 @@ def members_of(value: Any) -> dict[str, Any]:
     # Not ``cast``, here and below: it is a call, and these are called for each request.
     members: Mapping[str, Any] | None = value
     return members if isinstance(members, dict) else {}
+
+
+def entries_of(value: Any) -> list[Any]:
+    entries: Sequence[Any] | None = value
+    return entries if isinstance(entries, list) else []
+
+
+def texts_of(value: Any) -> list[str]:
+    """The strings among the entries."""
+    return [each for each in entries_of(value) if isinstance(each, str)]
 
 
 def id_of(value: object) -> RequestId | None:

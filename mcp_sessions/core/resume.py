@@ -21,14 +21,16 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 from mcp_sessions.core.messages import (
     EXTENSION,
     ROUTE_HEADER,
     SESSION_META,
+    entries_of,
     members_of,
     meta_of,
+    texts_of,
 )
 
 EventId = str | int
@@ -286,12 +288,10 @@ def abilities(capabilities: object) -> Abilities:
     members = members_of(capabilities)
     extension = members_of(members.get("extensions")).get(EXTENSION)
     keys = members_of(members_of(extension).get("requestKeys"))
-    features = members_of(extension).get("features")
-    names = cast("list[object]", features) if isinstance(features, list) else []
     return Abilities(
         has_sessions=isinstance(members.get("sessions"), dict),
         is_ours=isinstance(extension, dict),
-        features=frozenset(name for name in names if isinstance(name, str)),
+        features=frozenset(texts_of(members_of(extension).get("features"))),
         key_lifetime=seconds_of(keys.get("lifetime")),
         routes=members_of(members_of(extension).get("routing")).get("header") == ROUTE_HEADER,
         lists=tuple(
@@ -351,8 +351,7 @@ def says_session_not_found(result: Mapping[str, Any]) -> bool:
     """Whether a tool's result is the one that some servers send instead of an error."""
     if result.get("isError") is not True:
         return False
-    content = result.get("content")
-    for block in cast("list[object]", content) if isinstance(content, list) else []:
+    for block in entries_of(result.get("content")):
         text = members_of(block).get("text")
         if isinstance(text, str) and "session not found" in text.lower():
             return True

@@ -7,10 +7,10 @@ written down only after the server has shown that it has it: in a list, or by se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from mcp_sessions import method_names
-from mcp_sessions.core.messages import members_of
+from mcp_sessions.core.messages import entries_of, members_of
 from mcp_sessions.security import is_minted
 
 _MOST = 200
@@ -56,10 +56,8 @@ class KnownNames:
             self._add(method, name)
         if method in _LISTS:
             calls, member = _LISTS[method]
-            entries: object = members_of(result).get(member)
-            if isinstance(entries, list):
-                for entry in cast("list[Any]", entries):
-                    self._add(calls, str(members_of(entry).get("name")))
+            for entry in entries_of(members_of(result).get(member)):
+                self._add(calls, str(members_of(entry).get("name")))
 
     def name(self, method: str, name: str) -> str | None:
         return name if (method, name) in self._names else None

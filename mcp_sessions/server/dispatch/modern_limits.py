@@ -5,12 +5,10 @@ A handshake is bounded when its connection is stored, a listen in a session when
 
 from __future__ import annotations
 
-from typing import cast
-
 from mcp_sessions import method_names
 from mcp_sessions.core.client_description import ENVELOPE, size_of
 from mcp_sessions.core.message import Message
-from mcp_sessions.core.messages import members_of
+from mcp_sessions.core.messages import members_of, texts_of
 from mcp_sessions.errors import LimitReached
 from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.stores.limits import check_subscriptions
@@ -36,6 +34,4 @@ def check_modern(request: Message, size: int, policy: SessionPolicy) -> None:
             raise LimitReached("max_client_bytes", policy.max_client_bytes)
     if request.method == method_names.LISTEN:
         wanted = members_of((request.params or {}).get("notifications"))
-        listed: object = wanted.get("resourceSubscriptions")
-        uris = cast("list[object]", listed) if isinstance(listed, list) else []
-        check_subscriptions({uri for uri in uris if isinstance(uri, str)}, policy)
+        check_subscriptions(set(texts_of(wanted.get("resourceSubscriptions"))), policy)

@@ -16,6 +16,7 @@ from mcp_sessions.core.handles import (
     with_handle,
 )
 from mcp_sessions.core.message import Message
+from mcp_sessions.core.messages import members_of
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.server.upstream.port import UpstreamCall, UpstreamPeer
 
@@ -82,15 +83,10 @@ class HandleArgument:
         tools = result.get("tools")
         if not isinstance(tools, list):
             return result
-        return {**result, "tools": [self._extended(tool) for tool in cast("list[Any]", tools)]}
+        return {**result, "tools": [self._with_argument(tool) for tool in cast("list[Any]", tools)]}
 
-    def _extended(self, tool: Any) -> Any:
-        if not isinstance(tool, dict):
-            return tool
-        return self._with_argument(cast("dict[str, Any]", tool))
-
-    def _with_argument(self, tool: dict[str, Any]) -> dict[str, Any]:
-        name = tool.get("name")
+    def _with_argument(self, tool: Any) -> Any:
+        name = members_of(tool).get("name")
         if not isinstance(name, str) or name not in self.tools:
             return tool
         knew = self._takes.get(name)

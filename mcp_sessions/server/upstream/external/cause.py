@@ -39,7 +39,7 @@ import asyncio
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol
 
 from mcp_sessions import method_names
 from mcp_sessions.core.messages import RequestId, members_of, meta_of, progress_token
@@ -77,12 +77,11 @@ def with_own_token(request_id: int, params: Mapping[str, Any] | None) -> Mapping
         The params with the layer's token in place of the client's. A token that is no string and no
         integer is left out.
     """
-    meta: object = params.get("_meta") if params is not None else None
-    if not isinstance(meta, dict) or TOKEN not in meta:
+    meta = meta_of(params)
+    if TOKEN not in meta:
         return params
-    members = cast("dict[str, Any]", meta)
-    own = {name: value for name, value in members.items() if name != TOKEN}
-    if progress_token(members) is not None:
+    own = {name: value for name, value in meta.items() if name != TOKEN}
+    if progress_token(meta) is not None:
         own[TOKEN] = request_id
     return {**(params or {}), "_meta": own}
 

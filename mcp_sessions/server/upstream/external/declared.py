@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from mcp_sessions.core.messages import encode
+from mcp_sessions.core.messages import encode, entries_of, members_of
 from mcp_sessions.core.recent import Recent
 
 _KEY: Final = b'"x-mcp-header"'
@@ -26,9 +26,7 @@ class DeclaredHeaders:
         return self._schemas.get(tool)
 
     def learn(self, result: Mapping[str, Any]) -> None:
-        tools: object = result.get("tools")
-        for tool in cast("list[object]", tools) if isinstance(tools, list) else ():
-            members = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
+        for members in map(members_of, entries_of(result.get("tools"))):
             name, schema = members.get("name"), members.get("inputSchema")
             if not isinstance(name, str):
                 continue

@@ -16,6 +16,7 @@ from mcp_sessions.core.listen_messages import SUBSCRIPTION_ID
 from mcp_sessions.core.messages import (
     PROTOCOL_VERSION_META,
     Notification,
+    entries_of,
     error_body,
     members_of,
     meta_of,
@@ -65,8 +66,7 @@ class Modern:
             wanted: The version that the client asked for.
             versions: Those with a handshake.
         """
-        spoken: object = found.get("supportedVersions")
-        if not isinstance(spoken, list) or VERSION not in cast("list[object]", spoken):
+        if VERSION not in entries_of(found.get("supportedVersions")):
             return None
         info: object = meta_of(found).get(f"{_PREFIX}/serverInfo")
         capabilities = members_of(found.get("capabilities"))

@@ -35,6 +35,7 @@ from mcp_sessions.core.messages import (
     RequestId,
     decode,
     decode_with_surrogates,
+    entries_of,
     id_of,
     members_of,
     parse,
@@ -235,9 +236,7 @@ def _has_many_levels(value: object) -> bool:
 
 
 def _within(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return list(cast("dict[str, object]", value).values())
-    return cast("list[object]", value) if isinstance(value, list) else []
+    return [*members_of(value).values(), *entries_of(value)]
 
 
 def outlined(outline: Outline | Known, why: str) -> Unreadable:

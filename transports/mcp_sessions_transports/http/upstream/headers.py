@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from mcp_sessions.core.messages import members_of
+from mcp_sessions.core.messages import entries_of, members_of
 from mcp_sessions.core.named import NAMED, header_value
 from mcp_sessions.core.recent import Recent
 
@@ -40,8 +40,7 @@ class ParamHeaders:
         self._tools = Recent[str, Mapping[Path, str]](_TOOLS)
 
     def learn(self, listed: Mapping[str, Any]) -> None:
-        tools: object = listed.get("tools")
-        for tool in cast("list[object]", tools) if isinstance(tools, list) else []:
+        for tool in entries_of(listed.get("tools")):
             members = members_of(tool)
             name, found = members.get("name"), _annotated(members.get("inputSchema"))
             if not isinstance(name, str):
