@@ -17,8 +17,6 @@
     │   ├── InvalidParams       -32602  malformed params or metadata
     │   │   └── InvalidState -32602 a ``state`` that is not one of ours; one text for each cause
     │   └── InvalidRequest      -32600  mode_conflict, key_reused, duplicate_id
-    ├── ReplayRefused           a position that cannot be replayed whole (never on the wire
-    │                           as an error: the answer says ``catchup: false``)
     └── StoreUnavailable        the store: unknown whether the last write happened
         └── StoreRefused        it is there and refuses: full, read-only, a wrong password
 
@@ -161,17 +159,6 @@ class StoreRefused(StoreUnavailable):
     def client_text(self) -> str:
         because = f" ({self.why})" if self.why is not None else ""
         return f"the session store refuses requests{because}"
-
-
-class ReplayRefused(SessionsError):
-    """A position from which the log cannot be replayed whole."""
-
-    def __init__(self, reason: Refusal) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"replay refused: {self.reason.value}"
 
 
 class WireError(SessionsError):

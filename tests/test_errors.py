@@ -17,7 +17,6 @@ from mcp_sessions.errors import (
     LimitReached,
     OutcomeUnknown,
     Refusal,
-    ReplayRefused,
     SessionDetached,
     SessionNotFound,
     SessionRequired,
@@ -168,7 +167,6 @@ def test_the_repr_of_a_wire_error_is_as_safe_in_a_log_as_its_sentence() -> None:
         (SessionRequired(), "belongs to no session"),
         (DataConflict(), "repeat the edit"),
         (StateTooLarge(5_000, 4_096), "5000 characters of at most 4096"),
-        (ReplayRefused(Refusal.AHEAD), "ahead"),
         (StoreUnavailable("redis is away"), "redis is away"),
         (ConfigurationError("no such store"), "no such store"),
     ],
@@ -177,8 +175,3 @@ def test_the_repr_of_a_wire_error_is_as_safe_in_a_log_as_its_sentence() -> None:
 def test_an_error_says_in_one_sentence_what_is_wrong(error: SessionsError, says: str) -> None:
     """Style: the sentence in ``__str__``."""
     assert says in str(error)
-
-
-def test_a_refused_replay_keeps_its_reason() -> None:
-    """Style: evidence in attributes."""
-    assert ReplayRefused(Refusal.EVICTED).reason is Refusal.EVICTED

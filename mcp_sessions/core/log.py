@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from mcp_sessions.errors import Refusal, ReplayRefused
+from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import (
     NUMBER_WIDTH,
     LogEpoch,
@@ -165,56 +165,15 @@ class EventLog:
         self._evict(now)
         return event
 
-    def since(
-        self, position: Position, *, now: float, limit: int | None = None
-    ) -> tuple[LoggedEvent, ...]:
-        """The events after ``position``, oldest first: all of them, or an error.
-
-        An empty tuple means the client is up to date.
-
-        Args:
-            position: The last event the client is known to have processed.
-            now: Seconds on the session clock; events older than the window's age are
-                evicted first.
-            limit: Read a page of at most this many, and of about `PAGE_BYTES`; go on from
-                the last one's position, until a page is empty.
-
-        Raises:
-            ReplayRefused: ``LOG_REPLACED`` if the log was made anew since, ``AHEAD`` if the
-                client names an event this log never had; if at least one event it needs is
-                gone, ``EVICTED`` if space took one of them, ``EXPIRED`` if only time did.
-        """
-        self._evict(now)
-        refusal = refusal_of(
-            position,
-            log_epoch=self.log_epoch,
-            head=self._head,
-            floor=self._floor,
-            evicted=self._evicted,
-        )
-        if refusal is not None:
-            raise ReplayRefused(refusal)
-        if limit is not None:
-            return page_of(self._after(position.number), limit)
-        missed: list[LoggedEvent] = []
-        for event in reversed(self._events.values()):
-            if event.number <= position.number:
-                break
-            missed.append(event)
-        missed.reverse()
-        return tuple(missed)
-
     def since_id(
         self, event_id: str | None, *, now: float, limit: int | None = None
     ) -> tuple[tuple[LoggedEvent, ...], Refusal | None]:
         """Return the replay that ``lastSessionEventId`` asks for, or nothing and the reason.
 
-        A replay of zero events is a success, with reason None.
-
         Args:
             event_id: The position, as it was sent.
-            now: See :meth:`since`.
-            limit: See :meth:`since`.
+            now: See :meth:`replay`.
+            limit: See :meth:`replay`.
         """
         position = parse_position(event_id) if event_id is not None else None
         if position is None and event_id is not None:
@@ -224,12 +183,44 @@ class EventLog:
     def replay(
         self, position: Position | None, *, now: float, limit: int | None = None
     ) -> tuple[tuple[LoggedEvent, ...], Refusal | None]:
+        """Return the events after ``position``, oldest first: all of them, or nothing and the
+        reason.
+
+        A replay of zero events is a success, with reason None: the client is up to date.
+
+        Args:
+            position: The last event the client is known to have processed.
+            now: Seconds on the session clock; events older than the window's age are
+                evicted first.
+            limit: Read a page of at most this many, and of about `PAGE_BYTES`; go on from
+                the last one's position, until a page is empty.
+
+        Returns:
+            The reason is ``LOG_REPLACED`` if the log was made anew since, ``AHEAD`` if the
+            client names an event this log never had; if at least one event it needs is
+            gone, ``EVICTED`` if space took one of them, ``EXPIRED`` if only time did.
+        """
         if position is None:
             return (), Refusal.NO_POSITION
-        try:
-            return self.since(position, now=now, limit=limit), None
-        except ReplayRefused as refused:
-            return (), refused.reason
+        self._evict(now)
+        refusal = refusal_of(
+            position,
+            log_epoch=self.log_epoch,
+            head=self._head,
+            floor=self._floor,
+            evicted=self._evicted,
+        )
+        if refusal is not None:
+            return (), refusal
+        if limit is not None:
+            return page_of(self._after(position.number), limit), None
+        missed: list[LoggedEvent] = []
+        for event in reversed(self._events.values()):
+            if event.number <= position.number:
+                break
+            missed.append(event)
+        missed.reverse()
+        return tuple(missed), None
 
     def empty(self) -> None:
         """Remove every event, as if space had taken it."""
