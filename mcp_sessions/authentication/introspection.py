@@ -33,7 +33,7 @@ FRESH: Final = 30.0
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
-Post = Callable[[str, Mapping[str, str], str], Awaitable[dict[str, Any]]]
+PostForm = Callable[[str, Mapping[str, str], str], Awaitable[dict[str, Any]]]
 """Takes the URL, the form and the ``Authorization``."""
 
 
@@ -43,7 +43,7 @@ class IntrospectionEndpoint:
     client_id: str
     client_secret: str = field(repr=False)
 
-    async def ask(self, token: str, post: Post) -> Mapping[str, Any]:
+    async def ask(self, token: str, post: PostForm) -> Mapping[str, Any]:
         # RFC 6749, 2.3.1: both are encoded as in a form, before they are joined.
         pair = f"{quote_plus(self.client_id)}:{quote_plus(self.client_secret)}"
         basic = f"Basic {base64.b64encode(pair.encode()).decode()}"
@@ -82,7 +82,7 @@ class Introspection:
         audience: str,
         *,
         clock: Callable[[], float],
-        post: Post = post_form,
+        post: PostForm = post_form,
     ) -> None:
         self._endpoint = endpoint
         self._issuer = issuer

@@ -66,7 +66,7 @@ class ApiKey:
     """In seconds since 1970; None: never."""
 
 
-Stamp = tuple[int, ...]
+FileStamp = tuple[int, ...]
 """Changes whenever the file does."""
 
 
@@ -104,7 +104,7 @@ def id_of(text: str) -> str | None:
     return found[1] if found is not None else None
 
 
-def stamp_of(path: str) -> Stamp:
+def stamp_of(path: str) -> FileStamp:
     """Return the stamp of the file.
 
     Raises:
@@ -114,7 +114,7 @@ def stamp_of(path: str) -> Stamp:
         return _stamp(os.stat(path))
 
 
-def read(path: str, *, by_command: bool = False) -> tuple[dict[str, ApiKey], Stamp]:
+def read(path: str, *, by_command: bool = False) -> tuple[dict[str, ApiKey], FileStamp]:
     """Return the keys by their ids, and the stamp of what was read.
 
     Args:
@@ -200,7 +200,7 @@ def _named(path: str) -> Generator[None]:
         raise ConfigurationError(f"{path}: {said}") from failed
 
 
-def _stamp(status: os.stat_result) -> Stamp:
+def _stamp(status: os.stat_result) -> FileStamp:
     # The time of change also moves when the mode does.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 

@@ -30,7 +30,7 @@ from mcp_sessions.client.application import Callbacks
 from mcp_sessions.client.dialer import Dialer, Json
 from mcp_sessions.client.jar import JarSlot
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.resuming import ResumingClient
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.messages import (
@@ -200,7 +200,7 @@ class HostPipe:
             with anyio.move_on_after(left):
                 await waiting[0].settled.wait()
 
-    def _name(self, waiting: list[Pending]) -> None:
+    def _name(self, waiting: list[PendingRequest]) -> None:
         self.unanswered = sorted(pending.method for pending in waiting)
 
     async def _refuse(self, question_id: RequestId) -> None:

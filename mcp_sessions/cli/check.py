@@ -63,7 +63,7 @@ class CheckedEndpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StartSteps:
     """Steps of a start, one after the other. Each raises ``ConfigurationError``."""
 
     listen: Callable[[], socket.socket | None]
@@ -84,7 +84,7 @@ class Report:
         print(f"{name:<{_WIDTH}}WRONG: {one_line(text)}", flush=True)
 
 
-def check(options: argparse.Namespace, steps: Steps) -> int:
+def check(options: argparse.Namespace, steps: StartSteps) -> int:
     report = Report()
     report.say("serves", options.target)
     _say_settings(report, options)
@@ -122,7 +122,7 @@ def _say_settings(report: Report, options: argparse.Namespace) -> None:
         report.say("ignored", f"{', '.join(options.unknown_variables)}: sets no option")
 
 
-def _say_address(report: Report, options: argparse.Namespace, steps: Steps) -> None:
+def _say_address(report: Report, options: argparse.Namespace, steps: StartSteps) -> None:
     try:
         listener = steps.listen()
     except ConfigurationError as failed:

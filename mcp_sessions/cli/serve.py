@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from mcp_sessions.cli.check import CheckedEndpoint, Steps, check
+    from mcp_sessions.cli.check import CheckedEndpoint, StartSteps, check
 
     def listen() -> socket.socket | None:
         if options.stdio and options.port is None:
@@ -120,7 +120,7 @@ def _check(options: argparse.Namespace) -> int:
         make = layer_maker(options, named, _policy(options), _conversations(options))
         return served_of(options, make, redacted(named), _security(options))
 
-    return check(options, Steps(listen, served))
+    return check(options, StartSteps(listen, served))
 
 
 def _exporting(options: argparse.Namespace) -> AbstractContextManager[None]:

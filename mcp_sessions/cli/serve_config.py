@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class ServedFile:
+class ReloadedFile:
     _read: Callable[[], Mapping[str, ExternalServer]]
     _make: Callable[[str, ExternalServer], Assembly]
     _part: Callable[[str, Assembly], Part]
@@ -223,7 +223,7 @@ def serve_all(
         delay = DRAIN_DELAY if is_shared else 0
     together = Together(list(parts.values()), delay, options.grace)
     read = partial(servers_by_path, options)
-    served = ServedFile(read, make, part, together, layers, parts, certificate)
+    served = ReloadedFile(read, make, part, together, layers, parts, certificate)
     files = (options.config, *(certificate.files if certificate is not None else ()))
     try:
         settings = HttpSettings(

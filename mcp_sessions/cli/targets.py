@@ -33,7 +33,7 @@ from mcp_sessions.errors import ConfigurationError
 _BANNER = "FASTMCP_SHOW_SERVER_BANNER"
 
 
-class Runs:
+class RunGuard:
     def __init__(self) -> None:
         self.tried = False
         """Whether code of the target tried to serve, even if it caught the error."""
@@ -44,12 +44,12 @@ class Runs:
 
 
 @contextmanager
-def nothing_runs() -> Generator[Runs]:
+def nothing_runs() -> Generator[RunGuard]:
     import uvicorn
 
     from mcp_sessions.serve.uvicorn_server import RUN_IS_REFUSED
 
-    runs = Runs()
+    runs = RunGuard()
 
     async def serve(self: uvicorn.Server, sockets: object = None) -> None:
         runs.refuse()
@@ -80,7 +80,7 @@ class _NotForProtocol:
     terminal, go to the real one.
     """
 
-    def __init__(self, stdin: TextIO, runs: Runs) -> None:
+    def __init__(self, stdin: TextIO, runs: RunGuard) -> None:
         self._stdin = stdin
         self._runs = runs
 

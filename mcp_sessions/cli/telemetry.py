@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from mcp_sessions.cli.safe_addresses import without_secrets
-from mcp_sessions.cli.telemetry_failures import Failures
+from mcp_sessions.cli.telemetry_failures import TelemetryFailures
 from mcp_sessions.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def exporting(
     """
     ends: list[Callable[[], object]] = []
     lost: dict[str, list[str]] = {}
-    failures = Failures(time.monotonic)
+    failures = TelemetryFailures(time.monotonic)
     for name, exporters in asked(os.environ).items():
         if _is_provided(name):
             continue
@@ -159,7 +159,7 @@ def exporting(
             end()
 
 
-def _end(ends: list[Callable[[], object]], failures: Failures) -> None:
+def _end(ends: list[Callable[[], object]], failures: TelemetryFailures) -> None:
     """Export the remaining data, within :data:`LAST` seconds. A second call does nothing."""
     until = time.monotonic() + LAST
     threads: list[threading.Thread] = []
@@ -175,7 +175,7 @@ def _end(ends: list[Callable[[], object]], failures: Failures) -> None:
     failures.stop()
 
 
-def _end_one(end: Callable[[], object], failures: Failures) -> None:
+def _end_one(end: Callable[[], object], failures: TelemetryFailures) -> None:
     try:
         end()
     except Exception as failed:

@@ -30,7 +30,7 @@ _CAUSES: Final = 20
 """Number of causes of an exception that are searched, at most."""
 
 
-class Failures(logging.Handler):
+class TelemetryFailures(logging.Handler):
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(logging.WARNING)
         self._clock = clock

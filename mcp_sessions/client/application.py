@@ -12,9 +12,9 @@ from mcp_sessions import method_names
 from mcp_sessions.client import explaining, rpc
 from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failure, Json
 from mcp_sessions.client.explaining import Loss
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.listen_streams import Listens
-from mcp_sessions.client.requests import Pending, Questions, Requests
+from mcp_sessions.client.requests import PendingRequest, Questions, Requests
 from mcp_sessions.client.resume_report import ConnectionLost, OnLost, OnResume, ResumeOutcome
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.errors import OUTCOME_UNKNOWN
@@ -41,7 +41,7 @@ class Callbacks:
 @dataclass(slots=True, eq=False, repr=False)
 class Application:
     _callbacks: Callbacks
-    _peer: Peer
+    _peer: KnownServer
     _runtime: Runtime
     deliver: Callable[[Json], Awaitable[None]] = field(init=False)
     hang_up: Callable[[], Awaitable[None]] = field(init=False)
@@ -57,8 +57,8 @@ class Application:
     def __post_init__(self) -> None:
         self.deliver, self.hang_up = self._callbacks.deliver, self._callbacks.hang_up
 
-    def asks(self, message: Json, headers: Mapping[str, str], *, now: float) -> Pending:
-        pending = Pending(message["id"], message, headers, asked_at=now)
+    def asks(self, message: Json, headers: Mapping[str, str], *, now: float) -> PendingRequest:
+        pending = PendingRequest(message["id"], message, headers, asked_at=now)
         self.requests.add(pending)
         return pending
 
@@ -66,20 +66,20 @@ class Application:
         self.why_ended = why
         await self.hang_up()
 
-    async def answer(self, pending: Pending, code: int, text: str, data: Any = None) -> None:
+    async def answer(self, pending: PendingRequest, code: int, text: str, data: Any = None) -> None:
         await self.conclude(pending, rpc.error_answer(pending.app_id, code, text, data))
 
-    async def conclude(self, pending: Pending, answer: Json) -> None:
+    async def conclude(self, pending: PendingRequest, answer: Json) -> None:
         if self.requests.done(pending):
             self.listens.remove(pending.app_id)
             await self.deliver({**answer, "id": pending.app_id})
             self.forget(pending)
 
-    def forget(self, pending: Pending) -> None:
+    def forget(self, pending: PendingRequest) -> None:
         self._peer.hosted.settled(pending)
         pending.settled.set()
 
-    async def give_up_on(self, pending: Pending, cause: str = "") -> None:
+    async def give_up_on(self, pending: PendingRequest, cause: str = "") -> None:
         """Answer what the server will not answer any more.
 
         Args:

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import anyio
 
 from mcp_sessions.client.dialer import Dialer, Event, Failed, Failure, Link
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.resume import FailureCause
 
@@ -15,7 +15,7 @@ from mcp_sessions.core.resume import FailureCause
 @dataclass(slots=True, eq=False)
 class Connector:
     _runtime: Runtime
-    _peer: Peer
+    _peer: KnownServer
     _on_event: Callable[[Link, Event], Awaitable[None]]
     _dialers: WeakKeyDictionary[Link, Dialer] = field(
         default_factory=WeakKeyDictionary[Link, Dialer]

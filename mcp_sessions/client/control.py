@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mcp_sessions import method_names
 from mcp_sessions.client import rpc
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.own_requests import Exchanges, RequestRefused
 from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.state import Runtime
@@ -42,7 +42,7 @@ class Hopeless(Exception):
 @dataclass(slots=True, eq=False)
 class SessionControl:
     _runtime: Runtime
-    _peer: Peer
+    _peer: KnownServer
     _exchanges: Exchanges
 
     async def _ask(

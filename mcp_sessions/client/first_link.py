@@ -10,9 +10,9 @@ from mcp_sessions.client import explaining
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import CONNECTION_CLOSED, Failed, Failure, Link
 from mcp_sessions.client.recovery import Recovery
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.sending import Sender
-from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
+from mcp_sessions.client.state import ClientState, LinkChange, Phase, Runtime
 from mcp_sessions.core.resume import AWAY, FailureCause
 
 logger = logging.getLogger(__name__)
@@ -28,10 +28,10 @@ class Opening:
     _failures: int = 0
     """At how many addresses the first request of all got nowhere."""
 
-    async def open_for(self, pending: Pending) -> bool:
+    async def open_for(self, pending: PendingRequest) -> bool:
         """Open a link for the first request; False: there is none, and it has its answer."""
         state = self._state
-        state.apply(Change.OPEN)
+        state.apply(LinkChange.OPEN)
         reason = ""
         for _ in range(len(state.addresses)):
             try:
@@ -42,14 +42,14 @@ class Opening:
                 reason = str(failed)
                 state.addresses.move_on()
             else:
-                state.apply(Change.OPENED)
+                state.apply(LinkChange.OPENED)
                 return True
-        state.apply(Change.NOT_OPENED)
+        state.apply(LinkChange.NOT_OPENED)
         text = explaining.not_sent(pending.message, reason)
         await self._app.answer(pending, CONNECTION_CLOSED, text)
         return False
 
-    def failed(self, link: Link, pending: Pending, failure: Failure) -> bool:
+    def failed(self, link: Link, pending: PendingRequest, failure: Failure) -> bool:
         state = self._state
         if state.phase is not Phase.OPEN or pending.method not in method_names.OPENING:
             return False
@@ -62,12 +62,12 @@ class Opening:
         if self._failures >= len(state.addresses):
             return False
         state.addresses.move_on()
-        state.apply(Change.OPEN)
+        state.apply(LinkChange.OPEN)
         # Not here: a task of the link called this, and ends with it.
         self._runtime.tasks.start_soon(self._open_another_link, link, pending)
         return True
 
-    async def _open_another_link(self, link: Link, pending: Pending) -> None:
+    async def _open_another_link(self, link: Link, pending: PendingRequest) -> None:
         await link.close(leave=False)
         if await self.open_for(pending):
             pending.forget_sending()

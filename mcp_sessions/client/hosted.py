@@ -26,7 +26,7 @@ import anyio
 from mcp_sessions import method_names
 from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.dialer import Json
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.core.messages import SESSION_META, members_of, meta_of
 from mcp_sessions.core.recent import Recent
 from mcp_sessions.core.resume import EventId, Follower, is_event_id, is_session_id
@@ -129,7 +129,7 @@ class HostedSessions:
         self.standing = Standing.HERE
         self._sessions: dict[str, HostedSession] = {}
         self._ended = Recent[str, None](_ENDED_KEPT)
-        self._taking: dict[Pending, str | None] = {}
+        self._taking: dict[PendingRequest, str | None] = {}
 
     @property
     def is_manager(self) -> bool:
@@ -171,13 +171,13 @@ class HostedSessions:
             return None, Standing.HERE
         return self.current, self.standing
 
-    def asking(self, pending: Pending) -> None:
+    def asking(self, pending: PendingRequest) -> None:
         if pending.method in _TAKING:
             named = cast("Json", pending.message.get("params") or {}).get("sessionId")
             resumes = pending.method == method_names.RESUME_SESSION and isinstance(named, str)
             self._taking[pending] = cast(str, named) if resumes else None
 
-    def settled(self, pending: Pending) -> None:
+    def settled(self, pending: PendingRequest) -> None:
         self._taking.pop(pending, None)
 
     async def until_taken(self, session_id: str) -> None:
@@ -198,7 +198,9 @@ class HostedSessions:
 
     # --- what became of it -------------------------------------------------------------------
 
-    def answered(self, pending: Pending, result: Json | None, error: Mapping[str, object]) -> None:
+    def answered(
+        self, pending: PendingRequest, result: Json | None, error: Mapping[str, object]
+    ) -> None:
         params = cast("Json", pending.message.get("params") or {})
         asked = params.get("sessionId")
         if result is None:
@@ -230,7 +232,7 @@ class HostedSessions:
                     # ATT3: it is attached here, and the application asked for no replay.
                     held.attach(None)
 
-    def _refused(self, pending: Pending, error: Mapping[str, object], asked: object) -> None:
+    def _refused(self, pending: PendingRequest, error: Mapping[str, object], asked: object) -> None:
         code = error.get("code")
         if code == SESSION_NOT_FOUND:
             named = session_named(pending.message) or pending.hosted or asked
@@ -239,7 +241,9 @@ class HostedSessions:
         elif code == SESSION_DETACHED and pending.hosted is not None:
             self.left(pending.hosted)
 
-    def _resumed(self, pending: Pending, session_id: str, params: Json, result: Json) -> None:
+    def _resumed(
+        self, pending: PendingRequest, session_id: str, params: Json, result: Json
+    ) -> None:
         position = params.get("lastSessionEventId")
         if result.get("reason") == "no_stream":
             return
@@ -247,7 +251,7 @@ class HostedSessions:
         self.follow(session_id, position if is_whole else rpc.head_of(result))
         self._make_current(pending, session_id)
 
-    def _make_current(self, pending: Pending, session_id: str) -> None:
+    def _make_current(self, pending: PendingRequest, session_id: str) -> None:
         if stamping.envelope_of(pending.message) is None:
             self.current, self.standing = session_id, Standing.HERE
 

@@ -15,8 +15,8 @@ from mcp_sessions import method_names
 from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.dialer import Failure, Json
 from mcp_sessions.client.hosted import Standing
-from mcp_sessions.client.known_server import Peer
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.known_server import KnownServer
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META, members_of, meta_of
 from mcp_sessions.core.resume import SessionView
 from mcp_sessions.errors import LIMIT_REACHED
@@ -24,7 +24,7 @@ from mcp_sessions.errors import LIMIT_REACHED
 _UNNAMED = method_names.OPENING | method_names.OF_SESSIONS | {method_names.PING}
 
 
-def refused(pending: Pending, peer: Peer) -> Standing | None:
+def refused(pending: PendingRequest, peer: KnownServer) -> Standing | None:
     """Return why a request cannot be served: its session left this connection (TKO5) or is gone
     (ASC18). None: it can be served.
     """
@@ -43,7 +43,7 @@ def refused(pending: Pending, peer: Peer) -> Standing | None:
 
 
 def prepared(
-    pending: Pending, peer: Peer, mint_key: Callable[[], str]
+    pending: PendingRequest, peer: KnownServer, mint_key: Callable[[], str]
 ) -> tuple[Json, Mapping[str, str]]:
     """Return a request as it is sent, without its id, and the HTTP headers that it needs."""
     message, method = pending.message, pending.method
@@ -87,7 +87,7 @@ def prepared(
     return (stamping.with_meta(message, added) if added else message), headers
 
 
-def may_go_again(pending: Pending, peer: Peer) -> bool | None:
+def may_go_again(pending: PendingRequest, peer: KnownServer) -> bool | None:
     """Whether a request may be sent again; None: as its key says.
 
     A request that takes a session may be repeated. Any other request needs a key (KEY17).
@@ -99,7 +99,7 @@ def may_go_again(pending: Pending, peer: Peer) -> bool | None:
     return None
 
 
-def is_answer(pending: Pending, failure: Failure) -> bool:
+def is_answer(pending: PendingRequest, failure: Failure) -> bool:
     """Whether an HTTP status came with the server's own answer to a request. In the handshake
     era 404 is about the connection (CLI10).
     """
@@ -109,7 +109,7 @@ def is_answer(pending: Pending, failure: Failure) -> bool:
     return is_modern or (failure.status != 404 and not failure.says_session)
 
 
-def is_without_room(pending: Pending, error: Json) -> bool:
+def is_without_room(pending: PendingRequest, error: Json) -> bool:
     """Whether a request was refused for a key that this client gave it, and may go without
     (KEY13). The keys that there is room for are the application's.
     """

@@ -32,7 +32,7 @@ from mcp_sessions.ids import digest
 logger = logging.getLogger(__name__)
 
 
-class Peer:
+class KnownServer:
     """One client's server.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from mcp_sessions import method_names
 from mcp_sessions.client.dialer import Json
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.rpc import notification
 from mcp_sessions.client.stamping import SUBSCRIPTION_ID, with_meta
 from mcp_sessions.core.messages import RequestId, encode, members_of, meta_of, texts_of
@@ -40,7 +40,7 @@ def _uris(wanted: Mapping[str, Any]) -> list[str]:
 
 @dataclass(slots=True)
 class _Listening:
-    request: Pending
+    request: PendingRequest
     wanted: Json
     is_acknowledged: bool = False
 
@@ -70,13 +70,13 @@ class Listens:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def add(self, request: Pending) -> None:
+    def add(self, request: PendingRequest) -> None:
         self._open[request.app_id] = _Listening(request, _filter_of(request.message))
 
     def remove(self, app_id: RequestId) -> bool:
         return self._open.pop(app_id, None) is not None
 
-    def has(self, pending: Pending) -> bool:
+    def has(self, pending: PendingRequest) -> bool:
         known = self._open.get(pending.app_id)
         return known is not None and known.request is pending
 
@@ -133,7 +133,7 @@ class Listens:
             if not listening.is_acknowledged
         ]
 
-    def largest(self) -> Pending | None:
+    def largest(self) -> PendingRequest | None:
         fresh = [each for each in self._open.values() if not each.is_acknowledged]
         requests = [each.request for each in fresh or self._open.values()]
         return max(requests, key=lambda each: len(encode(each.message)), default=None)

@@ -16,10 +16,10 @@ from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import Hopeless, SessionControl
 from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Json, Link
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.own_requests import RequestRefused
 from mcp_sessions.client.recovery import Recovery, Way
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.state import ClientState, Phase, Runtime
 from mcp_sessions.core.messages import error_body
 from mcp_sessions.core.resume import FailureCause, is_away
@@ -45,7 +45,7 @@ def _failure_of(error: Failed | RequestRefused) -> Failure:
 class Listener:
     _runtime: Runtime
     _state: ClientState
-    _peer: Peer
+    _peer: KnownServer
     _app: Application
     _control: SessionControl
     _recovery: Recovery
@@ -53,7 +53,7 @@ class Listener:
     _sent_state: str | None = None
     """The ``state`` that the stream on the wire was asked for with."""
 
-    def add(self, pending: Pending) -> None:
+    def add(self, pending: PendingRequest) -> None:
         self._app.listens.add(pending)
         self.see_to_it()
 

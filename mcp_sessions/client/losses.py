@@ -16,12 +16,12 @@ from mcp_sessions.client import explaining, rpc
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import Failure, Json, Link
 from mcp_sessions.client.hosted import HostedSession
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.own_requests import Exchanges
 from mcp_sessions.client.recovery import Recovery, Way
 from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.sending import Sender
-from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
+from mcp_sessions.client.state import ClientState, LinkChange, Phase, Runtime
 from mcp_sessions.core.backoff import Backoff, spread
 from mcp_sessions.core.resume import seconds_of
 from mcp_sessions.errors import Detached
@@ -36,7 +36,7 @@ _MOVE_WITHIN = 1.0
 class Losses:
     _runtime: Runtime
     _state: ClientState
-    _peer: Peer
+    _peer: KnownServer
     _app: Application
     _exchanges: Exchanges
     _recovery: Recovery
@@ -81,7 +81,7 @@ class Losses:
 
     async def _stop(self) -> None:
         had_ended = self._state.phase is Phase.ENDED
-        self._state.apply(Change.END)
+        self._state.apply(LinkChange.END)
         for pending in self._app.requests:
             await self._app.give_up_on(pending)
         if self._peer.session is not None and not had_ended:
@@ -113,7 +113,7 @@ class Losses:
                 self._peer.leave_session()
             case Detached.TAKEN_OVER.value:
                 logger.info("%s: the session was taken over", link.name)
-                self._state.apply(Change.TAKEN_OVER)
+                self._state.apply(LinkChange.TAKEN_OVER)
                 for pending in self._app.requests:
                     # Running requests are still answered here.
                     if pending.link is None:

@@ -11,10 +11,10 @@ from mcp_sessions import method_names
 from mcp_sessions.client import stamping
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import Failed, Json, Link
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.reattaching import Reattaching
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.state import ClientState, Phase
 from mcp_sessions.core.messages import REQUEST_KEY_META, SESSION_META, RequestId, meta_of
 from mcp_sessions.errors import REQUEST_CANCELLED
@@ -26,9 +26,9 @@ _MOST_WAITING = 1_000
 
 
 @dataclass(slots=True, eq=False)
-class Outbox:
+class ClientOutbox:
     _state: ClientState
-    _peer: Peer
+    _peer: KnownServer
     _app: Application
     _listener: Listener
     _hosted: Reattaching
@@ -97,7 +97,7 @@ class Outbox:
             link.abandon(wire_id)
 
     async def _cancel_for_host(
-        self, pending: Pending, message: Json, params: Json, headers: Mapping[str, str]
+        self, pending: PendingRequest, message: Json, params: Json, headers: Mapping[str, str]
     ) -> None:
         """As on any connection: it is answered, by who ends it (REQ6)."""
         link, is_keyed = pending.link, pending.key is not None and pending.hosted is not None

@@ -17,7 +17,7 @@ from mcp_sessions import method_names
 from mcp_sessions.client import rpc, stamping
 from mcp_sessions.client.connecting import Connector
 from mcp_sessions.client.dialer import Failed, Failure, Json, Link, LinkSettings
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.own_requests import Exchanges, RequestRefused
 from mcp_sessions.core.resume import FailureCause
 
@@ -32,7 +32,7 @@ _PUSHED_TO = frozenset(
 
 @dataclass(slots=True, eq=False)
 class Pushing:
-    _peer: Peer
+    _peer: KnownServer
     _exchanges: Exchanges
     _connector: Connector
     _is_refused: bool = False

@@ -24,10 +24,10 @@ from mcp_sessions.client.application import Application
 from mcp_sessions.client.control import SessionControl
 from mcp_sessions.client.dialer import Json, Link
 from mcp_sessions.client.hosted import HostedSession, session_named
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.listen_streams import everything
 from mcp_sessions.client.pushing import Pushing
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.core.messages import SESSION_META, members_of, meta_of
 from mcp_sessions.core.resume import event_id_of, is_session_id
 from mcp_sessions.errors import Detached
@@ -43,7 +43,7 @@ _LAST_ANSWERS = 2.0
 
 @dataclass(slots=True, eq=False)
 class Reattaching:
-    _peer: Peer
+    _peer: KnownServer
     _app: Application
     _control: SessionControl
     pushing: Pushing
@@ -174,7 +174,7 @@ class Reattaching:
                 await self._app.deliver(stamping.with_meta(change, listened))
         return True
 
-    async def before_listening(self, link: Link, pending: Pending) -> None:
+    async def before_listening(self, link: Link, pending: PendingRequest) -> None:
         """Over HTTP a listen stream begins where ``session/resume`` says (CLI11, HTM9).
 
         Raises:
@@ -194,7 +194,7 @@ class Reattaching:
         if held.is_withheld:
             await self._report_refused(held)
 
-    def note_end_of(self, pending: Pending) -> None:
+    def note_end_of(self, pending: PendingRequest) -> None:
         """A request is about to be answered: if it is a listen stream over HTTP, its session is
         attached nowhere then, and stays the application's (WSS19).
         """
@@ -206,7 +206,7 @@ class Reattaching:
         is_left, self._is_left = self._is_left, False
         return is_left
 
-    async def until_last(self, ending: Pending) -> None:
+    async def until_last(self, ending: PendingRequest) -> None:
         """Return when all that ran in a session that ended has its answer (END4), or it takes
         too long.
         """
@@ -219,7 +219,7 @@ class Reattaching:
     def is_listened_to(self, session_id: str) -> bool:
         return self._listen_of(session_id, is_open=False) is not None
 
-    def _listen_of(self, session_id: str, *, is_open: bool = True) -> Pending | None:
+    def _listen_of(self, session_id: str, *, is_open: bool = True) -> PendingRequest | None:
         for pending in reversed(list(self._app.requests)):
             if pending.hosted == session_id and pending.method == method_names.LISTEN:
                 if pending.is_acknowledged or not is_open:

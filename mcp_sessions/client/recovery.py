@@ -23,11 +23,11 @@ from mcp_sessions.client.application import Application
 from mcp_sessions.client.connecting import Connector
 from mcp_sessions.client.control import Hopeless, SessionControl
 from mcp_sessions.client.dialer import Dialer, Failed, Failure, Link
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.reattaching import Reattaching
 from mcp_sessions.client.resume_report import ResumeOutcome
 from mcp_sessions.client.scouting import ScoutedAddress, ScoutedAddresses, shared_addresses
-from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
+from mcp_sessions.client.state import ClientState, LinkChange, Phase, Runtime
 from mcp_sessions.core.resume import AWAY, FailureCause, is_away
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Recovery:
 
     _runtime: Runtime
     _state: ClientState
-    _peer: Peer
+    _peer: KnownServer
     _app: Application
     _control: SessionControl
     hosted: Reattaching
@@ -82,8 +82,8 @@ class Recovery:
     """Set when the recovery that is under way ends; a new one for each."""
 
     def begin(self, way: Way) -> None:
-        if self._state.may(Change.BEGIN):
-            self._state.apply(Change.BEGIN)
+        if self._state.may(LinkChange.BEGIN):
+            self._state.apply(LinkChange.BEGIN)
             self._settled = anyio.Event()
             self._runtime.tasks.start_soon(self._run, way)
 
@@ -305,7 +305,7 @@ class Recovery:
     async def _cut_off(self) -> None:
         loss, now = self._app.loss, self._runtime.clock()
         logger.warning("gave up: %s", loss.lasted(now) if loss is not None else "no session")
-        self._state.apply(Change.GIVE_UP)
+        self._state.apply(LinkChange.GIVE_UP)
         self._settled.set()
         for pending in self._app.requests:
             if pending.link is None:
@@ -321,7 +321,7 @@ class Recovery:
         self._state.addresses.is_in_use()
         if previous is not link or (outcome is not None and outcome.is_new_session):
             self._app.listens.cut()
-        self._state.apply(Change.READY)
+        self._state.apply(LinkChange.READY)
         self._settled.set()
         if previous is not None and previous is not link:
             self._runtime.tasks.start_soon(self._retire, previous)
@@ -356,7 +356,7 @@ class Recovery:
         if not self._peer.holds_sessions or state.phase is Phase.BUSY:
             text = f"{dialer.target}: there is no session to move there"
             raise Failed(Failure(FailureCause.CLOSED, text))
-        state.apply(Change.MOVE)
+        state.apply(LinkChange.MOVE)
         self._settled = anyio.Event()
         link = None
         try:
@@ -379,7 +379,7 @@ class Recovery:
         return outcome
 
     def _stay(self) -> None:
-        self._state.apply(Change.STAY)
+        self._state.apply(LinkChange.STAY)
         self._settled.set()
         if self._state.phase is Phase.READY:
             # It may have been attached there for a moment.

@@ -31,7 +31,7 @@ _WITHDRAWN_KEPT = 256
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class PendingRequest:
     app_id: RequestId
     message: Json
     headers: Mapping[str, str]
@@ -157,22 +157,22 @@ class Pending:
 
 class Requests:
     def __init__(self) -> None:
-        self._open: dict[RequestId, Pending] = {}
-        self._by_wire_id: dict[RequestId, Pending] = {}
+        self._open: dict[RequestId, PendingRequest] = {}
+        self._by_wire_id: dict[RequestId, PendingRequest] = {}
 
-    def __iter__(self) -> Iterator[Pending]:
+    def __iter__(self) -> Iterator[PendingRequest]:
         return iter(list(self._open.values()))
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, pending: Pending) -> None:
+    def add(self, pending: PendingRequest) -> None:
         replaced = self._open.pop(pending.app_id, None)
         if replaced is not None:
             self._forget(replaced)
         self._open[pending.app_id] = pending
 
-    def sending(self, pending: Pending, link: Link, *, now: float) -> RequestId:
+    def sending(self, pending: PendingRequest, link: Link, *, now: float) -> RequestId:
         """Note that a request is about to be sent, and return its id on the wire.
 
         Args:
@@ -182,32 +182,32 @@ class Requests:
         self._by_wire_id[wire_id] = pending
         return wire_id
 
-    def find(self, wire_id: RequestId) -> Pending | None:
+    def find(self, wire_id: RequestId) -> PendingRequest | None:
         return self._by_wire_id.get(wire_id)
 
-    def is_newest(self, pending: Pending, wire_id: RequestId) -> bool:
+    def is_newest(self, pending: PendingRequest, wire_id: RequestId) -> bool:
         return bool(pending.wire_ids) and pending.wire_ids[-1] == wire_id
 
-    def asked(self, app_id: object) -> Pending | None:
+    def asked(self, app_id: object) -> PendingRequest | None:
         return self._open.get(app_id) if isinstance(app_id, (str, int)) else None
 
-    def done(self, pending: Pending) -> bool:
+    def done(self, pending: PendingRequest) -> bool:
         if self._open.get(pending.app_id) is not pending:
             return False
         del self._open[pending.app_id]
         self._forget(pending)
         return True
 
-    def reporting(self, token: object) -> Pending | None:
+    def reporting(self, token: object) -> PendingRequest | None:
         for pending in self._open.values() if token is not None else ():
             if progress_token(meta_of(cast("Json | None", pending.message.get("params")))) == token:
                 return pending
         return None
 
-    def is_open(self, pending: Pending) -> bool:
+    def is_open(self, pending: PendingRequest) -> bool:
         return self._open.get(pending.app_id) is pending
 
-    def _forget(self, pending: Pending) -> None:
+    def _forget(self, pending: PendingRequest) -> None:
         for wire_id in pending.wire_ids:
             self._by_wire_id.pop(wire_id, None)
 

@@ -42,20 +42,20 @@ from mcp_sessions.client.dialer import (
 )
 from mcp_sessions.client.first_link import Opening
 from mcp_sessions.client.jar import JarSlot, SavedSession
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.listener import Listener
 from mcp_sessions.client.losses import Losses
 from mcp_sessions.client.open_calls import OpenCall
-from mcp_sessions.client.outbox import Outbox
+from mcp_sessions.client.outbox import ClientOutbox
 from mcp_sessions.client.own_requests import Exchanges
 from mcp_sessions.client.pushing import Pushing, as_modern
 from mcp_sessions.client.reattaching import Reattaching
 from mcp_sessions.client.recovery import Recovery, Way
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.resume_report import KnownSession, ResumeOutcome
 from mcp_sessions.client.sending import Sender
 from mcp_sessions.client.server_addresses import Addresses
-from mcp_sessions.client.state import Change, ClientState, Phase, Runtime
+from mcp_sessions.client.state import ClientState, LinkChange, Phase, Runtime
 from mcp_sessions.core.messages import RequestId, meta_of
 from mcp_sessions.core.resume import event_id_of, says_session_not_found
 from mcp_sessions.errors import (
@@ -87,7 +87,7 @@ class ResumingClient:
         addresses = Addresses(dialers, base=base, cap=cap, longest_rest=policy.give_up_after)
         self._exchanges = exchanges = Exchanges(timeout=policy.connect_timeout)
         self._runtime = runtime
-        self._peer = peer = Peer(instance=runtime.mint_key())
+        self._peer = peer = KnownServer(instance=runtime.mint_key())
         self._state = state = ClientState(runtime, peer, addresses)
         self._app = app = Application(callbacks, peer, runtime)
         self._control = control = SessionControl(runtime, peer, exchanges)
@@ -98,7 +98,7 @@ class ResumingClient:
             runtime, state, peer, app, control, hosted, connector, self._on_ready
         )
         self._listener = listener = Listener(runtime, state, peer, app, control, recovery)
-        self._outbox = outbox = Outbox(state, peer, app, listener, hosted)
+        self._outbox = outbox = ClientOutbox(state, peer, app, listener, hosted)
         self._sender = sender = Sender(runtime, state, peer, app, recovery, listener, outbox)
         self._reattaching = hosted
         self._losses = Losses(runtime, state, peer, app, exchanges, recovery, sender)
@@ -133,7 +133,7 @@ class ResumingClient:
         if self._slot is not None:
             await self._save()
             await anyio.to_thread.run_sync(self._slot.close)
-        self._state.apply(Change.END)
+        self._state.apply(LinkChange.END)
 
     async def _keep_house(self) -> None:
         policy = self._runtime.policy
@@ -183,7 +183,7 @@ class ResumingClient:
         if pending is not None:
             await pending.settled.wait()
 
-    def waiting(self) -> list[Pending]:
+    def waiting(self) -> list[PendingRequest]:
         return [p for p in self._app.requests if p.method != method_names.LISTEN]
 
     def questions(self) -> list[RequestId]:
@@ -245,7 +245,7 @@ class ResumingClient:
             state.link.configure(self._peer.settings())
             state.link.listen()
 
-    def _is_first(self, pending: Pending) -> bool:
+    def _is_first(self, pending: PendingRequest) -> bool:
         peer = self._peer
         if peer.initialize is None and peer.hosted.is_used:
             return True
@@ -437,7 +437,7 @@ class ResumingClient:
         if self._reattaching.is_left_by_listens():
             self._recovery.begin(Way.REATTACH)
 
-    def _says_lost(self, pending: Pending, result: Json | None, error: Json) -> bool:
+    def _says_lost(self, pending: PendingRequest, result: Json | None, error: Json) -> bool:
         if error.get("code") == SESSION_NOT_FOUND:
             return True
         if pending.method != method_names.CALL_TOOL or self._peer.abilities.is_ours:

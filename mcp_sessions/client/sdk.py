@@ -33,7 +33,7 @@ from mcp_sessions.errors import OUTCOME_UNKNOWN
 
 logger = logging.getLogger(__name__)
 
-Streams = tuple[Any, Any]
+SdkStreams = tuple[Any, Any]
 """The SDK's ``TransportStreams``: read, write."""
 
 
@@ -47,7 +47,7 @@ def is_outcome_unknown(error: BaseException) -> bool:
 
 
 @dataclass(eq=False, repr=False)
-class ResumableTransport(AbstractAsyncContextManager[Streams]):
+class ResumableTransport(AbstractAsyncContextManager[SdkStreams]):
     """A transport for the SDK's ``Client`` and ``ClientSession``; `resumable` makes it.
 
     It can be entered again after it was left, for another session (with a jar: the same).
@@ -63,10 +63,10 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
     _user: str = ""
     _on_lost: OnLost | None = None
     _on_resume: OnResume | None = None
-    _entered: AbstractAsyncContextManager[Streams] | None = field(init=False, default=None)
+    _entered: AbstractAsyncContextManager[SdkStreams] | None = field(init=False, default=None)
     _client: ResumingClient | None = field(init=False, default=None)
 
-    async def __aenter__(self) -> Streams:
+    async def __aenter__(self) -> SdkStreams:
         """Start; the first message opens a connection."""
         if self._entered is not None:
             raise RuntimeError("this transport is in use: a session has one client")
@@ -125,7 +125,7 @@ class ResumableTransport(AbstractAsyncContextManager[Streams]):
             raise ConnectionError(failed.failure.explanation) from None
 
     @asynccontextmanager
-    async def _run(self) -> AsyncGenerator[Streams]:
+    async def _run(self) -> AsyncGenerator[SdkStreams]:
         to_app, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, from_app = anyio.create_memory_object_stream[SessionMessage](0)
 

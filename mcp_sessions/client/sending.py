@@ -17,11 +17,11 @@ from mcp_sessions.client import explaining, hosted_requests, pushing, rpc, stamp
 from mcp_sessions.client.application import Application
 from mcp_sessions.client.dialer import SHUTTING_DOWN, Failed, Failure, Json, Link
 from mcp_sessions.client.hosted import REFUSALS
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.listener import Listener
-from mcp_sessions.client.outbox import Outbox
+from mcp_sessions.client.outbox import ClientOutbox
 from mcp_sessions.client.recovery import Recovery, Way
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.state import ClientState, Phase, Runtime
 from mcp_sessions.core.messages import RequestId, members_of
 from mcp_sessions.core.resume import NEVER_RAN, FailureCause, Step, after_status, may_send_again
@@ -38,17 +38,17 @@ _WITHOUT_SESSION = method_names.OPENING | method_names.OF_SESSIONS
 class Sender:
     _runtime: Runtime
     _state: ClientState
-    _peer: Peer
+    _peer: KnownServer
     _app: Application
     _recovery: Recovery
     _listener: Listener
-    _outbox: Outbox
-    _waiting: set[Pending] = field(init=False, default_factory=set[Pending])
+    _outbox: ClientOutbox
+    _waiting: set[PendingRequest] = field(init=False, default_factory=set[PendingRequest])
     """A delay runs before they are sent again."""
 
     # --- out -------------------------------------------------------------------------------
 
-    async def request(self, pending: Pending) -> None:
+    async def request(self, pending: PendingRequest) -> None:
         link, peer = self._state.link, self._peer
         if link is None:
             raise AssertionError("requests are sent while there is a link")
@@ -82,7 +82,7 @@ class Sender:
         except Failed as failed:
             await self.unanswered(link, wire_id, failed.failure)
 
-    async def _request_of_host(self, pending: Pending, link: Link) -> None:
+    async def _request_of_host(self, pending: PendingRequest, link: Link) -> None:
         message, headers = hosted_requests.prepared(pending, self._peer, self._runtime.mint_key)
         try:
             if pushing.goes_there(message):
@@ -105,7 +105,7 @@ class Sender:
         except Failed as failed:
             await self.unanswered(link, wire_id, failed.failure)
 
-    def _is_for_host(self, pending: Pending) -> bool:
+    def _is_for_host(self, pending: PendingRequest) -> bool:
         hosted = self._peer.hosted
         if pending.is_hosts or not hosted.is_manager:
             return pending.is_hosts
@@ -115,11 +115,11 @@ class Sender:
         is_own = pending.method in method_names.SUBSCRIPTIONS
         return pending.session_id is None and not (is_own and self._is_outside(pending))
 
-    def _is_outside(self, pending: Pending) -> bool:
+    def _is_outside(self, pending: PendingRequest) -> bool:
         is_named = stamping.names_own_session(pending.message)
         return not is_named and self._peer.hosted.session_of(pending.message)[0] is None
 
-    async def request_or_give_up(self, pending: Pending) -> None:
+    async def request_or_give_up(self, pending: PendingRequest) -> None:
         if self._may_send_again(pending):
             await self.request(pending)
         else:
@@ -134,7 +134,7 @@ class Sender:
             if self._state.phase is Phase.READY and self._is_to_send(pending, link):
                 await self.request_or_give_up(pending)
 
-    def _is_to_send(self, pending: Pending, link: Link) -> bool:
+    def _is_to_send(self, pending: PendingRequest, link: Link) -> bool:
         if pending in self._waiting or not self._app.requests.is_open(pending):
             return False
         if self._app.listens.has(pending):
@@ -147,7 +147,7 @@ class Sender:
             pending.link is not link and pending.key is not None and self._may_send_again(pending)
         )
 
-    def _may_send_again(self, pending: Pending) -> bool:
+    def _may_send_again(self, pending: PendingRequest) -> bool:
         """Whether a request may be sent, or sent again (KEY16, KEY17)."""
         is_same = pending.generation == self._peer.lives.generation
         if pending.is_hosts:
@@ -165,7 +165,7 @@ class Sender:
 
     # --- what becomes of it ------------------------------------------------------------------
 
-    async def session_refused(self, pending: Pending, error: Json) -> None:
+    async def session_refused(self, pending: PendingRequest, error: Json) -> None:
         if self._is_refused_for_good(pending):
             address = self._state.addresses.current.target
             text = explaining.not_sent(pending.message, f"{address}: {explaining.FORGETFUL}")
@@ -182,14 +182,14 @@ class Sender:
             self._recovery.begin(Way.RESTART)
         await self._send_if_ready(pending)
 
-    def _is_refused_for_good(self, pending: Pending) -> bool:
+    def _is_refused_for_good(self, pending: PendingRequest) -> bool:
         return pending.refused() > _REFUSALS or self._state.phase in (Phase.ENDED, Phase.CUT_OFF)
 
-    async def _send_if_ready(self, pending: Pending) -> None:
+    async def _send_if_ready(self, pending: PendingRequest) -> None:
         if self._state.phase is Phase.READY and self._app.requests.is_open(pending):
             await self.request(pending)
 
-    async def not_begun(self, link: Link, pending: Pending) -> bool:
+    async def not_begun(self, link: Link, pending: PendingRequest) -> bool:
         """Handle a request that a stopping server refused before it began (ERR15). False: the
         refusal is the answer.
         """
@@ -207,7 +207,7 @@ class Sender:
             self._recovery.lose(link, SHUTTING_DOWN)
         return True
 
-    async def state_refused(self, pending: Pending) -> bool:
+    async def state_refused(self, pending: PendingRequest) -> bool:
         """Handle a refused ``state``. False: the refusal is the answer."""
         if self._is_refused_for_good(pending):
             return False
@@ -217,7 +217,7 @@ class Sender:
         await self._send_if_ready(pending)
         return True
 
-    def _may_have_started(self, pending: Pending, error: Json) -> bool:
+    def _may_have_started(self, pending: PendingRequest, error: Json) -> bool:
         """Whether a request may have been running when it was answered that its session is gone
         (ERR13).
 
@@ -261,7 +261,7 @@ class Sender:
             if not self._may_send_again(pending):
                 await self._app.give_up_on(pending)
 
-    def _step_after(self, failure: Failure, pending: Pending) -> Step:
+    def _step_after(self, failure: Failure, pending: PendingRequest) -> Step:
         if self._state.phase is Phase.OPEN:
             return Step.REPORT
         if pending.session_id is None and not self._peer.holds_sessions:
@@ -278,7 +278,7 @@ class Sender:
             )
         return Step.RECONNECT
 
-    async def _report_failure(self, pending: Pending, failure: Failure) -> None:
+    async def _report_failure(self, pending: PendingRequest, failure: Failure) -> None:
         """Answer a request with a stock transport's code."""
         error = failure.error
         if pending.is_hosts and error is not None and failure.is_answer:
@@ -291,7 +291,7 @@ class Sender:
             text = explaining.failed(pending.message, failure, ran=pending.first_sent is not None)
             await self._app.answer(pending, error["code"], text, error.get("data"))
 
-    async def orphaned(self, pending: Pending) -> None:
+    async def orphaned(self, pending: PendingRequest) -> None:
         match self._state.phase:
             case Phase.READY:
                 await self.request_or_give_up(pending)
@@ -300,7 +300,7 @@ class Sender:
             case _:
                 pass
 
-    async def _retry(self, pending: Pending, failure: Failure) -> None:
+    async def _retry(self, pending: PendingRequest, failure: Failure) -> None:
         runtime = self._runtime
         if not self._may_send_again(pending):
             await self._app.give_up_on(pending)
@@ -310,7 +310,7 @@ class Sender:
         self._waiting.add(pending)
         runtime.tasks.start_soon(self._send_later, pending, delay)
 
-    async def _send_later(self, pending: Pending, delay: float) -> None:
+    async def _send_later(self, pending: PendingRequest, delay: float) -> None:
         await self._runtime.sleep(delay)
         self._waiting.discard(pending)
         if self._app.requests.is_open(pending):

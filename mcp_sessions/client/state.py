@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 
 from mcp_sessions.client.dialer import Link
 from mcp_sessions.client.elapsed import Elapsed
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.server_addresses import Addresses
 from mcp_sessions.core.backoff import Backoff
@@ -46,7 +46,7 @@ class Phase(Enum):
     """Taken over, refused for good or closed: it does not come back by itself."""
 
 
-class Change(Enum):
+class LinkChange(Enum):
     OPEN = "open"
     """The first request of all has a link opened, or is taken to another address."""
 
@@ -80,21 +80,27 @@ _ALL = frozenset(Phase)
 
 TRANSITIONS = MappingProxyType(
     {
-        Change.OPEN: ({Phase.FRESH, Phase.OPEN, Phase.BUSY}, Phase.BUSY),
-        Change.OPENED: ({Phase.BUSY}, Phase.OPEN),
-        Change.NOT_OPENED: ({Phase.BUSY}, Phase.FRESH),
-        Change.BEGIN: ({Phase.OPEN, Phase.READY, Phase.CUT_OFF}, Phase.BUSY),
-        Change.MOVE: (_ALL - {Phase.BUSY}, Phase.BUSY),
-        Change.STAY: ({Phase.BUSY}, None),
-        Change.READY: ({Phase.BUSY}, Phase.READY),
-        Change.GIVE_UP: ({Phase.BUSY}, Phase.CUT_OFF),
-        Change.TAKEN_OVER: ({Phase.READY}, Phase.ENDED),
-        Change.END: (_ALL, Phase.ENDED),
+        LinkChange.OPEN: ({Phase.FRESH, Phase.OPEN, Phase.BUSY}, Phase.BUSY),
+        LinkChange.OPENED: ({Phase.BUSY}, Phase.OPEN),
+        LinkChange.NOT_OPENED: ({Phase.BUSY}, Phase.FRESH),
+        LinkChange.BEGIN: ({Phase.OPEN, Phase.READY, Phase.CUT_OFF}, Phase.BUSY),
+        LinkChange.MOVE: (_ALL - {Phase.BUSY}, Phase.BUSY),
+        LinkChange.STAY: ({Phase.BUSY}, None),
+        LinkChange.READY: ({Phase.BUSY}, Phase.READY),
+        LinkChange.GIVE_UP: ({Phase.BUSY}, Phase.CUT_OFF),
+        LinkChange.TAKEN_OVER: ({Phase.READY}, Phase.ENDED),
+        LinkChange.END: (_ALL, Phase.ENDED),
     }
 )
 """change → (the phases in which it can happen, the one that follows; None: as before the move)."""
 
-_CONCLUSIONS = {Change.OPENED, Change.NOT_OPENED, Change.STAY, Change.READY, Change.GIVE_UP}
+_CONCLUSIONS = {
+    LinkChange.OPENED,
+    LinkChange.NOT_OPENED,
+    LinkChange.STAY,
+    LinkChange.READY,
+    LinkChange.GIVE_UP,
+}
 """Ends of work that was under way. They change nothing if the application is done meanwhile."""
 
 
@@ -137,7 +143,7 @@ class Runtime:
 @dataclass(slots=True, eq=False, repr=False)
 class ClientState:
     _runtime: Runtime
-    _peer: Peer
+    _peer: KnownServer
     addresses: Addresses
     phase: Phase = Phase.FRESH
     link: Link | None = None
@@ -147,15 +153,15 @@ class ClientState:
     _trouble_since: float | None = None
     """When the first failure after the last progress was."""
 
-    def may(self, change: Change) -> bool:
+    def may(self, change: LinkChange) -> bool:
         return self.phase in TRANSITIONS[change][0]
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: LinkChange) -> None:
         if self.phase is Phase.ENDED and change in _CONCLUSIONS:
             return
         if not self.may(change):
             raise AssertionError(f"{change.value} cannot happen to a client that is {self.phase}")
-        if change is Change.MOVE:
+        if change is LinkChange.MOVE:
             self._before_move = self.phase
         self.phase = TRANSITIONS[change][1] or self._before_move
 

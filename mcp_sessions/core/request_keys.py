@@ -125,7 +125,7 @@ def sent_again(known: KeyedRequest, use: KeyUse) -> Begun:
     return Begun(known.state.value)
 
 
-class Found(NamedTuple):
+class FoundKey(NamedTuple):
     begun: Begun
     outcome: bytes | None = None
     """The kept answer, if ``begun`` is ``ANSWERED``."""
@@ -134,12 +134,12 @@ class Found(NamedTuple):
     run: str | None = None
 
 
-def found(begun: Begun, entry: KeyedRequest | None) -> Found:
+def found(begun: Begun, entry: KeyedRequest | None) -> FoundKey:
     """Return the answer for a key. For another sender's key it says only that."""
     if entry is None or begun in (Begun.OTHER_CONTENT, Begun.FEWER_SCOPES):
-        return Found(begun)
+        return FoundKey(begun)
     outcome = entry.outcome if begun is Begun.ANSWERED else None
-    return Found(begun, outcome, entry.runner, entry.run)
+    return FoundKey(begun, outcome, entry.runner, entry.run)
 
 
 def has_room(wanted: int, *, size: int, answers: int, max_bytes: int) -> bool:

@@ -50,10 +50,10 @@ STATE_KEY = "mcp_sessions/visibility"
 
 TOOLS, PROMPTS, RESOURCES = KINDS = ("tools", "prompts", "resources")
 
-Rule = list[Any]
+VisibilityRule = list[Any]
 """A pattern, and whether it hides. A list: stores keep JSON."""
 
-Rules = Mapping[str, list[Rule]]
+Rules = Mapping[str, list[VisibilityRule]]
 """By kind; of what is said of one name the last counts."""
 
 _LISTS = {
@@ -109,7 +109,7 @@ class Visibility:
 
     pseudonym: Callable[[str], str] = field(repr=False)
     outside: Collection[str] = ()
-    rules: Rules = field(default_factory=dict[str, list[Rule]])
+    rules: Rules = field(default_factory=dict[str, list[VisibilityRule]])
     needed: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
     denied: Collection[str] = ()
 
@@ -156,7 +156,7 @@ class Visibility:
         if kind == RESOURCES and (self.outside or self.rules.get(RESOURCES)):
             check_readable(name)
 
-    def changed(self, kind: str, patterns: Collection[str], *, hides: bool) -> list[Rule]:
+    def changed(self, kind: str, patterns: Collection[str], *, hides: bool) -> list[VisibilityRule]:
         """Return the rules of a kind with more rules; the same ones, if these change nothing."""
         rules = list(self.rules.get(kind, ()))
         for pattern in sorted(as_pattern(kind, each) for each in patterns):

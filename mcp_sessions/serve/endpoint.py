@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sessions.core.nearness import is_loopback
 from mcp_sessions.serve.not_found import NotFound
-from mcp_sessions.server.upstream.sdk.authentication import Authentication, Denied
+from mcp_sessions.server.upstream.sdk.authentication import Authentication, OnDenied
 from mcp_sessions.server.upstream.sdk.http_application import (
     http_shell,
     principal_of,
@@ -83,7 +83,7 @@ class Endpoint:
         *,
         clock: Callable[[], float],
         authentication: Authentication | None,
-        denied: Denied,
+        denied: OnDenied,
     ) -> None:
         path, host = settings.path, settings.host
         security = security_settings(host, settings.security)

@@ -15,7 +15,7 @@ from mcp_sessions.stores.probe import probe
 from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.urls import open_store, sqlite_file
 
-Ended = Callable[[SessionStore, SessionRecord], Awaitable[None]]
+OnEnded = Callable[[SessionStore, SessionRecord], Awaitable[None]]
 """Tells the processes that serve from a store that a session has ended."""
 
 
@@ -45,7 +45,7 @@ class OperatorStore(Protocol):
     async def close(self) -> None: ...
 
 
-async def open_for_operator(url: str, ended: Ended) -> OperatorStore:
+async def open_for_operator(url: str, ended: OnEnded) -> OperatorStore:
     """Open the store that ``url`` names, while other processes may serve from it.
 
     Args:
@@ -93,7 +93,7 @@ async def look(store: SessionStore, policy: SessionPolicy) -> str:
 
 
 class SharedStore:
-    def __init__(self, store: SessionStore, ended: Ended) -> None:
+    def __init__(self, store: SessionStore, ended: OnEnded) -> None:
         self._store = store
         self._ended = ended
 

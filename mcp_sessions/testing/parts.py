@@ -243,7 +243,7 @@ def number_of(event_id: str) -> int:
     return position.number
 
 
-class Received(Generic[T]):
+class ReceivedItems(Generic[T]):
     def __init__(self) -> None:
         self.received: list[T] = []
         self._grew = anyio.Event()
@@ -264,8 +264,8 @@ class Process:
     name: str
     store: SessionStore
     exchange: Exchange
-    messages: Received[bytes]
-    events: Received[tuple[SessionId, StreamName, LoggedEvent, Attachment | None]]
+    messages: ReceivedItems[bytes]
+    events: ReceivedItems[tuple[SessionId, StreamName, LoggedEvent, Attachment | None]]
     gaps: int = 0
 
     def on_message(self, message: bytes) -> None:
@@ -294,7 +294,7 @@ async def two_processes(
             await store.open(SessionPolicy(idle_timeout=IDLE, max_lifetime=LIFETIME))
             opened.push_async_callback(store.close)
             assert store.exchange is not None
-            process = Process(name, store, store.exchange, Received(), Received())
+            process = Process(name, store, store.exchange, ReceivedItems(), ReceivedItems())
             await store.exchange.join(name, process)
             processes.append(process)
         yield processes[0], processes[1]

@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 import pytest
 
-from mcp_sessions.cli.telemetry_failures import AGAIN, Failures
+from mcp_sessions.cli.telemetry_failures import AGAIN, TelemetryFailures
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
@@ -21,7 +21,7 @@ class Clock:
 def clock() -> Generator[Clock]:
     """Of the failures that are taken; afterwards OpenTelemetry logs as before."""
     clock, own = Clock(), logging.getLogger("opentelemetry")
-    failures = Failures(clock)
+    failures = TelemetryFailures(clock)
     failures.install("http://a.example/v1/metrics")
     failures.install("http://a.example/v1/traces")
     yield clock
@@ -116,7 +116,7 @@ def test_what_else_is_logged_stays_but_for_headers(clock: Clock, said: Lines) ->
 def test_nothing_is_logged_once_the_process_exits(
     said: Lines,
 ) -> None:
-    failures = Failures(Clock())
+    failures = TelemetryFailures(Clock())
     failures.stop()
     failures.failed("late")
     failures.handle(logging.LogRecord(EXPORTER, logging.ERROR, "", 0, "late", (), None))

@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sessions.client.hosted import HostedSessions, Standing, declares
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 
 SESSION = "io.modelcontextprotocol/session"
 IDS = ("a", "b", "c")
 
 
-def asked(method: str, session: Any = "absent", **params: Any) -> Pending:
+def asked(method: str, session: Any = "absent", **params: Any) -> PendingRequest:
     if session != "absent":
         params["_meta"] = {SESSION: session}
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    return Pending(1, message, {}, 0.0)
+    return PendingRequest(1, message, {}, 0.0)
 
 
 def named(session_id: str) -> dict[str, str]:

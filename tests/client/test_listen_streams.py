@@ -3,7 +3,7 @@
 from typing import Any
 
 from mcp_sessions.client.listen_streams import Listens
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.stamping import SUBSCRIPTION_ID
 
 ACK = "notifications/subscriptions/acknowledged"
@@ -11,10 +11,10 @@ UPDATED = "notifications/resources/updated"
 TOOLS = "notifications/tools/list_changed"
 
 
-def opened(app_id: str, **wanted: Any) -> Pending:
+def opened(app_id: str, **wanted: Any) -> PendingRequest:
     params = {"notifications": wanted, "_meta": {"kept": True}}
     message = {"id": app_id, "method": "subscriptions/listen", "params": params}
-    return Pending(app_id, message, {"mcp-method": "subscriptions/listen"}, 0.0)
+    return PendingRequest(app_id, message, {"mcp-method": "subscriptions/listen"}, 0.0)
 
 
 def acknowledge(listens: Listens) -> list[Any]:

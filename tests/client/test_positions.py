@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.core.resume import SessionView
 
 HEAD = "ev-9"
 
 
-def resumed(**answered: Any) -> Peer:
+def resumed(**answered: Any) -> KnownServer:
     """A client that has processed ``ev-1``, after that answer."""
-    peer = Peer("me")
+    peer = KnownServer("me")
     peer.began(SessionView("s"), "ev-0")
     assert peer.follower.admits("ev-1")
     peer.resumed({"resumed": True, "replayed": 0, "sessionEventId": HEAD, **answered})

@@ -3,13 +3,13 @@
 from typing import Any, cast
 
 from mcp_sessions.client.dialer import Link
-from mcp_sessions.client.requests import Pending, Questions, Requests
+from mcp_sessions.client.requests import PendingRequest, Questions, Requests
 
 ONE, OTHER = cast(Link, object()), cast(Link, object())
 
 
-def request(app_id: Any = 7) -> Pending:
-    return Pending(app_id, {"id": app_id, "method": "tools/call"}, {}, 0.0)
+def request(app_id: Any = 7) -> PendingRequest:
+    return PendingRequest(app_id, {"id": app_id, "method": "tools/call"}, {}, 0.0)
 
 
 def test_each_sending_has_an_id_of_its_own_and_any_answer_is_recognised() -> None:

@@ -11,7 +11,7 @@ from mcp import Client
 
 from mcp_sessions.client.control import SessionControl
 from mcp_sessions.client.dialer import Dialer, Failed, Failure, Json, Link, LinkSettings
-from mcp_sessions.client.known_server import Peer
+from mcp_sessions.client.known_server import KnownServer
 from mcp_sessions.client.own_requests import Exchanges
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
 from mcp_sessions.client.server_addresses import Addresses
@@ -232,7 +232,7 @@ class Nowhere:
 @pytest.mark.parametrize("session", [SessionView("s-1", resumable=False), None])
 async def test_a_session_is_not_taken_up_where_nobody_listens(session: SessionView | None) -> None:
     """Over HTTP a link is open before anything was sent; modern era, where nothing is resumed."""
-    peer = Peer("me")
+    peer = KnownServer("me")
     envelope = {PROTOCOL_VERSION_META: "2026-07-28"}
     peer.asked({"id": 1, "method": "tools/list", "params": {"_meta": envelope}})
     if session is not None:

@@ -20,7 +20,7 @@ from mcp_sessions.client.application import Callbacks
 from mcp_sessions.client.dialer import Event, Json, Link, LinkSettings, Received
 from mcp_sessions.client.listen_streams import Listens
 from mcp_sessions.client.reconnect_policy import ReconnectPolicy
-from mcp_sessions.client.requests import Pending
+from mcp_sessions.client.requests import PendingRequest
 from mcp_sessions.client.resuming import ResumingClient
 from mcp_sessions.client.state import Runtime
 from mcp_sessions.core.messages import EXTENSION, SESSION_META, Malformed, parse
@@ -35,7 +35,7 @@ from mcp_sessions.core.resume import (
     says_session_not_found,
     seconds_of,
 )
-from mcp_sessions_transports.http.client.bounded_body import PIECE, BodyTooLarge, pieces, whole
+from mcp_sessions_transports.http.client.bounded_body import PIECE, ResponseTooLarge, pieces, whole
 from mcp_sessions_transports.http.client.failures import failure_of
 from mcp_sessions_transports.http.client.sse_reader import MAX_RETRY, EventTooLarge, SseReader
 
@@ -129,7 +129,7 @@ def test_a_listen_stream_takes_any_acknowledgement_and_any_event(said: Json, eve
     listens = Listens()
     asked = {"notifications": {"toolsListChanged": True, "resourceSubscriptions": ["a"]}}
     message = {"jsonrpc": "2.0", "id": 1, "method": method_names.LISTEN, "params": asked}
-    listens.add(Pending(1, message, {}, 0.0))
+    listens.add(PendingRequest(1, message, {}, 0.0))
     listens.next_request()
     listens.acknowledged(said)
     for method in (
@@ -158,7 +158,7 @@ async def test_a_compressed_body_is_whole_or_too_large(parts: list[bytes], limit
     members = b"".join(gzip.compress(part) for part in parts)
     try:
         found = await whole(pieces(response(members, content_encoding="gzip")), limit=limit)
-    except BodyTooLarge:
+    except ResponseTooLarge:
         assert sum(map(len, parts)) > limit
     else:
         assert found == b"".join(parts)
@@ -171,7 +171,7 @@ async def test_a_body_that_is_compressed_in_any_way_is_read_or_refused(
     """Passes if nothing is raised but what is documented."""
     try:
         await whole(pieces(response(body, content_encoding=encoding)), limit=10_000)
-    except (httpx2.DecodingError, BodyTooLarge):
+    except (httpx2.DecodingError, ResponseTooLarge):
         pass
 
 
@@ -187,7 +187,7 @@ async def test_a_bomb_is_read_in_small_pieces_and_left_at_the_limit() -> None:
         if seen > 4_194_304:
             break
     assert largest <= PIECE
-    with pytest.raises(BodyTooLarge):
+    with pytest.raises(ResponseTooLarge):
         await whole(pieces(response(bomb, content_encoding="gzip")), limit=4_194_304)
 
 

@@ -1,5 +1,5 @@
 """How the packages are built: no circles of imports, nobody finishes another object, short files,
-each with a name of its own.
+each with a name of its own, as each class has.
 
 Exceptions from a rule are listed here by name. A list only shrinks: an entry that is no longer
 needed fails.
@@ -7,6 +7,7 @@ needed fails.
 
 import ast
 import shutil
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -246,6 +247,53 @@ def test_a_name_that_is_used_twice_is_seen(copy: Path) -> None:
     (copy / "mcp_sessions/acp/ids.py").touch()
     with pytest.raises(AssertionError, match="rename one"):
         expect_names_used_once(copy)
+
+
+def meanings(module: Module) -> Iterator[tuple[str, str]]:
+    """Each public class or alias of a module: its name, and its file or, of an alias, its value.
+
+    A type variable has its meaning in its own signature.
+    """
+    for node in module.tree.body:
+        match node:
+            case ast.ClassDef(name=name):
+                yield name, module.file
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                is_alias = name[0].isupper() and not name.isupper()
+                if is_alias and not ast.unparse(value).startswith("TypeVar("):
+                    yield name, ast.unparse(value)
+            case _:
+                pass
+
+
+def expect_one_meaning(root: Path) -> None:
+    """Fail with every name of a class or alias that has two meanings in the product.
+
+    Other definitions do not count: private ones, and those of ACP agents, whose protocol has its
+    own sessions, calls and connections.
+    """
+    found: dict[str, set[str]] = {}
+    for module in modules(root).values():
+        if not module.name.startswith(("mcp_sessions_conformance", "mcp_sessions.acp.")):
+            for name, meaning in meanings(module):
+                if not name.startswith("_"):
+                    found.setdefault(name, set()).add(meaning)
+    twice = {name: each for name, each in found.items() if len(each) > 1}
+    assert twice == {}, "rename one of them"
+
+
+def test_a_class_or_alias_has_a_name_of_its_own() -> None:
+    """A reader who knows one `Message` knows each."""
+    expect_one_meaning(ROOT)
+
+
+def test_a_class_or_alias_with_a_name_that_is_used_is_seen(copy: Path) -> None:
+    spoil(copy / "mcp_sessions/ids.py", "Json = dict[str, Any]", "class _Own: ...")
+    spoil(copy / "mcp_sessions/locks.py", "class _Own: ...")
+    expect_one_meaning(copy)
+    spoil(copy / "mcp_sessions/ids.py", "Json = dict[str, str]")
+    with pytest.raises(AssertionError, match="rename one"):
+        expect_one_meaning(copy)
 
 
 # --- a copy -------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from mcp_sessions import StdioServer
-from mcp_sessions.cli.serve_config import ServedFile
+from mcp_sessions.cli.serve_config import ReloadedFile
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.serve.together import Part, Together
 from tests.support.virtual_time import VIRTUAL, Backend
@@ -222,7 +222,7 @@ async def test_a_changed_server_that_fails_after_its_store_opened_is_made_anew()
     setup = Setup(made[0])
     left = iter(made[1:])
     changed = StdioServer("true", per="shared")
-    served = ServedFile(
+    served = ReloadedFile(
         lambda: {PATH: changed},
         lambda _, server: layer_of(server),
         part_of,

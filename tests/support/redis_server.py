@@ -23,7 +23,7 @@ import pytest
 
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores.redis import scripts as redis_scripts
-from mcp_sessions.stores.redis.redis_connection import Link, Value
+from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.stores.redis.scripts import Script
 
@@ -210,10 +210,10 @@ def two_redis_stores() -> tuple[RedisStore, RedisStore]:
     return RedisStore(url, namespace=own), RedisStore(url, namespace=own)
 
 
-def link_of(store: RedisStore) -> Link:
+def link_of(store: RedisStore) -> RedisLink:
     """The store's connection to a server that is no cluster."""
     link = store._link  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(link, Link)
+    assert isinstance(link, RedisLink)
     return link
 
 

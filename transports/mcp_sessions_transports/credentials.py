@@ -14,7 +14,7 @@ from mcp_sessions.principal import Principal
 logger = logging.getLogger(__name__)
 
 StillValid = Callable[[Scope, Principal], Awaitable[bool]]
-Watch = Callable[[Callable[[], None]], AbstractAsyncContextManager[None]]
+WatchCredential = Callable[[Callable[[], None]], AbstractAsyncContextManager[None]]
 """Watches a credential while a block runs; it is given what ends the block's stream."""
 
 _ANSWER = 10.0

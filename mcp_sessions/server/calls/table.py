@@ -35,7 +35,7 @@ from mcp_sessions.server.connection import Inbound
 from mcp_sessions.stores.records import Admitted, SessionRecord
 
 
-class Work(Protocol):
+class CallWork(Protocol):
     @property
     def task(self) -> asyncio.Task[None] | None:
         """The task that does the work; None: the work ended."""
@@ -104,7 +104,7 @@ class Call:
     load: Hashable = None
     """The key under which the call counts; see :func:`load_of`."""
 
-    work: Work | None = field(init=False, default=None)
+    work: CallWork | None = field(init=False, default=None)
     """None: it does not run yet. Its session is looked up, say."""
 
     error: dict[str, Any] | None = field(init=False, default=None)
@@ -176,7 +176,7 @@ class Call:
     def is_awaited(self) -> bool:
         return self.work is None or self.work.is_awaited_by(self)
 
-    def begins(self, work: Work | None) -> None:
+    def begins(self, work: CallWork | None) -> None:
         self.work = work
 
     def follows(self, before: Call) -> None:
@@ -189,7 +189,7 @@ class Call:
         self.is_open = False
         self.work = self._before = None
 
-    def stop(self, error: dict[str, Any]) -> Work | None:
+    def stop(self, error: dict[str, Any]) -> CallWork | None:
         """End it. A call that is refused, or answered at once, never runs.
 
         Returns:
@@ -220,7 +220,7 @@ def load_of(session_id: SessionId | None, principal: Principal) -> Hashable:
     return session_id or (principal if principal != ANONYMOUS else None)
 
 
-class Run(Work, Protocol):
+class Run(CallWork, Protocol):
     @property
     def sessions(self) -> Sequence[SessionId]:
         """The sessions, of any mode, that must not expire while it runs."""

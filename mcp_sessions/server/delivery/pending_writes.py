@@ -18,7 +18,7 @@ from mcp_sessions.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
-Write = Callable[[], Awaitable[object]]
+PendingWrite = Callable[[], Awaitable[object]]
 
 _NAME = "writes that wait for the store"
 
@@ -32,7 +32,7 @@ class PendingWrites:
     """
 
     def __init__(self) -> None:
-        self._writes: dict[Hashable, Write] = {}
+        self._writes: dict[Hashable, PendingWrite] = {}
         self._sizes: dict[Hashable, int] = {}
         self._background = Background()
         self._is_working = False
@@ -45,7 +45,7 @@ class PendingWrites:
     def size(self) -> int:
         return sum(self._sizes.values())
 
-    async def settle(self, writes: Mapping[Hashable, Write], *, size: int = 0) -> None:
+    async def settle(self, writes: Mapping[Hashable, PendingWrite], *, size: int = 0) -> None:
         """Do writes, and return. Writes that the store refuses now are repeated later.
 
         Args:
@@ -64,7 +64,7 @@ class PendingWrites:
             # Also if this task was cancelled: nobody else remembers them.
             self._work_on()
 
-    def add(self, name: Hashable, write: Write) -> None:
+    def add(self, name: Hashable, write: PendingWrite) -> None:
         self._writes[name] = write
         self._work_on()
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 Default = TypeVar("Default")
 
-Check = Callable[[SessionRecord, Mapping[str, Any]], None]
+StateCheck = Callable[[SessionRecord, Mapping[str, Any]], None]
 Source = Literal["session", "conversation", "connection"]
 
 
@@ -37,7 +37,7 @@ class HandleKind:
     connections: ConnectionRegistry
     source: Source
     store: SessionStore
-    check_state: Check
+    check_state: StateCheck
     locks: Locks[SessionId] = field(init=False, default_factory=Locks[SessionId])
     """Held while a session's data is edited."""
 

@@ -30,7 +30,7 @@ from mcp_sessions.stores.records import (
 )
 
 
-class Events(Tables):
+class EventsInMemory(Tables):
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:

@@ -40,7 +40,7 @@ from mcp_sessions.stores.limits import (
 )
 from mcp_sessions.stores.memory.expiring import Expiring, json_size
 from mcp_sessions.stores.memory.memory_ends import EndsInMemory
-from mcp_sessions.stores.memory.memory_events import Events
+from mcp_sessions.stores.memory.memory_events import EventsInMemory
 from mcp_sessions.stores.memory.tables import MemorySession, Owner
 from mcp_sessions.stores.record_changes import (
     RecordChange,
@@ -62,7 +62,7 @@ from mcp_sessions.stores.records import (
 )
 
 
-class MemoryStore(Events, Expiring, EndsInMemory):
+class MemoryStore(EventsInMemory, Expiring, EndsInMemory):
     name = "memory"
     survives_process = False
     remembers = True

@@ -19,8 +19,8 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.stores.redis.redis_connection import (
     Connection,
-    Link,
     MakeConnection,
+    RedisLink,
     Value,
 )
 from mcp_sessions.stores.redis.refusals import unavailable
@@ -45,11 +45,11 @@ class ClusterLink:
 
     counts_listeners = False
 
-    def __init__(self, seed: Link, make_for: Callable[[str, int], MakeConnection]) -> None:
+    def __init__(self, seed: RedisLink, make_for: Callable[[str, int], MakeConnection]) -> None:
         self.timeout = seed.timeout
         self._seed = seed
         self._make_for = make_for
-        self._links: dict[Node, Link] = {}
+        self._links: dict[Node, RedisLink] = {}
         self._makes: dict[Node, MakeConnection] = {}
         self._starts: list[int] = []
         self._owners: list[Node] = []
@@ -94,7 +94,7 @@ class ClusterLink:
     def server(self) -> Connection | None:
         return self._seed.server
 
-    async def nodes(self) -> Sequence[Link]:
+    async def nodes(self) -> Sequence[RedisLink]:
         if self._is_stale:
             await self.learn()
         return [self._link(node) for node in self._makes]
@@ -119,11 +119,11 @@ class ClusterLink:
         at = bisect_right(self._starts, slot if slot is not None else 0) - 1
         return self._owners[at]
 
-    def _link(self, node: Node) -> Link:
+    def _link(self, node: Node) -> RedisLink:
         link = self._links.get(node)
         if link is None:
             make = self._makes.get(node) or self._make_for(*node)
-            link = self._links[node] = Link(make, self.timeout)
+            link = self._links[node] = RedisLink(make, self.timeout)
         return link
 
     async def learn(self) -> None:

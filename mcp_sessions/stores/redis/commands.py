@@ -19,17 +19,17 @@ from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis.cluster import ClusterLink
 from mcp_sessions.stores.redis.record_codec import (
     NOTHING,
-    Answer,
-    Known,
+    KnownFacts,
+    KnownSubscriptions,
     Peers,
-    Subscriptions,
-    Unreadable,
+    ScriptAnswer,
+    UnreadableRecord,
     encoded,
     pair_of,
     record_of,
     tag_of,
 )
-from mcp_sessions.stores.redis.redis_connection import Link, Value
+from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 from mcp_sessions.stores.redis.refusals import kind_of, unavailable
 from mcp_sessions.stores.redis.scripts import Script
 from mcp_sessions.stores.redis.store_clock import SharedClock
@@ -50,12 +50,12 @@ MARGIN = 900
 
 
 class Commands:
-    def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
-        self._link: Link | ClusterLink = link
+    def __init__(self, link: RedisLink, namespace: str, clock: Callable[[], float]) -> None:
+        self._link: RedisLink | ClusterLink = link
         self._namespace = namespace
         self._policy = SessionPolicy()
         self._idle_times = idle_times(self._policy)
-        self._subscriptions = Subscriptions()
+        self._subscriptions = KnownSubscriptions()
         self._peers = Peers()
         self._clock = SharedClock(self._time, clock)
         self._all = f"{{{namespace}}}:all"
@@ -72,14 +72,14 @@ class Commands:
         longest = longest_life(Mode.CONVERSATION, self._policy)
         return math.ceil((longest + MARGIN) * 1000)
 
-    def _record(self, answer: Answer, known: Known = NOTHING) -> SessionRecord:
+    def _record(self, answer: ScriptAnswer, known: KnownFacts = NOTHING) -> SessionRecord:
         try:
             return record_of(answer, self._subscriptions, self._peers, known)
         except (ValueError, TypeError, LookupError, AttributeError) as failed:
-            raise Unreadable(type(failed).__name__) from failed
+            raise UnreadableRecord(type(failed).__name__) from failed
 
-    def _known(self, session_id: SessionId) -> Known:
-        return Known(*self._subscriptions.known(session_id), self._peers.known(session_id))
+    def _known(self, session_id: SessionId) -> KnownFacts:
+        return KnownFacts(*self._subscriptions.known(session_id), self._peers.known(session_id))
 
     # --- keys and scripts ----------------------------------------------------------------
 
@@ -103,22 +103,24 @@ class Commands:
         except (ValueError, TypeError) as wrong:
             raise unavailable(wrong, self._link.server) from wrong
 
-    async def _on(self, session_id: SessionId, script: Script, *args: Value) -> Answer:
+    async def _on(self, session_id: SessionId, script: Script, *args: Value) -> ScriptAnswer:
         return await self._run(script, [self._key(session_id)], *args)
 
-    async def _on_each(self, script: Script, keys: Sequence[str], *args: Value) -> list[Answer]:
+    async def _on_each(
+        self, script: Script, keys: Sequence[str], *args: Value
+    ) -> list[ScriptAnswer]:
         """Run a script on any number of sessions, and return its answer for each of them.
 
         In a cluster each session has its own slot.
         """
         if not keys:
             return []
-        if isinstance(self._link, Link):
+        if isinstance(self._link, RedisLink):
             return await self._run(script, keys, *args)
         each = await all_of(self._run(script, [key], *args) for key in keys)
         return [answer for (answer,) in each]
 
-    async def _run(self, script: Script, keys: Sequence[str], *args: Value) -> Answer:
+    async def _run(self, script: Script, keys: Sequence[str], *args: Value) -> ScriptAnswer:
         # A peer's text may be none in UTF-8; then it is unknown here as any other.
         args = tuple(encoded(arg) if isinstance(arg, str) else arg for arg in args)
         try:
@@ -133,7 +135,7 @@ class Commands:
             metrics.store_failed(NAME)
             raise
 
-    async def _command(self, *args: Value) -> Answer:
+    async def _command(self, *args: Value) -> ScriptAnswer:
         try:
             return await self._link.call(*args)
         except ResponseError as refused:
@@ -209,5 +211,5 @@ def _is_refused(failed: StoreUnavailable) -> bool:
     return isinstance(failed, StoreRefused)
 
 
-def known_to_script(known: Known) -> tuple[bytes, int]:
+def known_to_script(known: KnownFacts) -> tuple[bytes, int]:
     return known.change, int(known.peer is not None)

@@ -19,7 +19,7 @@ from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.commands import MARGIN, all_of
 from mcp_sessions.stores.redis.record_codec import decoded, tag_of, tokens_of
-from mcp_sessions.stores.redis.redis_connection import Link, Value
+from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 from mcp_sessions.stores.redis.redis_ends import EndsInRedis
 from mcp_sessions.stores.redis.scripts import Script
 
@@ -37,7 +37,7 @@ PAGE = 256
 
 
 class Lists(EndsInRedis):
-    def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
+    def __init__(self, link: RedisLink, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(link, namespace, clock)
         self._lost_lists: set[str] = set()
         """Keys of lists that were lost, and are to be made anew."""

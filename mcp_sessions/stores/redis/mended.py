@@ -24,10 +24,10 @@ from mcp_sessions.stores.records import SessionRecord
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.commands import AT_ONCE, each_of
 from mcp_sessions.stores.redis.lists import IN_FLIGHT
-from mcp_sessions.stores.redis.record_codec import Unreadable
-from mcp_sessions.stores.redis.redis_belongings import Belongings
-from mcp_sessions.stores.redis.redis_events import Events
-from mcp_sessions.stores.redis.redis_sessions import Lives
+from mcp_sessions.stores.redis.record_codec import UnreadableRecord
+from mcp_sessions.stores.redis.redis_belongings import BelongingsInRedis
+from mcp_sessions.stores.redis.redis_events import EventsInRedis
+from mcp_sessions.stores.redis.redis_sessions import LivesInRedis
 
 logger = logging.getLogger(__name__)
 
@@ -63,39 +63,39 @@ def _mending(method: Method, unexpected: tuple[type[Exception], ...] = _UNEXPECT
     return cast(Method, call)
 
 
-class Mended(Lives, Events, Belongings):
+class Mended(LivesInRedis, EventsInRedis, BelongingsInRedis):
     """The store, which counts unreadable values as lost."""
 
-    load = _mending(Lives.load)
-    admit = _mending(Lives.admit)
-    end = _mending(Lives.end)
-    evict = _mending(Lives.evict)
-    evict_own = _mending(Lives.evict_own)
-    all_sessions = _mending(Lives.all_sessions)
-    append = _mending(Events.append)
-    append_change = _mending(Events.append_change)
-    read = _mending(Events.read)
-    head = _mending(Events.head)
-    open_stream = _mending(Events.open_stream)
-    heads = _mending(Events.heads)
-    relay = _mending(Events.relay)
-    attach = _mending(Events.attach)
-    subscribe = _mending(Belongings.subscribe)
-    unsubscribe = _mending(Belongings.unsubscribe)
-    subscribers = _mending(Belongings.subscribers)
-    change = _mending(Belongings.change)
-    claim = _mending(Belongings.claim)
-    load_data = _mending(Belongings.load_data)
-    touch = _mending(Lives.touch)
-    sleep = _mending(Lives.sleep)
-    carry = _mending(Events.carry)
-    detach = _mending(Events.detach)
-    ended_outside = _mending(Lives.ended_outside)
-    ends = _mending(Lives.ends)
-    made = _mending(Lives.made)
-    remember_ends = _mending(Lives.remember_ends)
-    create = _mending(Lives.create, (Unreadable,))
-    change_state = _mending(Belongings.change_state, (Unreadable,))
+    load = _mending(LivesInRedis.load)
+    admit = _mending(LivesInRedis.admit)
+    end = _mending(LivesInRedis.end)
+    evict = _mending(LivesInRedis.evict)
+    evict_own = _mending(LivesInRedis.evict_own)
+    all_sessions = _mending(LivesInRedis.all_sessions)
+    append = _mending(EventsInRedis.append)
+    append_change = _mending(EventsInRedis.append_change)
+    read = _mending(EventsInRedis.read)
+    head = _mending(EventsInRedis.head)
+    open_stream = _mending(EventsInRedis.open_stream)
+    heads = _mending(EventsInRedis.heads)
+    relay = _mending(EventsInRedis.relay)
+    attach = _mending(EventsInRedis.attach)
+    subscribe = _mending(BelongingsInRedis.subscribe)
+    unsubscribe = _mending(BelongingsInRedis.unsubscribe)
+    subscribers = _mending(BelongingsInRedis.subscribers)
+    change = _mending(BelongingsInRedis.change)
+    claim = _mending(BelongingsInRedis.claim)
+    load_data = _mending(BelongingsInRedis.load_data)
+    touch = _mending(LivesInRedis.touch)
+    sleep = _mending(LivesInRedis.sleep)
+    carry = _mending(EventsInRedis.carry)
+    detach = _mending(EventsInRedis.detach)
+    ended_outside = _mending(LivesInRedis.ended_outside)
+    ends = _mending(LivesInRedis.ends)
+    made = _mending(LivesInRedis.made)
+    remember_ends = _mending(LivesInRedis.remember_ends)
+    create = _mending(LivesInRedis.create, (UnreadableRecord,))
+    change_state = _mending(BelongingsInRedis.change_state, (UnreadableRecord,))
 
     async def _mend(self, keys: Iterable[str], *, is_read: bool = False) -> None:
         lost = 0

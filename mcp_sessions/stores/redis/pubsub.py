@@ -23,7 +23,7 @@ from mcp_sessions.core.backoff import Backoff
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, StreamName
 from mcp_sessions.stores.exchange import LIVENESS, ExchangeListener
-from mcp_sessions.stores.redis.record_codec import Answer, encoded, published_event
+from mcp_sessions.stores.redis.record_codec import ScriptAnswer, encoded, published_event
 from mcp_sessions.stores.redis.redis_connection import (
     Connection,
     MakeConnection,
@@ -352,7 +352,7 @@ class RedisExchange:
         except (RedisError, OSError) as failed:
             raise unavailable(failed, connection) from failed
 
-    async def _command(self, *args: Value) -> Answer:
+    async def _command(self, *args: Value) -> ScriptAnswer:
         try:
             return await self._link.call(*args)
         except ResponseError as refused:

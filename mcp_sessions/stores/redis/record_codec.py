@@ -36,7 +36,7 @@ from mcp_sessions.stores.records import (
 
 _MODES = {mode.value.encode(): mode for mode in Mode}
 
-Answer = Any
+ScriptAnswer = Any
 """The answer of a script: bytes, int, None, and lists of these."""
 
 T = TypeVar("T")
@@ -101,25 +101,25 @@ _NAME = re.compile(rb"[!-~]+")
 """The form of a session's id: it is sent in headers."""
 
 
-class Unreadable(ValueError):
+class UnreadableRecord(ValueError):
     """An answer that no script of ours gives."""
 
 
-def of_kind(kind: type[T], answer: Answer) -> T:
+def of_kind(kind: type[T], answer: ScriptAnswer) -> T:
     if not isinstance(answer, kind):
-        raise Unreadable(type(answer).__name__)
+        raise UnreadableRecord(type(answer).__name__)
     return answer
 
 
-def pair_of(answer: Answer) -> tuple[Answer, Answer]:
+def pair_of(answer: ScriptAnswer) -> tuple[ScriptAnswer, ScriptAnswer]:
     match answer:
         case [first, second]:
             return first, second
         case _:
-            raise Unreadable(type(answer).__name__)
+            raise UnreadableRecord(type(answer).__name__)
 
 
-class Known(NamedTuple):
+class KnownFacts(NamedTuple):
     """The facts of a session that this process knows. The server need not send them again."""
 
     change: bytes
@@ -132,7 +132,7 @@ class Known(NamedTuple):
     """The client's description of itself; None: unknown."""
 
 
-NOTHING = Known(b"nothing", frozenset())
+NOTHING = KnownFacts(b"nothing", frozenset())
 
 
 class Peers:
@@ -179,7 +179,7 @@ class Peers:
         self._kept -= gone[0] if gone is not None else 0
 
 
-class Subscriptions:
+class KnownSubscriptions:
     """The subscriptions of sessions as this process saw them last, by what changed them last.
 
     A session may have thousands, and each request would get all of them again.
@@ -242,7 +242,10 @@ class Subscriptions:
 
 
 def record_of(
-    answer: Answer, subscriptions: Subscriptions, peers: Peers, known: Known = NOTHING
+    answer: ScriptAnswer,
+    subscriptions: KnownSubscriptions,
+    peers: Peers,
+    known: KnownFacts = NOTHING,
 ) -> SessionRecord:
     """Read the answer of ``record()`` of ``lua/session.lua``.
 

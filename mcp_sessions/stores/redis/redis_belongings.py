@@ -35,7 +35,7 @@ CHANGED = 1
 """A script's answer: the field has another value now."""
 
 
-class Belongings(Lists):
+class BelongingsInRedis(Lists):
     async def change(self, session_id: SessionId, change: RecordChange) -> bool:
         match change:
             case SetCurrent(current):

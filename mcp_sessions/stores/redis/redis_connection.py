@@ -156,7 +156,7 @@ async def _written(connection: Connection, packed: list[bytes]) -> None:
     await connection.send_packed_command(packed, False)
 
 
-class Link:
+class RedisLink:
     """One shared connection. Every method belongs to one event loop.
 
     Args:
@@ -222,7 +222,7 @@ class Link:
                 self._give_up(connection, failed)
         return await answer
 
-    async def nodes(self) -> Sequence[Link]:
+    async def nodes(self) -> Sequence[RedisLink]:
         return [self]
 
     async def close(self) -> None:

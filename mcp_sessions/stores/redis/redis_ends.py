@@ -18,7 +18,7 @@ from mcp_sessions.security import mint_process
 from mcp_sessions.stores.ends_contract import EndedOutside
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.commands import Commands
-from mcp_sessions.stores.redis.redis_connection import Link, Value
+from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 
 _MADE = re.compile(rb"([0-9A-Za-z_-]{1,64}) ([0-9]+(?:\.[0-9]+)?)")
 
@@ -27,7 +27,7 @@ _AT_ONCE = 1_000
 
 
 class EndsInRedis(Commands):
-    def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
+    def __init__(self, link: RedisLink, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(link, namespace, clock)
         self._ends = f"{{{namespace}}}:ends"
         self._ends_outside = f"{{{namespace}}}:ends-outside"

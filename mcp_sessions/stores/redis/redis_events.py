@@ -32,7 +32,7 @@ from mcp_sessions.stores.records import (
 from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.lists import PAGE, Lists, is_entry, is_token, tag_in
 from mcp_sessions.stores.redis.record_codec import (
-    Answer,
+    ScriptAnswer,
     decoded,
     encoded,
     event_of,
@@ -45,7 +45,7 @@ from mcp_sessions.stores.redis.redis_connection import Value
 logger = logging.getLogger(__name__)
 
 
-class Events(Lists):
+class EventsInRedis(Lists):
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:
@@ -282,7 +282,7 @@ class Events(Lists):
         return bool(await self._on(session_id, scripts.DETACH, fencing_epoch))
 
 
-def _position_of(answer: Answer) -> Position | None:
+def _position_of(answer: ScriptAnswer) -> Position | None:
     if answer is None:
         return None
     return Position(LogEpoch(answer[0].decode()), int(answer[1]))

@@ -17,9 +17,9 @@ from mcp_sessions.stores.redis.commands import AT_ONCE, each_of, known_to_script
 from mcp_sessions.stores.redis.lists import SAMPLE, is_entry, is_old, tag_in
 from mcp_sessions.stores.redis.record_codec import (
     NOTHING,
-    Answer,
-    Known,
-    Unreadable,
+    KnownFacts,
+    ScriptAnswer,
+    UnreadableRecord,
     encoded,
     fields_of,
     of_kind,
@@ -29,14 +29,14 @@ from mcp_sessions.stores.redis.record_codec import (
     tag_of,
     unpacked,
 )
-from mcp_sessions.stores.redis.redis_connection import Link, Value
+from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 from mcp_sessions.stores.redis.sleepers import OF_CONVERSATION, Sleepers
 
 _DEADLINES = b"expires", b"ends"
 """The names of the two deadlines in a record."""
 
 
-class Lives(Sleepers):
+class LivesInRedis(Sleepers):
     async def create(
         self,
         mode: Mode,
@@ -87,7 +87,7 @@ class Lives(Sleepers):
         made, left = pair_of(pair)
         if left is not None:
             if not is_entry(of_kind(bytes, left)):
-                raise Unreadable("bytes")
+                raise UnreadableRecord("bytes")
             await self._release(left)
         record = self._record(made)
         record.is_new = is_new == 1
@@ -120,7 +120,7 @@ class Lives(Sleepers):
         args += deadline_of(*_DEADLINES, held=held), epoch, *known_to_script(known)
         within = NOTHING
         # In a cluster they are two nodes', mostly.
-        if current is not None and isinstance(self._link, Link):
+        if current is not None and isinstance(self._link, RedisLink):
             within, mode, key = self._known(current.session_id), Mode.PROTOCOL, current.key
             keys.append(self._key(current.session_id))
             args += mode.value, idle_deadline(now=now, idle_timeout=self._idle_times[mode])
@@ -159,7 +159,9 @@ class Lives(Sleepers):
             key.instead_of,
         )
 
-    async def _admitted(self, answer: Answer, known: Known, key: KeyUse | None) -> Admitted:
+    async def _admitted(
+        self, answer: ScriptAnswer, known: KnownFacts, key: KeyUse | None
+    ) -> Admitted:
         record = self._record(answer[1], known)
         if answer[0] == b"displaced":
             return Admitted(record, displaced=True)
@@ -241,7 +243,7 @@ class Lives(Sleepers):
             return None
         try:
             return self._record(found)
-        except Unreadable:
+        except UnreadableRecord:
             await self._mend([key], is_read=True)
             return None
 

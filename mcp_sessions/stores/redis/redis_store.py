@@ -39,7 +39,12 @@ from mcp_sessions.stores.redis.cluster import ClusterLink
 from mcp_sessions.stores.redis.commands import NAME
 from mcp_sessions.stores.redis.mended import Mended
 from mcp_sessions.stores.redis.pubsub import RedisExchange
-from mcp_sessions.stores.redis.redis_connection import TIMEOUT, Link, MakeConnection, connections_to
+from mcp_sessions.stores.redis.redis_connection import (
+    TIMEOUT,
+    MakeConnection,
+    RedisLink,
+    connections_to,
+)
 
 
 def check_url(url: str) -> None:
@@ -141,7 +146,7 @@ class RedisStore(Mended):
             raise ConfigurationError("a store's timeout is a positive number of seconds")
         self._url = urlunsplit(parts._replace(query=urlencode(options)))
         make = connections_to(self._url)
-        super().__init__(Link(make, timeout), namespace, clock)
+        super().__init__(RedisLink(make, timeout), namespace, clock)
         self.exchange: Exchange | None = RedisExchange(
             make, self._link, namespace, self._key, self.claim
         )
@@ -166,7 +171,7 @@ class RedisStore(Mended):
                 f"the server is Redis {version}; sessions need Redis {OLDEST_VERSION} or later, or "
                 "Valkey"
             )
-        if about.get("redis_mode") == "cluster" and isinstance(self._link, Link):
+        if about.get("redis_mode") == "cluster" and isinstance(self._link, RedisLink):
             await self._use_cluster(self._link)
         await self._clock.now()
         policy_name = about.get("maxmemory_policy", "noeviction")
@@ -184,7 +189,7 @@ class RedisStore(Mended):
         """Probe the server; of a cluster, one node."""
         await self._command("SET", f"{self._namespace}:alive:probe", "1", "PX", 60_000)
 
-    async def _use_cluster(self, seed: Link) -> None:
+    async def _use_cluster(self, seed: RedisLink) -> None:
         def make_for(host: str, port: int) -> MakeConnection:
             return connections_to(url_of_node(self._url, host, port))
 

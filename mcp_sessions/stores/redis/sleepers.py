@@ -18,7 +18,7 @@ from mcp_sessions.stores.redis import scripts
 from mcp_sessions.stores.redis.commands import AT_ONCE, each_of
 from mcp_sessions.stores.redis.lists import Lists, tag_in
 from mcp_sessions.stores.redis.record_codec import of_kind, owner_of, tag_of
-from mcp_sessions.stores.redis.redis_connection import Link, Value
+from mcp_sessions.stores.redis.redis_connection import RedisLink, Value
 
 OF_CONVERSATION = b".c"
 """Ends the entry of a conversation's session: its principal may have many of others."""
@@ -30,7 +30,7 @@ _MOST_LOOKED_AT = 2_048
 
 
 class Sleepers(Lists):
-    def __init__(self, link: Link, namespace: str, clock: Callable[[], float]) -> None:
+    def __init__(self, link: RedisLink, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(link, namespace, clock)
         self._looked_at = 0
         """The number of sessions that :meth:`evict` looked at in vain. It continues after them."""
@@ -156,7 +156,7 @@ class Sleepers(Lists):
         """Whether all that is in Redis is no more than so many bytes: then no part of it is more.
         In a cluster only one node would answer.
         """
-        if not isinstance(self._link, Link):
+        if not isinstance(self._link, RedisLink):
             return False
         found = _USED.search(of_kind(bytes, await self._command("INFO", "memory")))
         return found is not None and int(found[1]) <= most

@@ -26,7 +26,7 @@ from mcp_sessions.stores.sqlite.session_rows import Brief
 from mcp_sessions.stores.sqlite.transaction import Transaction, text_of
 
 
-class Attachments(ServedFile):
+class AttachmentsInFile(ServedFile):
     async def attach(
         self,
         session_id: SessionId,

@@ -9,7 +9,7 @@ from mcp_sessions.core.messages import encode
 from mcp_sessions.core.request_keys import (
     KEY_COST,
     Begun,
-    Found,
+    FoundKey,
     KeyedRequest,
     KeyState,
     KeyUse,
@@ -42,9 +42,9 @@ class Keys:
         self._max_bytes = policy.request_key_bytes
         self._lifetime = policy.request_key_lifetime
 
-    def begin(self, use: KeyUse, *, now: float) -> Found:
+    def begin(self, use: KeyUse, *, now: float) -> FoundKey:
         self._expire(now)
-        first = Found(Begun.FIRST, None, use.runner, use.run)
+        first = FoundKey(Begun.FIRST, None, use.runner, use.run)
         if self._is_new(use, now):
             return first
         row = self._tx.execute(
@@ -53,7 +53,7 @@ class Keys:
             (self.counts.sid, text_bytes(use.key)),
         ).fetchone()
         if row is None:
-            return Found(Begun.FULL)
+            return FoundKey(Begun.FULL)
         known = _known(*row)
         begun = sent_again(known, use)
         if begun is not Begun.FIRST:

@@ -29,7 +29,7 @@ from mcp_sessions.stores.sqlite.session_rows import Brief
 from mcp_sessions.stores.sqlite.transaction import Transaction, text_bytes
 
 
-class Belongings(ServedFile):
+class BelongingsInFile(ServedFile):
     async def change(self, session_id: SessionId, change: RecordChange) -> bool:
         match change:
             case SetCurrent(current):

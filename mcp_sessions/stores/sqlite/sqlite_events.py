@@ -24,7 +24,7 @@ _AUDIENCE = 128
 """Sessions asked for at once while a change is sent: a fraction of a millisecond."""
 
 
-class Events(ServedFile):
+class EventsInFile(ServedFile):
     async def append(
         self, session_id: SessionId, draft: Draft, *, now: float, stream: StreamName = EVENTS
     ) -> Appended | None:

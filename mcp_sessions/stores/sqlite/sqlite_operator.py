@@ -18,7 +18,7 @@ from mcp_sessions.stores.sqlite import schema, session_rows, sqlite_ends
 from mcp_sessions.stores.sqlite.file_lock import FileLock, Locked
 from mcp_sessions.stores.sqlite.schema import committing
 from mcp_sessions.stores.sqlite.transaction import Transaction
-from mcp_sessions.stores.sqlite.writer import Work
+from mcp_sessions.stores.sqlite.writer import InTransaction
 
 T = TypeVar("T")
 
@@ -87,13 +87,13 @@ class SQLiteOperatorStore:
             finally:
                 lock.release()
 
-    def _read(self, work: Work[T]) -> T:
+    def _read(self, work: InTransaction[T]) -> T:
         with self._opened() as connection:
             # Reads one moment of the file, and keeps nobody from writing.
             connection.execute("BEGIN")
             return work(Transaction(connection))
 
-    def _write(self, work: Work[T]) -> T:
+    def _write(self, work: InTransaction[T]) -> T:
         with self._opened() as connection, committing(connection):
             return work(Transaction(connection))
 

@@ -68,11 +68,11 @@ from mcp_sessions.stores.exchange import Exchange
 from mcp_sessions.stores.limits import check_peer
 from mcp_sessions.stores.records import Admitted, CurrentUse, Peer, SessionClient, SessionRecord
 from mcp_sessions.stores.sqlite import session_rows
-from mcp_sessions.stores.sqlite.attaching import Attachments
+from mcp_sessions.stores.sqlite.attaching import AttachmentsInFile
 from mcp_sessions.stores.sqlite.key_rows import keys_of
-from mcp_sessions.stores.sqlite.sqlite_belongings import Belongings
+from mcp_sessions.stores.sqlite.sqlite_belongings import BelongingsInFile
 from mcp_sessions.stores.sqlite.sqlite_ends import EndsInFile
-from mcp_sessions.stores.sqlite.sqlite_events import Events
+from mcp_sessions.stores.sqlite.sqlite_events import EventsInFile
 from mcp_sessions.stores.sqlite.transaction import Transaction
 
 _ENDED_AT_ONCE = 256
@@ -82,7 +82,7 @@ _PAGE = 500
 """Records read at once: some milliseconds in which no other call is served."""
 
 
-class SQLiteStore(Events, Attachments, Belongings, EndsInFile):
+class SQLiteStore(EventsInFile, AttachmentsInFile, BelongingsInFile, EndsInFile):
     """A :class:`~mcp_sessions.stores.contract.SessionStore` in one SQLite file."""
 
     name = "sqlite"

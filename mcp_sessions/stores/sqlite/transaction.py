@@ -8,13 +8,13 @@ from typing import Any
 from mcp_sessions.ids import FencingEpoch, SessionId
 from mcp_sessions.stores.records import SessionRecord
 
-Change = SessionRecord | Callable[[SessionRecord], None] | None
+CachedChange = SessionRecord | Callable[[SessionRecord], None] | None
 """The change of a session: its new record (it was read, or made), an edit of the record that is in
 memory, or None: the session has ended.
 """
 
 
-Changes = Sequence[tuple[SessionId, Change]]
+Changes = Sequence[tuple[SessionId, CachedChange]]
 """In the order in which they happened."""
 
 
@@ -98,7 +98,7 @@ class Transaction:
         self._rows = rows
         self.connection = connection
         self._execute = connection.execute
-        self.changes: list[tuple[SessionId, Change]] = []
+        self.changes: list[tuple[SessionId, CachedChange]] = []
         """Changes of sessions that the event loop gets when this is committed."""
 
         self.learned: dict[SessionId, KeyCounts | None] = {}

@@ -68,14 +68,14 @@ _OF_THE_VALUE = (None, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.S
 """Errors that are one value's fault, and not the file's."""
 
 
-Work = Callable[[Transaction], T]
+InTransaction = Callable[[Transaction], T]
 """Runs in the writer's thread, or in the event loop (rule 5). It may run twice (see rule 3), so
 it changes nothing but the file; what it raises of :class:`SessionsError` it raises before its
 first write."""
 
 
 class _Call(NamedTuple):
-    work: Work[Any]
+    work: InTransaction[Any]
     future: asyncio.Future[Any]
 
 
@@ -99,7 +99,7 @@ class Upkeep:
 class Chore(Generic[T]):
     """Work that is due when another program has written to the file."""
 
-    work: Work[T]
+    work: InTransaction[T]
     then: Callable[[T], None]
     """Takes its result; called in the event loop."""
 
@@ -167,7 +167,7 @@ class Writer:
             self._queue.put(None)
             await asyncio.get_running_loop().run_in_executor(None, thread.join)
 
-    def call(self, work: Work[T], *, short: bool = False) -> asyncio.Future[T]:
+    def call(self, work: InTransaction[T], *, short: bool = False) -> asyncio.Future[T]:
         """Have ``work`` done; its result when that is committed.
 
         Args:

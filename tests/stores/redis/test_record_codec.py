@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mcp_sessions.ids import ConnectionId, LogEpoch, SessionId
 from mcp_sessions.stores.records import Peer
 from mcp_sessions.stores.redis.record_codec import (
+    KnownSubscriptions,
     Peers,
-    Subscriptions,
     decoded,
     encoded,
     packed,
@@ -84,7 +84,7 @@ def test_that_a_client_said_nothing_is_known_too() -> None:
 
 def test_a_change_is_applied_only_to_the_subscriptions_that_it_changed() -> None:
     """Another process may have changed them in between: then they are read again."""
-    kept = Subscriptions()
+    kept = KnownSubscriptions()
     kept.learn(ONE, b"1", [b"a:1", b"a:2"])
 
     kept.changed(ONE, b"1", b"2", with_one="a:3", without="a:1")
@@ -95,7 +95,7 @@ def test_a_change_is_applied_only_to_the_subscriptions_that_it_changed() -> None
 
 
 def test_the_subscriptions_that_are_kept_have_a_bound() -> None:
-    kept = Subscriptions(most=3)
+    kept = KnownSubscriptions(most=3)
     kept.learn(ONE, b"1", [b"a:1", b"a:2"])
 
     kept.learn(TWO, b"1", [b"b:1", b"b:2"])

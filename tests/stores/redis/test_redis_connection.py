@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from mcp_sessions.errors import StoreUnavailable
-from mcp_sessions.stores.redis.redis_connection import Connection, Link
+from mcp_sessions.stores.redis.redis_connection import Connection, RedisLink
 
 pytestmark = pytest.mark.anyio
 
@@ -39,10 +39,10 @@ class FakeConnection:
         return await self.fails
 
 
-def linked() -> tuple[Link, FakeConnection]:
+def linked() -> tuple[RedisLink, FakeConnection]:
     """A link that has not connected, and what it will connect with."""
     connection = FakeConnection()
-    return Link(lambda: cast(Connection, connection), 60.0), connection
+    return RedisLink(lambda: cast(Connection, connection), 60.0), connection
 
 
 async def test_what_connects_while_the_link_is_closed_is_closed_too() -> None:

@@ -36,7 +36,7 @@ from mcp_sessions.stores.record_changes import SetFilter
 from mcp_sessions.stores.records import Attachment, Peer
 from mcp_sessions.stores.redis import lists
 from mcp_sessions.stores.redis.lists import MARGIN
-from mcp_sessions.stores.redis.record_codec import Peers, Subscriptions
+from mcp_sessions.stores.redis.record_codec import KnownSubscriptions, Peers
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.stores.urls import open_store
 from tests.support.duplex import duplex_world
@@ -679,7 +679,7 @@ async def admitted(store: RedisStore, session_id: SessionId) -> frozenset[str]:
 
 
 def test_what_is_known_of_subscriptions_is_bounded() -> None:
-    known = Subscriptions(most=10)
+    known = KnownSubscriptions(most=10)
     for number in range(100):
         uris = [b"%d" % each for each in range(number % 4)]
         assert len(known.learn(SessionId(f"{number}"), b"change", uris)) == number % 4

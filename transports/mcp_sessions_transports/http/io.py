@@ -15,7 +15,7 @@ from mcp_sessions.core.message import Message, read
 from mcp_sessions.core.messages import Answer, Malformed, decode, encode, error_body, parse
 from mcp_sessions.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from mcp_sessions.principal import Principal
-from mcp_sessions_transports.credentials import Watch
+from mcp_sessions_transports.credentials import WatchCredential
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class HttpCall:
     principal: Principal
     """The principal that sent it."""
 
-    watch: Watch
+    watch: WatchCredential
     """Over the credential that it came with. A stream ends with it (SEC4), and is one that was cut:
     its request runs on, without a listener."""
 

@@ -17,7 +17,7 @@ from mcp_sessions.server.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.dispatch.stages.concealing import Concealing
 from mcp_sessions.server.environment import Environment
-from mcp_sessions.server.requests.handle import Check, HandleKind, SessionHandle
+from mcp_sessions.server.requests.handle import HandleKind, SessionHandle, StateCheck
 from mcp_sessions.server.requests.session_visibility import Notify
 from mcp_sessions.stores.limits import check_state, text_size
 from mcp_sessions.stores.memory.memory_store import MemoryStore
@@ -44,7 +44,7 @@ class HandlerSession(Stage):
         delivery: Delivery,
         *,
         attach: Callable[[SessionRecord, Inbound], Awaitable[None]],
-        check_token: Check,
+        check_token: StateCheck,
         visibility: Visibility,
     ) -> None:
         self._store, self._clock = environment.store, environment.clock

@@ -142,7 +142,7 @@ def _has_own_source(call: UpstreamCall | None) -> bool:
     return scope is not None and own_connection(scope) is not None
 
 
-class Unanswered:
+class UnansweredRequests:
     def __init__(self) -> None:
         self._awaited: dict[RequestId, _Request] = {}
         self._given_up: set[RequestId] = set()

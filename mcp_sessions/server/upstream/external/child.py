@@ -40,7 +40,12 @@ from mcp_sessions.errors import (
     OUTCOME_UNKNOWN,
     OutcomeUnknown,
 )
-from mcp_sessions.server.upstream.external.cause import TOKEN, Cause, Unanswered, with_own_token
+from mcp_sessions.server.upstream.external.cause import (
+    TOKEN,
+    Cause,
+    UnansweredRequests,
+    with_own_token,
+)
 from mcp_sessions.server.upstream.external.child_eras import (
     HandshakeEra,
     ModernEra,
@@ -95,7 +100,7 @@ class Child:
         self.has_ended = False
         """Whether it accepts no requests any more."""
 
-        self.unanswered = Unanswered()
+        self.unanswered = UnansweredRequests()
         """Requests that it has not answered, and their clients."""
 
         self.client = client

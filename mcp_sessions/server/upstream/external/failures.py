@@ -26,7 +26,7 @@ from mcp_sessions.principal import Principal
 from mcp_sessions.server.upstream.external.child_requests import raised_anew
 from mcp_sessions.server.upstream.port import UpstreamError
 
-Client = Mapping[str, Any]
+ClientDescription = Mapping[str, Any]
 
 _COUNTED: Final = 1_000
 """Principals, and descriptions, with counted failures, at most."""
@@ -52,20 +52,22 @@ class Failures:
         ours: The layer's own description.
     """
 
-    def __init__(self, ours: Client) -> None:
+    def __init__(self, ours: ClientDescription) -> None:
         self._ours = ours
         self._by_description = _Refusals[tuple[Principal, bytes]](_COUNTED)
         self._of_all = _Refusals[Principal](_COUNTED)
         self._doubted = Recent[Principal, bytes](_COUNTED)
         """Description that failed since another one succeeded."""
 
-        self._served = Recent[Principal, Client](_COUNTED)
+        self._served = Recent[Principal, ClientDescription](_COUNTED)
         """Last description that succeeded."""
 
         self._tried: set[Principal] = set()
         """Principals for which the layer tries at the moment."""
 
-    def refusal(self, principal: Principal, client: Client, now: float) -> UpstreamError | None:
+    def refusal(
+        self, principal: Principal, client: ClientDescription, now: float
+    ) -> UpstreamError | None:
         for known in (
             self._of_all.get(principal),
             self._by_description.get((principal, description_of(client))),
@@ -74,7 +76,7 @@ class Failures:
                 return raised_anew(known[2])
         return None
 
-    def started(self, principal: Principal, client: Client) -> None:
+    def started(self, principal: Principal, client: ClientDescription) -> None:
         self._of_all.pop(principal, None)
         self._by_description.pop((principal, description_of(client)), None)
         self._doubted.pop(principal, None)
@@ -82,8 +84,8 @@ class Failures:
             self._served.keep(principal, client)
 
     def failed(
-        self, principal: Principal, client: Client, failed: UpstreamError, now: float
-    ) -> Sequence[Client]:
+        self, principal: Principal, client: ClientDescription, failed: UpstreamError, now: float
+    ) -> Sequence[ClientDescription]:
         """Note a failed start, and return the descriptions for a try of the server. They are tried
         one after the other until one succeeds. If there are any, :meth:`was_tried` takes the
         outcome.
@@ -98,7 +100,9 @@ class Failures:
         served = self._served.get(principal, self._ours)
         return (served,) if served == self._ours else (served, self._ours)
 
-    def hung(self, principal: Principal, client: Client, failed: UpstreamError, now: float) -> None:
+    def hung(
+        self, principal: Principal, client: ClientDescription, failed: UpstreamError, now: float
+    ) -> None:
         """Note that such a client's start hung. The server is not tried: it may serve others."""
         _count(self._by_description, (principal, description_of(client)), failed, now)
 

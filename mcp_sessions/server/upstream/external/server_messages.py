@@ -32,7 +32,7 @@ from mcp_sessions.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
-Way = Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
+SendNotification = Callable[[str, Mapping[str, Any] | None], Awaitable[object]]
 
 WAITING = 1_048_576
 """Bytes that wait for one client, at most."""
@@ -53,7 +53,7 @@ _CAP = 15.0
 
 @dataclass(frozen=True, slots=True)
 class _Notification:
-    way: Way
+    way: SendNotification
     method: str
     params: Mapping[str, Any] | None
     is_change: bool
@@ -79,7 +79,7 @@ class Notifier:
     async def now(
         self,
         who: Hashable,
-        way: Way,
+        way: SendNotification,
         method: str,
         params: Mapping[str, Any] | None,
         *,
@@ -109,7 +109,7 @@ class Notifier:
     def later(
         self,
         who: Hashable,
-        way: Way,
+        way: SendNotification,
         method: str,
         params: Mapping[str, Any] | None,
         *,

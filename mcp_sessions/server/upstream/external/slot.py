@@ -29,7 +29,7 @@ from mcp_sessions.server.upstream.external.child_requests import (
     raised_anew,
 )
 from mcp_sessions.server.upstream.external.failures import description_of
-from mcp_sessions.server.upstream.external.server_messages import Notifier, Way
+from mcp_sessions.server.upstream.external.server_messages import Notifier, SendNotification
 from mcp_sessions.server.upstream.external.subscribers import Subscribers
 from mcp_sessions.server.upstream.external.unsure import Unsure
 from mcp_sessions.server.upstream.port import (
@@ -371,7 +371,7 @@ class Slot:
 
     def _concerned(
         self, method: str, params: Mapping[str, Any] | None
-    ) -> list[tuple[Hashable, Way]]:
+    ) -> list[tuple[Hashable, SendNotification]]:
         if self.clients.is_shared or (
             self.clients.is_sessionless and method != method_names.RESOURCE_UPDATED
         ):
@@ -384,7 +384,7 @@ class Slot:
         return [(who, outbound.notify) for who, outbound in receivers]
 
     async def _deliver(
-        self, who: Hashable, way: Way, method: str, params: Mapping[str, Any] | None
+        self, who: Hashable, way: SendNotification, method: str, params: Mapping[str, Any] | None
     ) -> None:
         notifier, is_change = self.services.notifier, method in method_names.CHANGES
         if self.clients.is_one_client:

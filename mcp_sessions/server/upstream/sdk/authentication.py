@@ -58,7 +58,7 @@ _IN_QUERY: Final = "access_token"
 MADE: Final = 1_000
 """Access tokens of the SDK that are kept, at most. Each holds its token."""
 
-Denied = Callable[[str, str | None, Principal], None]
+OnDenied = Callable[[str, str | None, Principal], None]
 """Takes the reason of a refusal, the client's address, and the owner of a credential that is good
 and too weak.
 """
@@ -110,7 +110,7 @@ class Authentication:
             routes=self._routes,
         )
 
-    def around(self, endpoint: ASGIApp, denied: Denied) -> ASGIApp:
+    def around(self, endpoint: ASGIApp, denied: OnDenied) -> ASGIApp:
         metadata = build_resource_metadata_url(self._resource) if self._resource else None
         guarded = RequireAuthMiddleware(endpoint, self._scopes, metadata)
         noting = _Noting(guarded, frozenset(self._scopes), denied)
@@ -287,7 +287,7 @@ class _Door(AuthenticationBackend):
 class _Noting:
     _app: ASGIApp
     _scopes: frozenset[str]
-    _denied: Denied
+    _denied: OnDenied
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         user = scope.get("user")
@@ -299,7 +299,7 @@ class _Noting:
         await self._app(scope, receive, send)
 
 
-def _note(denied: Denied, reason: str, scope: Scope, principal: Principal) -> None:
+def _note(denied: OnDenied, reason: str, scope: Scope, principal: Principal) -> None:
     metrics.denied(reason)
     client = scope.get("client")
     denied(reason, client[0] if client else None, principal)
@@ -312,7 +312,7 @@ _REASONS: Final[Mapping[type, str]] = {
 }
 
 
-def _refused(denied: Denied, conn: HTTPConnection, failed: AuthenticationError) -> Response:
+def _refused(denied: OnDenied, conn: HTTPConnection, failed: AuthenticationError) -> Response:
     _note(denied, _REASONS[type(failed)], conn.scope, ANONYMOUS)
     if isinstance(failed, _Forbidden):
         said = "This user may not use the server"

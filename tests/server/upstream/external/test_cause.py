@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.upstream.external import cause
-from mcp_sessions.server.upstream.external.cause import BEHIND, LATE, Unanswered
+from mcp_sessions.server.upstream.external.cause import BEHIND, LATE, UnansweredRequests
 from mcp_sessions.server.upstream.port import UpstreamCall
 from tests.support.puppets import (
     QUESTION,
@@ -359,7 +359,7 @@ def anyio_backend() -> str:
 
 @pytest.mark.anyio
 async def test_with_too_many_that_are_given_up_none_is_the_only_one_again() -> None:
-    unanswered = Unanswered()
+    unanswered = UnansweredRequests()
     for number in range(2_000):
         unanswered.sent(number, A, {})
         unanswered.given_up(number)
@@ -372,7 +372,7 @@ async def test_with_too_many_that_are_given_up_none_is_the_only_one_again() -> N
 @pytest.mark.anyio
 async def test_a_task_is_about_the_request_that_names_it_and_no_other() -> None:
     """It goes on after the answer of the request that began it."""
-    unanswered = Unanswered()
+    unanswered = UnansweredRequests()
     about: Json = {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t"}}}
     unanswered.sent(1, A, {"name": "it"})
     assert unanswered.cause(QUESTION, about).known is None
@@ -388,7 +388,7 @@ async def test_a_task_is_about_the_request_that_names_it_and_no_other() -> None:
 
 @pytest.mark.anyio
 async def test_an_elicitation_is_complete_for_who_was_asked_and_no_other() -> None:
-    unanswered = Unanswered()
+    unanswered = UnansweredRequests()
     complete = "notifications/elicitation/complete"
     unanswered.sent(1, A, {})
     assert unanswered.cause(QUESTION, {"mode": "url", "elicitationId": "e"}).known is A
@@ -407,7 +407,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_request_counts_until_it_is_answered_whatever_became_of_it(now: list[float]) -> None:
-    unanswered = Unanswered()
+    unanswered = UnansweredRequests()
     assert unanswered.cause(LOG, {}).known is None
     unanswered.sent(1, A, {})
     assert unanswered.cause(LOG, {}).known is A
@@ -426,7 +426,7 @@ def test_a_request_counts_until_it_is_answered_whatever_became_of_it(now: list[f
 
 def test_what_may_come_late_is_unowned_shortly_after_an_answer(now: list[float]) -> None:
     """A URL's own stream may be behind its answers; of whichever request."""
-    unanswered = Unanswered()
+    unanswered = UnansweredRequests()
     unanswered.sent(1, A, {})
     assert unanswered.cause(LOG, {}, is_late=True).known is A
     unanswered.answered(1)
@@ -437,9 +437,9 @@ def test_what_may_come_late_is_unowned_shortly_after_an_answer(now: list[float])
     assert unanswered.cause(QUESTION, {}, is_late=True).known is B
 
 
-def logging_late(now: list[float]) -> Unanswered:
+def logging_late(now: list[float]) -> UnansweredRequests:
     """Those of a child that logged something a while ago, after it had answered."""
-    unanswered = Unanswered()
+    unanswered = UnansweredRequests()
     unanswered.sent(0, A, {})
     unanswered.answered(0)
     assert unanswered.cause(LOG, {}).known is None
@@ -492,7 +492,7 @@ def test_what_was_answered_counts_for_a_while_against_what_was_open_with_it(
     now: list[float], what: str, is_given_up: bool
 ) -> None:
     """A server may ask, or log, after the answer of the request that caused it."""
-    unanswered = Unanswered()
+    unanswered = UnansweredRequests()
     unanswered.sent(1, A, {})
     unanswered.sent(2, B, {})
     if is_given_up:
@@ -516,7 +516,7 @@ def test_requests_of_one_address_count_against_each_other_behind_a_proxy(
     a, b = (
         cast(UpstreamCall, PuppetCall(who, context=SimpleNamespace(scope=scope))) for who in "AB"
     )
-    unanswered = Unanswered()
+    unanswered = UnansweredRequests()
     unanswered.sent(1, a, {})
     unanswered.sent(2, b, {})
     unanswered.answered(1)
@@ -543,7 +543,7 @@ def test_a_server_that_sends_something_late_is_known_to_do_so(
     """Otherwise calls that follow each other closely would lose their questions and log messages:
     a client that opens a connection for each request would receive no log.
     """
-    unanswered = Unanswered()
+    unanswered = UnansweredRequests()
     unanswered.cause(what, {})
     unanswered.sent(1, A, {})
     unanswered.answered(1)

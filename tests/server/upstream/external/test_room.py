@@ -12,7 +12,7 @@ import pytest
 from mcp_sessions import StdioServer
 from mcp_sessions.errors import LIMIT_REACHED
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.upstream.external.cause import Unanswered
+from mcp_sessions.server.upstream.external.cause import UnansweredRequests
 from mcp_sessions.server.upstream.external.children import Children
 from mcp_sessions.server.upstream.external.slot import Clients, Slot
 from mcp_sessions.server.upstream.port import UpstreamError
@@ -39,7 +39,7 @@ class Child:
     failure = ""
     result: Json = {}
     capabilities: Json = {}
-    unanswered = Unanswered()
+    unanswered = UnansweredRequests()
 
     async def shake_hands(self, client: Mapping[str, Any], *_: object) -> None:
         await asyncio.sleep(0.1 if client["clientInfo"]["name"].startswith("good") else 1_000)

@@ -22,7 +22,7 @@ PIECE = 65_536
 _GZIP = 16 + zlib.MAX_WBITS
 
 
-class BodyTooLarge(Exception):
+class ResponseTooLarge(Exception):
     """A body has more bytes than the limit."""
 
 
@@ -49,14 +49,14 @@ async def whole(body: AsyncGenerator[bytes], *, limit: int) -> bytes:
     """Read the pieces of a body, and close them.
 
     Raises:
-        BodyTooLarge: It has more than ``limit`` bytes. No more than that was kept.
+        ResponseTooLarge: It has more than ``limit`` bytes. No more than that was kept.
     """
     kept = bytearray()
     async with aclosing(body) as found:
         async for piece in found:
             kept += piece
             if len(kept) > limit:
-                raise BodyTooLarge
+                raise ResponseTooLarge
     return bytes(kept)
 
 

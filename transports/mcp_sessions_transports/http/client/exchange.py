@@ -19,7 +19,7 @@ from mcp_sessions.client.dialer import (
 from mcp_sessions.core.messages import Malformed, RequestId, decode, error_body, parse
 from mcp_sessions.core.resume import FailureCause, is_sendable
 from mcp_sessions.errors import INVALID_REQUEST, PARSE_ERROR
-from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge, pieces, whole
+from mcp_sessions_transports.http.client.bounded_body import ResponseTooLarge, pieces, whole
 from mcp_sessions_transports.http.client.failures import describe, is_sse, refusal, unfollowed
 from mcp_sessions_transports.http.client.incoming import Incoming, position
 from mcp_sessions_transports.http.client.requester import SESSION_HEADER, Requester
@@ -76,7 +76,7 @@ class HttpExchange:
     async def _read_json(self, response: httpx2.Response) -> Failure | None:
         try:
             body = await whole(pieces(response), limit=self.incoming.policy.max_message)
-        except BodyTooLarge:
+        except ResponseTooLarge:
             return self.incoming.too_large("response")
         try:
             message = decode(body)

@@ -37,7 +37,7 @@ from mcp_sessions.server.upstream.external.server_stream import ReadStream, Stre
 from mcp_sessions.server.upstream.external.unreadable import more_than, outlined
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions_transports.connect_errors import reason_of
-from mcp_sessions_transports.http.client.bounded_body import BodyTooLarge
+from mcp_sessions_transports.http.client.bounded_body import ResponseTooLarge
 from mcp_sessions_transports.http.client.failures import is_sse
 from mcp_sessions_transports.http.client.incoming import position
 from mcp_sessions_transports.http.client.sse_reader import EventTooLarge, ReadEvent
@@ -61,7 +61,7 @@ from mcp_sessions_transports.http.upstream.wire import (
 
 logger = logging.getLogger(__name__)
 
-Opens = Callable[[str | None], AbstractAsyncContextManager[httpx2.Response]]
+StreamOpener = Callable[[str | None], AbstractAsyncContextManager[httpx2.Response]]
 
 _PAGES: Final = 100
 """Pages of a list of tools that are read to learn the headers of the tools."""
@@ -230,7 +230,7 @@ class HttpWire:
             if lack is not None and not child.result:
                 # The handshake: that it fails so is not to count as the server's failure.
                 failed = NoMeans(failed.error)
-        except (BodyTooLarge, EventTooLarge):
+        except (ResponseTooLarge, EventTooLarge):
             child.fail(waiting, f"the server's answer has {more_than(self._longest)}")
             return
         except FAILURES as broken:
@@ -301,7 +301,7 @@ class HttpWire:
         )
         return await reader(receiver)
 
-    def _reader(self, opens: Opens, *, is_acknowledged: bool = False) -> ReadStream:
+    def _reader(self, opens: StreamOpener, *, is_acknowledged: bool = False) -> ReadStream:
         """Return a function that reads one stream of the server.
 
         Args:

@@ -23,7 +23,7 @@ _TYPES: Final = frozenset({"string", "integer", "boolean"})
 _TOOLS: Final = 1_000
 """Those whose headers are kept in mind, of one child."""
 
-Path = tuple[str, ...]
+ArgumentPath = tuple[str, ...]
 
 
 def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
@@ -37,7 +37,7 @@ def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
 
 class ParamHeaders:
     def __init__(self) -> None:
-        self._tools = Recent[str, Mapping[Path, str]](_TOOLS)
+        self._tools = Recent[str, Mapping[ArgumentPath, str]](_TOOLS)
 
     def learn(self, listed: Mapping[str, Any]) -> None:
         for tool in entries_of(listed.get("tools")):
@@ -63,14 +63,14 @@ class ParamHeaders:
         return headers
 
 
-def _annotated(schema: object) -> dict[Path, str]:
+def _annotated(schema: object) -> dict[ArgumentPath, str]:
     """Return the arguments that headers repeat, and the header of each.
 
     If one of them is invalid, return none: clients that heed the annotations do not call such a
     tool.
     """
-    found: dict[Path, str] = {}
-    waiting: list[tuple[Path, object]] = [((), schema)]
+    found: dict[ArgumentPath, str] = {}
+    waiting: list[tuple[ArgumentPath, object]] = [((), schema)]
     while waiting:
         path, node = waiting.pop()
         members = members_of(node)
