@@ -61,8 +61,8 @@ def attach(
 
 
 def detaches(state: State, *, fencing_epoch: FencingEpoch, attached_with: FencingEpoch) -> bool:
-    """Whether a session is detached when a connection lets go of it. Not if that connection has
-    it no more: its late end changes nothing (TKO9).
+    """Whether the end of an attachment detaches the session. It does not if a newer attachment has
+    the session (TKO9).
 
     Args:
         state: Where the session is now.

@@ -57,7 +57,7 @@ class Change(Enum):
     """It is resumed where nothing can be pushed to."""
 
     DETACH = "detach"
-    """Its connection is gone, or let go of it."""
+    """Its connection is gone, or detached it."""
 
     END = "end"
     EXPIRE = "expire"

@@ -91,7 +91,7 @@ class SessionStore(Ends, Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of every resource. Nothing is called after it."""
+        """Release every resource. Nothing is called after it."""
         ...
 
     async def create(
@@ -399,7 +399,7 @@ class SessionStore(Ends, Protocol):
         ...
 
     async def detach(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> bool:
-        """Let go of the session, if the attachment with that epoch still has it: a late close of a
+        """Detach the session, if the attachment with that epoch still has it. A late close of a
         displaced connection changes nothing (TKO9).
         """
         ...

@@ -137,7 +137,7 @@ async def test_how_a_request_ended(lines: Lines) -> None:
         await cut.reply.started()
         cut.reply.leave()
         runner = w.inside.runner
-        await at_most(5, _until(lambda: runner.log_state()["unheard"] == 1))
+        await at_most(5, _until(lambda: [each.is_awaited for each in runner.active] == [False]))
         w.box.gate("cut").go.set()
         await at_most(5, _until(lambda: runner.running == 0))
     outcomes = [each for each in lines.outcomes if each[0] not in ("ping", "initialize")]

@@ -73,7 +73,7 @@ class Router:
     async def initialize(
         self, request: Message, inbound: Inbound, register: Register, *, is_there: bool = False
     ) -> tuple[bytes, ClientConnection | None]:
-        """Shake hands: the encoded answer, and the new connection if it succeeded.
+        """Return the encoded answer to ``initialize``, and the new connection if there is one.
 
         Nothing is registered before the wrapped server accepted (HTL1).
 

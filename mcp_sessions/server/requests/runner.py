@@ -143,6 +143,3 @@ class RequestRunner:
         self._background.hold(task)
         watched(IN_BACKGROUND, task)
         return task
-
-    def log_state(self) -> dict[str, int]:
-        return {"running": self.running, "unheard": len(self._detached)}

@@ -23,7 +23,7 @@ LEAST_SQLITE = (3, 35, 5)
 """``RETURNING``, and a ``DROP COLUMN`` that damages no file."""
 
 BUSY_TIMEOUT = 5.0
-"""Seconds that a write waits for another program to let go of the file."""
+"""Seconds that a write waits for another program to release the file."""
 
 LOG_SIZE = 16 * 1_024 * 1_024
 """Bytes of the write-ahead log from which on it is copied into the file. A copy waits for the disk

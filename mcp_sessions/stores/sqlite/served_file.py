@@ -122,7 +122,7 @@ class ServedFile:
         try:
             await self._writer.start()
         except BaseException:
-            # Also where nobody waits for it any more: the thread lets go of the file first.
+            # Also where nobody waits for it any more: the thread closes the file first.
             await self._writer.stop()
             self._lock.release()
             raise

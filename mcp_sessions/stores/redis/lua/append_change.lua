@@ -1,7 +1,7 @@
 -- needs: session log
 -- KEYS: sessions.
--- ARGV: now, new log epoch, window (3), what names the change, since when it may have been told
--- already (empty: it was not), the resource that was updated, the list that changed (one of them is
+-- ARGV: now, new log epoch, window (3), what names the change, since when it may be stored
+-- already (empty: it is not), the resource that was updated, the list that changed (one of them is
 -- empty), what is before the session's id, between that and the event's, after both, the message
 -- without either, its key, whether it has one.
 -- Of each session: its id, its stream, epoch and number of the event, who is attached, the fencing
@@ -9,7 +9,7 @@
 local now, since, key = tonumber(ARGV[1]), tonumber(ARGV[7]), ARGV[15] == '1' and ARGV[14] or nil
 local change, uri, list = ARGV[6], ARGV[8], ARGV[9]
 
--- Another process's clock may differ from that of the one that tells this change.
+-- Another process's clock may differ from that of the one that stores this change.
 local SKEW, STEP_BACK = 600, 64
 
 -- As core/entitlement.py (EVT2, EVT3).
@@ -28,7 +28,7 @@ end
 
 -- The number of the event that this change became before, or nil. Of one that was replaced, or left
 -- the window, nothing is known.
-local function told_before(log)
+local function stored_before(log)
     local from = '+'
     while true do
         local entries = redis.call('XREVRANGE', log.events, from, '-', 'COUNT', STEP_BACK)
@@ -48,7 +48,7 @@ local function told_before(log)
     end
 end
 
-local function tell()
+local function append_to_session()
     local fields = redis.call('HMGET', base, 'id', 'mode', 'ends', 'lists', 'conn', 'fence')
     local id, mode, ends = fields[1], fields[2], fields[3]
     if not id or has_come(ends, now) then
@@ -61,7 +61,7 @@ local function tell()
     local is_protocol = mode == 'protocol'
     local stream = is_protocol and 'events' or 'get'
     local log = open_or_make_log(stream, ARGV[2], ends)
-    local number, replaced = since and told_before(log), 0
+    local number, replaced = since and stored_before(log), 0
     if not number then
         local before, after = ARGV[13], nil
         if is_protocol then
@@ -78,12 +78,12 @@ local function tell()
     return { id, stream, log.epoch, whole(number), fields[5], fields[6], replaced }
 end
 
-local told = {}
+local answers = {}
 for at, name in ipairs(KEYS) do
     -- All that the other parts of this script do is on the session that it names.
     base = name
-    -- What another program left of one session keeps no other from being told.
-    local is_told, answer = pcall(tell)
-    told[at] = is_told and answer or 'broken'
+    -- If another program damaged one session, the others get the change.
+    local succeeded, answer = pcall(append_to_session)
+    answers[at] = succeeded and answer or 'broken'
 end
-return told
+return answers

@@ -166,9 +166,8 @@ local function drop_origin(log, origin)
     save(log)
 end
 
--- Stores an event, and tells whoever watches the stream who is attached, in one step: its
--- payload, who is attached (or false), the fencing epoch and whether it replaced an older one; or
--- nil. `change`: names the server-wide change that it is (see tell.lua), if it is one.
+-- Stores an event, and notifies those that watch the stream, in one step. Returns its payload, who is attached (or false), the fencing epoch and whether it replaced an older one; or
+-- nil. `change`: names the server-wide change that it is (see append_change.lua), if it is one.
 local function append(log, now, window, before, after, key, origin, change)
     if log.head >= LAST_NUMBER then
         return nil
