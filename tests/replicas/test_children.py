@@ -49,6 +49,15 @@ async def commands(
         assert not is_alive(pid), f"process {pid} is left"
 
 
+async def at_first(c: Cluster, **options: Any) -> tuple[RawClient, Json, str]:
+    """A client of the first replica, the ``_meta`` of its session, and the id of its process, which
+    is there.
+    """
+    client = await c[0].connected(**options)
+    meta = in_session((await client.start())["sessionId"])
+    return client, meta, await client.text("pid", meta=meta)
+
+
 async def killed(c: Cluster, pid: str) -> None:
     """The only process of the first replica is dead, and that was noticed."""
     upstream: Any = c[0].inside.upstream
@@ -104,9 +113,7 @@ async def test_first_requests_that_come_everywhere_at_once_start_one() -> None:
 
 async def test_half_a_surrogate_pair_in_an_answer_passes_between_them() -> None:
     async with commands() as c:
-        client = await c[0].connected()
-        meta = in_session((await client.start())["sessionId"])
-        await client.text("pid", meta=meta)
+        client, meta, _ = await at_first(c)
         for each in (client, c.at(1, client)):
             sent = each.call("no_json", given='"\\ud83d"', meta=meta)
             assert (await sent.result())["n"] == "\ud83d"
@@ -174,9 +181,7 @@ async def test_a_session_takes_over_what_its_client_looked_at_on_its_replica(
 
 async def test_progress_and_a_log_come_on_the_way_of_the_request() -> None:
     async with commands() as c:
-        client = await c[0].connected()
-        meta = in_session((await client.start())["sessionId"])
-        await client.text("pid", meta=meta)
+        client, meta, _ = await at_first(c)
         other = c.at(1, client)
         sent = other.call("progress", meta={**meta, "progressToken": "mine"})
         await sent.result()
@@ -191,9 +196,7 @@ async def test_progress_and_a_log_come_on_the_way_of_the_request() -> None:
 
 async def test_a_question_reaches_the_client_whose_request_came_at_another_replica() -> None:
     async with commands() as c:
-        client = await c[0].connected(capabilities={"elicitation": {}})
-        meta = in_session((await client.start())["sessionId"])
-        await client.text("pid", meta=meta)
+        client, meta, _ = await at_first(c, capabilities={"elicitation": {}})
         other = c.at(1, client)
         sent = other.call("ask", meta=meta, question="well?")
         question = (await sent.reply.has(1))[0]
@@ -209,9 +212,7 @@ async def test_a_lost_answer_to_a_question_is_asked_for_again(
 ) -> None:
     monkeypatch.setattr(relay, "ALIVE_EVERY", 0.1)
     async with commands() as c:
-        client = await c[0].connected(capabilities={"elicitation": {}})
-        meta = in_session((await client.start())["sessionId"])
-        await client.text("pid", meta=meta)
+        client, meta, _ = await at_first(c, capabilities={"elicitation": {}})
         other = c.at(1, client)
         sent = other.call("ask", meta=meta, question="well?")
         question = (await sent.reply.has(1))[0]
@@ -226,9 +227,7 @@ async def test_a_lost_answer_to_a_question_is_asked_for_again(
 async def test_a_cancelled_call_is_cancelled_where_it_runs(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     async with commands(env={"CALLS": str(notes)}) as c:
-        client = await c[0].connected()
-        meta = in_session((await client.start())["sessionId"])
-        await client.text("pid", meta=meta)
+        client, meta, _ = await at_first(c)
         other = c.at(1, client)
         sent = other.call("wait", meta=meta)
         await until(lambda: "wait" in calls(notes), "it runs")
@@ -240,9 +239,7 @@ async def test_a_cancelled_call_is_cancelled_where_it_runs(tmp_path: Path) -> No
 async def test_an_error_of_the_server_passes_and_a_notification_reaches_it(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     async with commands(env={"CALLS": str(notes)}) as c:
-        client = await c[0].connected()
-        meta = in_session((await client.start())["sessionId"])
-        await client.text("pid", meta=meta)
+        client, meta, _ = await at_first(c)
         other = c.at(1, client)
         error = await other.error("no/such", {"_meta": meta})
         assert (error["code"], error["data"]) == (-32601, "no/such")
@@ -276,9 +273,7 @@ async def test_a_session_whose_end_nobody_sent_takes_its_process_along_with_the_
 
 async def test_a_process_that_dies_costs_what_ran_there_wherever_that_was_asked() -> None:
     async with commands() as c:
-        client = await c[0].connected()
-        meta = in_session((await client.start())["sessionId"])
-        pid = await client.text("pid", meta=meta)
+        client, meta, pid = await at_first(c)
         other = c.at(1, client)
         assert (await other.call("die", meta=meta).error())["code"] == UNKNOWN
         again = await other.text("pid", meta=meta)
@@ -475,9 +470,7 @@ async def _next(client: Any, meta: Json) -> str:
 
 async def test_a_replica_that_leaves_hands_over_at_once() -> None:
     async with commands() as c:
-        client = await c[0].connected()
-        meta = in_session((await client.start())["sessionId"])
-        first = await client.text("pid", meta=meta)
+        client, meta, first = await at_first(c)
         await c[0].layer.drain(grace=1)
         second = await c.at(1, client).text("pid", meta=meta)
         assert second != first
@@ -487,9 +480,7 @@ async def test_a_replica_that_leaves_hands_over_at_once() -> None:
 async def asked_at_replica(notes: Path, seconds: float) -> AsyncGenerator[tuple[Cluster, Sent]]:
     """A call at one replica that its child at another one is busy with for so long."""
     async with commands(env={"CALLS": str(notes)}) as c:
-        client = await c[0].connected()
-        meta = in_session((await client.start())["sessionId"])
-        await client.text("pid", meta=meta)
+        client, meta, _ = await at_first(c)
         other = c.at(1, client)
         sent = other.call("mark_and_wait", text="it", seconds=seconds, meta=meta)
         await until(lambda: "ran it" in calls(notes), "it runs")
@@ -606,9 +597,7 @@ async def test_what_came_before_a_replica_leaves_may_need_a_process(
         return await lease(self, session_id)
 
     async with commands() as c:
-        client = await c[0].connected()
-        meta = in_session((await client.start())["sessionId"])
-        pid = await client.text("pid", meta=meta)
+        client, meta, pid = await at_first(c)
         await killed(c, pid)
         monkeypatch.setattr(remote_children.RemoteChildren, "lease", slowly)
         sent = client.call("pid", meta=meta)
@@ -631,9 +620,7 @@ async def test_what_another_replica_asked_and_is_not_finished_in_its_grace_is_un
 
 async def test_a_modern_level_and_the_level_of_a_session_hold_at_another_replica() -> None:
     async with commands() as c:
-        client = await c[0].connected()
-        meta = in_session((await client.start())["sessionId"])
-        await client.text("pid", meta=meta)
+        client, meta, _ = await at_first(c)
         await c.at(1, client).result("logging/setLevel", {"level": "error", "_meta": meta})
         assert json.loads(await client.text("state", meta=meta))["level"] == "error"
         modern = ModernClient(c[1].carrier)

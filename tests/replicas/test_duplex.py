@@ -108,11 +108,7 @@ async def test_a_resume_under_load_is_whole(seed: int) -> None:
         started = await s.c[0].client().start()
         session = started["sessionId"]
 
-        async def produce() -> None:
-            for n in range(60):
-                await s.publish(0, session, n)
-
-        producing = asyncio.create_task(produce())
+        producing = asyncio.create_task(s.c[0].produce(session, 60))
         peer = await s.connected(1)
         resumed = await peer.resume(session, started["sessionEventId"])
         await producing
@@ -137,11 +133,7 @@ async def test_a_takeover_at_another_replica_ends_it(seed: int, notified: bool) 
         if not notified:
             s.c.backplane.loses = lost("displaced")
 
-        async def produce() -> None:
-            for n in range(60):
-                await s.publish(2, session, n)
-
-        producing = asyncio.create_task(produce())
+        producing = asyncio.create_task(s.c[2].produce(session, 60))
         await old.has_events(3)
         new = await s.connected(1)
         resumed = await new.resume(session, event_ids(old.events)[-1])

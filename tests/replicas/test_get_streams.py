@@ -54,12 +54,7 @@ async def test_events_stored_on_any_replica_come_once_and_in_order(seed: int) ->
         session = (await client.start())["sessionId"]
         stream = await c.at(3, client).get().started()
 
-        async def produce(number: int) -> None:
-            publisher = c[number].inside.publisher
-            for n in range(20):
-                await publisher.publish(session, "notifications/x", {"n": n, "by": number})
-
-        await asyncio.gather(*(produce(number) for number in range(3)))
+        await asyncio.gather(*(c[number].produce(session, 20, by=number) for number in range(3)))
         messages = await at_most(SOON, stream.has(60))
         await cycles(50)
 
@@ -77,13 +72,8 @@ async def test_a_stream_that_is_reopened_at_another_replica_continues(seed: int)
     async with cluster(3, seed=seed) as c:
         client = await c[0].connected()
         session = (await client.start())["sessionId"]
-        publisher = c[0].inside.publisher
 
-        async def produce() -> None:
-            for n in range(60):
-                await publisher.publish(session, "notifications/x", {"n": n})
-
-        producing = asyncio.create_task(produce())
+        producing = asyncio.create_task(c[0].produce(session, 60))
         received: list[int] = []
         stream = c.at(0, client).get()
         for turn in range(1, 6):
@@ -224,13 +214,8 @@ async def test_what_a_dying_replica_stored_and_did_not_relay_comes(seed: int) ->
         started = await client.start()
         session = started["sessionId"]
         stream = await c.at(1, client).get().started()
-        publisher = c[0].inside.publisher
 
-        async def produce() -> None:
-            for n in range(1_000):
-                await publisher.publish(session, "notifications/x", {"n": n})
-
-        producing = asyncio.create_task(produce())
+        producing = asyncio.create_task(c[0].produce(session, 1_000))
         await stream.has(5)
         await cycles(seed)
         c.kill(0)
@@ -308,11 +293,7 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
         ]
         await clients[0].resume(session, position)
 
-        async def produce() -> None:
-            for n in range(60):
-                await publisher.publish(session, "notifications/x", {"n": n})
-
-        producing = asyncio.create_task(produce())
+        producing = asyncio.create_task(c[2].produce(session, 60))
         for turn in range(1, 6):
             await cycles(30)
             ids = event_ids(streams[(turn + 1) % 2].messages)

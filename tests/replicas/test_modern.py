@@ -38,12 +38,9 @@ async def test_a_listen_stream_gets_what_other_replicas_store(seed: int) -> None
     async with cluster(3, seed=seed) as c:
         session = await created(c)
 
-        async def produce(number: int) -> None:
-            publisher = c[number].inside.publisher
-            for n in range(20):
-                await publisher.publish(session, "notifications/x", {"n": n, "by": number})
-
-        producing = [asyncio.create_task(produce(number)) for number in range(2)]
+        producing = [
+            asyncio.create_task(c[number].produce(session, 20, by=number)) for number in range(2)
+        ]
         await cycles(seed * 3)
         received = await listening(modern(c, 2), session)
         await asyncio.gather(*producing)
@@ -117,13 +114,8 @@ async def test_a_displaced_listen_stream_gets_nothing_more(seed: int, notified: 
         old = await listening(modern(c, 0), session)
         if not notified:
             c.backplane.loses = lost("displaced")
-        publisher = c[2].inside.publisher
 
-        async def produce() -> None:
-            for n in range(40):
-                await publisher.publish(session, "notifications/x", {"n": n})
-
-        producing = asyncio.create_task(produce())
+        producing = asyncio.create_task(c[2].produce(session, 40))
         await cycles(seed * 5)
         rival = await c[1].connected()
         stream = await rival.get().started()

@@ -455,27 +455,6 @@ async def test_an_open_question_is_not_asked_of_a_client_that_cannot_answer(w: W
     assert text_of(await asked.result()) == "decline: None"
 
 
-async def test_a_question_times_out_and_is_taken_back(w: World) -> None:
-    """CLI1: a handler's wait has an end; the client is notified."""
-
-    async def impatient(ctx: Ctx, arguments: Json) -> str:
-        await ctx.session.send_request(
-            types.PingRequest(), types.EmptyResult, request_read_timeout_seconds=5
-        )
-        return "answered"
-
-    w.box.tools["impatient"] = impatient
-    client = await w.connected()
-    stream = client.get()
-    sent = client.call("impatient")
-
-    assert (await sent.error())["code"] == -32001
-    ping, cancelled = await stream.has(2)
-    assert ping["method"] == "ping"
-    assert cancelled["method"] == "notifications/cancelled"
-    assert cancelled["params"]["requestId"] == ping["id"]
-
-
 # --- without a listener work ----------------------------------------------------------------------
 
 

@@ -32,6 +32,7 @@ from mcp_sessions import (
     current_session,
 )
 from mcp_sessions.assembly import Assembly
+from mcp_sessions.ids import SessionId
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.testing.memory_client import inside
 from mcp_sessions.testing.timed_layer import ClockedLayer
@@ -233,6 +234,12 @@ class World:
         """``call``, once its handler waits at the gate."""
         await self.box.gate(gate).started.wait()
         return call
+
+    async def produce(self, session: str, count: int, **more: Any) -> None:
+        """Publish so many numbered events of a session."""
+        for n in range(count):
+            params = {"n": n, **more}
+            await self.inside.publisher.publish(SessionId(session), "notifications/x", params)
 
     @property
     def layer_app(self) -> Any:

@@ -171,7 +171,7 @@ async def test_a_question_that_is_answered_is_not_taken_back(w: World) -> None:
 
 
 async def test_a_question_that_times_out_is_taken_back_before_the_answer(w: World) -> None:
-    """The SDK's own timeout."""
+    """The SDK's own timeout. CLI1: a handler's wait has an end; the client is notified."""
 
     async def impatient(ctx: Ctx, arguments: Json) -> str:
         await ctx.session.send_request(

@@ -132,30 +132,11 @@ async def test_a_store_that_is_away_learns_of_an_end_later(
         assert len(notified(caplog, session_id)) == 2
 
 
-async def test_a_store_that_fails_as_it_is_found_empty_is_looked_at_again(
-    lines: Lines, caplog: pytest.LogCaptureFixture
-) -> None:
-    steps = Interposed()
-    async with world(store=steps.store) as w:
-        client = await w.connected()
-        stream = await client.get().started()
-        await w.expire()
-        await emptied(steps.memory)
-        steps.fails("remember_ends", "before")
-        with pytest.raises(StoreUnavailable):
-            await w.expire()
-        steps.mend()
-        await w.expire()
-        assert client.session_id is not None
-        gone = ["ended: the store was emptied or replaced"]
-        assert notified(caplog, client.session_id)[1:] == gone
-        assert caplog.text.count("the sessions in it are gone") == 1
-        await stream.done()
-
-
+@pytest.mark.parametrize("fails", [False, True])
 async def test_a_store_that_was_emptied_is_named_and_what_was_open_ends(
-    lines: Lines, caplog: pytest.LogCaptureFixture
+    lines: Lines, caplog: pytest.LogCaptureFixture, fails: bool
 ) -> None:
+    """Also if the store fails as it is found empty: it is looked at again."""
     steps = Interposed()
     async with world(store=steps.store) as w:
         client = await w.connected()
@@ -163,6 +144,11 @@ async def test_a_store_that_was_emptied_is_named_and_what_was_open_ends(
         await w.expire()
         await emptied(steps.memory)
         later = await w.connected()
+        if fails:
+            steps.fails("remember_ends", "before")
+            with pytest.raises(StoreUnavailable):
+                await w.expire()
+            steps.mend()
         await w.expire()
         assert client.session_id is not None
         gone = ["ended: the store was emptied or replaced"]

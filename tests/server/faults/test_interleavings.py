@@ -41,13 +41,8 @@ async def test_what_is_produced_while_a_replay_runs_comes_once_and_in_order(seed
     async with world(store=suspending_store(seed)) as w:
         started = await w.client().start()
         session = started["sessionId"]
-        publisher = w.inside.publisher
 
-        async def produce() -> None:
-            for number in range(40):
-                await publisher.publish(session, "notifications/x", {"n": number})
-
-        producing = asyncio.create_task(produce())
+        producing = asyncio.create_task(w.produce(session, 40))
         await cycles(seed)
         client, stream = await with_stream(w)
         resumed = await client.resume(session, started["sessionEventId"])
@@ -68,15 +63,10 @@ async def test_a_takeover_under_load_loses_nothing_and_doubles_nothing(seed: int
     async with world(store=suspending_store(seed)) as w:
         started = await w.client().start()
         session, position = started["sessionId"], started["sessionEventId"]
-        publisher = w.inside.publisher
         clients = [await with_stream(w) for _ in range(2)]
         await clients[0][0].resume(session, position)
 
-        async def produce() -> None:
-            for number in range(60):
-                await publisher.publish(session, "notifications/x", {"n": number})
-
-        producing = asyncio.create_task(produce())
+        producing = asyncio.create_task(w.produce(session, 60))
         for turn in range(1, 6):
             await cycles(7)
             old = clients[(turn + 1) % 2][1]
@@ -103,13 +93,8 @@ async def test_the_displaced_connection_gets_nothing_more(seed: int) -> None:
         old, old_stream = await with_stream(w)
         started = await old.start()
         session = started["sessionId"]
-        publisher = w.inside.publisher
 
-        async def produce() -> None:
-            for number in range(30):
-                await publisher.publish(session, "notifications/x", {"n": number})
-
-        producing = asyncio.create_task(produce())
+        producing = asyncio.create_task(w.produce(session, 30))
         await cycles(seed)
         new, new_stream = await with_stream(w)
         resumed = await new.resume(session, started["sessionEventId"])
