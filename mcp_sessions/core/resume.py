@@ -166,10 +166,8 @@ def may_send_again(
 class Follower:
     __slots__ = ("_limit", "_seen", "position")
 
-    def __init__(
-        self, position: EventId | None = None, *, remembered: int = REMEMBERED_EVENTS
-    ) -> None:
-        self.position: EventId | None = position
+    def __init__(self, *, remembered: int = REMEMBERED_EVENTS) -> None:
+        self.position: EventId | None = None
         """The last event that was processed; what ``session/resume`` sends."""
         self._seen: OrderedDict[EventId, None] = OrderedDict()
         self._limit = remembered

@@ -20,9 +20,7 @@ from mcp_sessions.testing.parts import (
 )
 
 
-def change_of(
-    uri: str | None = None, listed: str | None = None, *, name: str = "1"
-) -> ServerChange:
+def change_of(uri: str | None = None, listed: str | None = None) -> ServerChange:
     method = "notifications/resources/updated" if uri is not None else f"notifications/{listed}/x"
     params = {"uri": uri} if uri is not None else None
     key = method if uri is None else f"{method} {uri}"

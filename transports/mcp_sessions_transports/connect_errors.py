@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from typing import cast
 
@@ -27,12 +27,11 @@ def without_credentials(url: str) -> str:
     return str(parsed.copy_with(userinfo=b"", query=None, fragment=None))
 
 
-def retry_after(value: str, *, now: Callable[[], float] = time.time) -> float | None:
+def retry_after(value: str) -> float | None:
     """Seconds that a ``Retry-After`` header asks for; None: it does not say.
 
     Args:
         value: A number of seconds, or a date (RFC 9110, 10.2.3). Any other value is ignored.
-        now: Seconds since 1970.
     """
     if value.isascii() and value.isdigit():
         # As many digits as are there: what is too large for a float is infinite.
@@ -41,7 +40,7 @@ def retry_after(value: str, *, now: Callable[[], float] = time.time) -> float | 
         then = parsedate_to_datetime(value).timestamp()
     except (ValueError, OverflowError):
         return None
-    return min(max(0.0, then - now()), MAX_SECONDS)
+    return min(max(0.0, then - time.time()), MAX_SECONDS)
 
 
 def reason_of(error: BaseException, *, seconds: float | None = None) -> str:

@@ -71,10 +71,9 @@ class _Waiting:
 
 
 class Notifier:
-    def __init__(self, *, draw: Callable[[], float] = random.random) -> None:
-        self._draw = draw
+    def __init__(self) -> None:
         self._waiting: dict[Hashable, _Waiting] = {}
-        self._background = Background(draw=draw)
+        self._background = Background()
 
     async def now(
         self,
@@ -190,4 +189,4 @@ class Notifier:
                 # This is the boundary to one client: its failure does not affect others.
                 report(_WHAT, failed)
                 return
-            await asyncio.sleep(backoff.failed(self._draw()))
+            await asyncio.sleep(backoff.failed(random.random()))

@@ -9,7 +9,6 @@ also when it is only silent.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -39,27 +38,24 @@ logger = logging.getLogger(__name__)
 
 
 class HttpDialer:
-    def __init__(self, access: Access, draw: Callable[[], float] = random.random) -> None:
+    def __init__(self, access: Access) -> None:
         self.target = without_credentials(access.url)
         self._access = access
-        self._draw = draw
 
     def link(self) -> HttpLink:
-        return HttpLink(Requester(self._access), self._access.policy, self._draw)
+        return HttpLink(Requester(self._access), self._access.policy)
 
 
 class HttpLink:
     kind = "http"
 
-    def __init__(
-        self, requester: Requester, policy: ReconnectPolicy, draw: Callable[[], float]
-    ) -> None:
+    def __init__(self, requester: Requester, policy: ReconnectPolicy) -> None:
         self.name = requester.name
         self._requester = requester
         self._policy = policy
         incoming = Incoming(requester, policy, self._emit, self._spawn)
         self._exchange = HttpExchange(requester, incoming)
-        self._notifications = NotificationStream(requester, incoming, policy, draw)
+        self._notifications = NotificationStream(requester, incoming, policy)
         self._sink: Sink | None = None
         self._tasks: TaskGroup | None = None
         self._done = anyio.Event()

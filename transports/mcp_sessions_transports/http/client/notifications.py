@@ -8,7 +8,7 @@ that was never open is no sign of that: a proxy before the server may block it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import random
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -47,7 +47,6 @@ class NotificationStream:
     _requester: Requester
     _incoming: Incoming
     _policy: ReconnectPolicy
-    _draw: Callable[[], float]
     _is_read: bool = False
     _last_id: str | None = None
     _was_tried: bool = False
@@ -137,7 +136,7 @@ class NotificationStream:
                 # As long as the server says, and then some: others were cut with us (TKO11).
                 rest = (refused.retry_after or 0.0) if refused is not None else 0.0
                 asked = min(max((retry or 0) / 1000, rest), self._policy.give_up_after)
-                delay = asked + backoff.failed(self._draw())
+                delay = asked + backoff.failed(random.random())
             elif failures >= STOCK_ATTEMPTS:
                 return
             else:
