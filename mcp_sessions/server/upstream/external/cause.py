@@ -77,8 +77,8 @@ def with_own_token(request_id: int, params: Mapping[str, Any] | None) -> Mapping
         The params with the layer's token in place of the client's. A token that is no string and no
         integer is left out.
     """
-    meta = meta_of(params)
-    if TOKEN not in meta:
+    meta: Mapping[str, Any] | None = params.get("_meta") if params else None
+    if not isinstance(meta, dict) or TOKEN not in meta:
         return params
     own = {name: value for name, value in meta.items() if name != TOKEN}
     if progress_token(meta) is not None:
