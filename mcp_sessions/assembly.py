@@ -24,8 +24,8 @@ from mcp_sessions.serve.draining import Draining
 from mcp_sessions.serve.endpoint import Endpoint, EndpointSettings
 from mcp_sessions.serve.health import Health
 from mcp_sessions.serve.lifespan import Lifespan, Preparation
-from mcp_sessions.server.audit import Audit
 from mcp_sessions.server.cluster.child_host import ChildHost
+from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
@@ -48,7 +48,7 @@ from mcp_sessions.server.dispatch.stages.handle_tools import HandleTools, Learne
 from mcp_sessions.server.dispatch.stages.handler_session import HandlerSession
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
-from mcp_sessions.server.environment import Environment
+from mcp_sessions.server.reporting.audit import Audit
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.outbound import Ways
 from mcp_sessions.server.requests.outcome import Outcomes

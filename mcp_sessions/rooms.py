@@ -14,6 +14,7 @@ from mcp_sessions.policy import FORGET_AFTER, SessionPolicy
 from mcp_sessions.security import SessionSecurity, mint_process
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.codec import VERSION
+from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.cluster.remote_children import RemoteChildren
 from mcp_sessions.server.cluster.shared_bus import SharedBus
@@ -28,7 +29,6 @@ from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.streams import StreamLog
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.session_visibility import check_patterns
 from mcp_sessions.server.upstream.external.beginning import Starter
 from mcp_sessions.server.upstream.external.declared import DeclaredHeaders

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_sessions.core.message import read
 from mcp_sessions.core.messages import Answer, Malformed, decode, parse
 from mcp_sessions.ids import digest
-from mcp_sessions.server.loggable import loggable_method
+from mcp_sessions.server.reporting.loggable import loggable_method
 
 logger = logging.getLogger("mcp_sessions.access")
 

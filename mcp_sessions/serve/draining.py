@@ -14,10 +14,10 @@ from mcp_sessions.core.availability import Availability
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.serve.endpoint import Endpoint
 from mcp_sessions.server.cluster.child_host import ChildHost
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.port import Upstream
 from mcp_sessions_transports.duplex_transport import DuplexTransport

@@ -12,10 +12,10 @@ from mcp_sessions.background import Background
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.security import SessionSecurity
 from mcp_sessions.serve.draining import Draining
+from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.delivery.broadcaster import ChangeBroadcaster
 from mcp_sessions.server.dispatch.cluster_handlers import ClusterHandlers
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.silence import LongSilences
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.server.upstream.port import Upstream

@@ -1,8 +1,8 @@
 """How much an object is given: few arguments, and fewer by position.
 
 Objects that travel together are one value, as
-:class:`~mcp_sessions.server.environment.Environment` is. Policies are exempt by name. An entry that
-is no longer needed fails.
+:class:`~mcp_sessions.server.cluster.environment.Environment` is. Policies are exempt by
+name. An entry that is no longer needed fails.
 """
 
 import ast

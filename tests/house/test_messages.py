@@ -33,7 +33,7 @@ WORDLESS = {
     ("mcp_sessions/client/first_link.py", "failed"): "the text of a Failure",
     ("mcp_sessions/client/recovery.py", "_recover"): "the text of a Failure",
     ("mcp_sessions/client/resuming.py", "_on_event"): "one text, two lines above",
-    ("mcp_sessions/server/audit.py", "write"): "a record of the audit",
+    ("mcp_sessions/server/reporting/audit.py", "write"): "a record of the audit",
     ("mcp_sessions/server/upstream/external/child.py", "warn"): "its callers give the text",
     ("mcp_sessions/server/upstream/external/children.py", "start"): "the text of not_started",
     ("mcp_sessions/server/upstream/external/children.py", "_say_now_and_then"): "its callers' text",

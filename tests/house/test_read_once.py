@@ -37,7 +37,7 @@ OTHER = {
 """File or folder → what it opens ``_meta`` of: nothing that a client sent."""
 
 OTHER_HEADERS = {
-    "mcp_sessions/server/connection.py": "makes them readable, if a feature asks",
+    "mcp_sessions/server/connection/connection.py": "makes them readable, if a feature asks",
     "mcp_sessions/server/dispatch/conversation_sessions.py": "a rule of a host says which it reads",
     f"{SDK}/authentication.py": "stands before the door",
     f"{SDK}/sdk_modern_rules.py": "belongs to the door of the 2026 era",

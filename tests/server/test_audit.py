@@ -12,7 +12,7 @@ from mcp import types
 from mcp_sessions import Conversations, SessionSecurity
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import digest
-from mcp_sessions.server.audit import Audit
+from mcp_sessions.server.reporting.audit import Audit
 from tests.support.audit import Lines
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import Json, at_most, in_process, in_session, keyed

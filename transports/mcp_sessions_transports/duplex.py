@@ -36,7 +36,7 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.principal import Principal
 from mcp_sessions.security import mint_connection_id
-from mcp_sessions.server.connection import (
+from mcp_sessions.server.connection.connection import (
     DEFAULT_VERSION,
     ClientConnection,
     Inbound,

@@ -27,8 +27,8 @@ from mcp_sessions.errors import (
     StoreUnavailable,
 )
 from mcp_sessions.ids import Position, SessionId
-from mcp_sessions.server.binding import ReadEvents
-from mcp_sessions.server.connection import (
+from mcp_sessions.server.connection.binding import ReadEvents
+from mcp_sessions.server.connection.connection import (
     WatchedChannel,
 )
 from mcp_sessions.server.dispatch.listening import Listening

@@ -31,7 +31,7 @@ from mcp_sessions.errors import (
 from mcp_sessions.ids import ConnectionId, RequestKey, SessionId
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.server.calls.shares import Shares
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.stores.records import Admitted, SessionRecord
 
 

@@ -25,12 +25,12 @@ from mcp_sessions.ids import (
     process_of,
 )
 from mcp_sessions.locks import Locks
+from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.replica_messages import Displaced, SessionAttached, Withdrawn
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
 from mcp_sessions.server.delivery.questions import PendingQuestions, may_ask
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.records import Attached, Attachment
 
 logger = logging.getLogger(__name__)

@@ -30,14 +30,14 @@ from mcp_sessions.core.recent import Recent
 from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import SessionId
+from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.replica_messages import ServerChanged
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.hidden_updates import HiddenUpdates
 from mcp_sessions.server.delivery.publisher import Publisher
 from mcp_sessions.server.delivery.waiting_changes import WaitingChange, WaitingChanges, note
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.contract import CHANGES_AT_ONCE
 from mcp_sessions.stores.record_changes import RenewEvents
 from mcp_sessions.stores.records import AppendedChange

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 from mcp_sessions.background import report
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import ConnectionId, SessionId, process_of
-from mcp_sessions.server.connection import DEFAULT_VERSION, ClientConnection
+from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.connection.connection import DEFAULT_VERSION, ClientConnection
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Peer, SessionRecord
 

@@ -13,7 +13,7 @@ from typing import Any
 from mcp_sessions import method_names
 from mcp_sessions.core.visibility import RESOURCES, Visibility
 from mcp_sessions.ids import SessionId
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.stores.contract import SessionStore
 

@@ -18,13 +18,13 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.messages import EventTemplate, notification_message, plain_draft
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import GET_STREAM, ConnectionId, SessionId, process_of
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.questions import PendingQuestion, PendingQuestions, may_ask
 from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StreamRelay
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.records import AppendedChange, Attachment
 
 logger = logging.getLogger(__name__)

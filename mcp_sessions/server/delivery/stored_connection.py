@@ -28,10 +28,10 @@ from mcp_sessions.ids import (
     SessionId,
     position_of,
 )
-from mcp_sessions.server.binding import ReadEvents, Transport
 from mcp_sessions.server.cluster.bus import ClusterBus
 from mcp_sessions.server.cluster.replica_messages import GetStreamOpened
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.connection.binding import ReadEvents, Transport
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.record_changes import SetCurrent, SetStreamOpened
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord

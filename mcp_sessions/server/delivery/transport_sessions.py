@@ -28,11 +28,11 @@ from mcp_sessions.ids import (
     position_of,
 )
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.connection.joint_admission import JointAdmission
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions.server.environment import Environment
-from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.stores.records import Mode, SessionRecord
 
 

@@ -16,6 +16,7 @@ from mcp_sessions.errors import REQUEST_CANCELLED
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import abort
 from mcp_sessions.server.cluster.child_host import ChildHost
+from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.relay import RequestRelay, Serve
 from mcp_sessions.server.cluster.replica_messages import (
     Alive,
@@ -44,7 +45,6 @@ from mcp_sessions.server.cluster.replica_messages import (
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.runner import RequestRunner
 

@@ -28,9 +28,9 @@ from mcp_sessions.errors import LimitReached
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity, is_minted, mint_handle
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.upstream.handle_argument import HandleArgument
 from mcp_sessions.stores.records import SessionRecord
 

@@ -18,8 +18,8 @@ from mcp_sessions.core.ends import MOST_ENDS, EndReason, SessionEnd, StoreMade, 
 from mcp_sessions.core.life import lifetime_ends_first
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import SessionId, digest
-from mcp_sessions.server.audit import Audit
-from mcp_sessions.server.environment import Environment
+from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.reporting.audit import Audit
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from mcp_sessions.core.request_keys import KeyUse, content_digest
 from mcp_sessions.errors import WireError
 from mcp_sessions.ids import ConnectionId
 from mcp_sessions.principal import Principal
+from mcp_sessions.server.connection.joint_admission import JointAdmission
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.stages.idempotency import Idempotency
-from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.records import CurrentUse
 

@@ -22,14 +22,14 @@ from mcp_sessions.core.life import asleep_by, idle_times
 from mcp_sessions.errors import LimitReached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, SessionId, digest, process_of
 from mcp_sessions.principal import ANONYMOUS, Principal
+from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.replica_messages import SessionEnded
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.dispatch.history import History
 from mcp_sessions.server.dispatch.presence import Presence
 from mcp_sessions.server.dispatch.sealed_state import SealedState
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.limits import most_of_one
 from mcp_sessions.stores.records import Mode, Peer, SessionRecord

@@ -14,12 +14,12 @@ from mcp_sessions.core.message import Message
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.errors import LimitReached, SessionNotFound
 from mcp_sessions.server.calls.table import Call
-from mcp_sessions.server.connection import ClientConnection, Inbound
+from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.connection.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.record_changes import SetFilter
 from mcp_sessions.stores.records import SessionRecord

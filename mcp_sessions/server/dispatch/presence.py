@@ -3,8 +3,8 @@
 Rules that must hold, and that ``tests/server/dispatch/test_presence.py`` owns:
 
 1. Only what the client takes or answers proves that it is there: see
-   :attr:`~mcp_sessions.server.binding.Transport.is_taken`. A connection that is merely open
-   proves nothing.
+   :attr:`~mcp_sessions.server.connection.binding.Transport.is_taken`. A connection
+   that is merely open proves nothing.
 2. The process that has the connection moves the deadline in the store. So each replica sees it,
    and the rule of expiry stays where it is (:mod:`mcp_sessions.core.life`).
 3. A session whose client has gone is idle from then on, and not from an earlier moment.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from mcp_sessions.ids import ConnectionId, SessionId
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.stores.contract import SessionStore
 

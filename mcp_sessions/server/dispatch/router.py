@@ -24,14 +24,14 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage, abort
+from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, CancelRequest
-from mcp_sessions.server.connection import ClientConnection, Inbound
+from mcp_sessions.server.connection.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.remote_questions import RemoteQuestions
 from mcp_sessions.server.dispatch.path import Path, Stages
 from mcp_sessions.server.dispatch.stages.serving import UpstreamPeers
-from mcp_sessions.server.environment import Environment
-from mcp_sessions.server.loggable import loggable_method
-from mcp_sessions.server.reached_limits import ReachedLimits
+from mcp_sessions.server.reporting.loggable import loggable_method
+from mcp_sessions.server.reporting.reached_limits import ReachedLimits
 from mcp_sessions.server.requests.joining import Joining
 from mcp_sessions.server.requests.outbound import LateOutbound
 from mcp_sessions.server.requests.runner import RequestRunner

@@ -17,7 +17,7 @@ from mcp_sessions.core.visibility import STATE_KEY
 from mcp_sessions.errors import InvalidState, SessionNotFound
 from mcp_sessions.ids import SessionId
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.stores.contract import SessionStore
 from mcp_sessions.stores.records import Mode, SessionRecord
 

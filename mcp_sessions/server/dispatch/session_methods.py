@@ -31,11 +31,11 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import IN_NO_LOG, SessionEventId, SessionId, digest, parse_position
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.delivery.attachments import Attachments
 from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.sealed_state import SealedState
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.record_changes import SetWaitsFrom
 from mcp_sessions.stores.records import Attached, CurrentSession, SessionRecord

@@ -15,7 +15,7 @@ from mcp_sessions.errors import ConfigurationError, SessionRequired
 from mcp_sessions.ids import SessionId, digest, name_for_handlers
 from mcp_sessions.locks import Locks
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.requests.memory import SessionData, SessionState
 from mcp_sessions.server.requests.session_visibility import Notify, SessionVisibility

@@ -30,7 +30,7 @@ from mcp_sessions.server.cluster.relay import (
     Unserved,
 )
 from mcp_sessions.server.cluster.replica_messages import CancelKeyed, JoinRun
-from mcp_sessions.server.connection import Inbound, WatchedChannel
+from mcp_sessions.server.connection.connection import Inbound, WatchedChannel
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions.stores.records import Admitted, Peer

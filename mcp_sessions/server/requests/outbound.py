@@ -10,7 +10,7 @@ from typing import Any
 from mcp_sessions.core.log import Draft
 from mcp_sessions.errors import INVALID_REQUEST
 from mcp_sessions.ids import digest
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.delivery.questions import check_may_ask
 from mcp_sessions.server.upstream.port import Outbound, PeerError, PeerRequest

@@ -9,8 +9,8 @@ from mcp_sessions.core.messages import error_body, error_outcome, result_outcome
 from mcp_sessions.errors import INTERNAL_ERROR, SessionsError, StoreUnavailable
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.server.calls.table import Call, Outcome
+from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.delivery.pending_writes import PendingWrites
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)

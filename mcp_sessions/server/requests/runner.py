@@ -26,7 +26,7 @@ from mcp_sessions.policy import SessionPolicy
 from mcp_sessions.server.calls.detached import IN_BACKGROUND, DetachedRequests
 from mcp_sessions.server.calls.shares import shares_of
 from mcp_sessions.server.calls.table import Calls
-from mcp_sessions.server.connection import ClientConnection
+from mcp_sessions.server.connection.connection import ClientConnection
 from mcp_sessions.server.delivery.questions import PendingQuestions
 from mcp_sessions.server.requests.outcome import Outcomes
 from mcp_sessions.server.requests.running import RunningRequest

@@ -27,7 +27,7 @@ from mcp_sessions.ids import SessionId
 from mcp_sessions.principal import Principal
 from mcp_sessions.server.calls.detached import IN_BACKGROUND
 from mcp_sessions.server.calls.table import Call, Outcome
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.delivery.questions import check_may_ask
 from mcp_sessions.server.delivery.waiting_changes import ANNOUNCED, Announced
 from mcp_sessions.server.requests.handle import CURRENT, SessionHandle

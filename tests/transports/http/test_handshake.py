@@ -8,7 +8,7 @@ import mcp_types as types
 import pytest
 from mcp.server.context import CallNext, HandlerResult
 
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.connection.connection import Inbound
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions_transports.http.channel import PostChannel
 from tests.support.raw import (

@@ -17,7 +17,7 @@ from mcp_sessions.core.messages import RequestId, plain_draft
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import Position, SessionEventId, SessionId, StreamName, position_of
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.connection import ClientConnection, WatchedChannel
+from mcp_sessions.server.connection.connection import ClientConnection, WatchedChannel
 from mcp_sessions.server.delivery.streams import StreamLog, Streams
 from mcp_sessions_transports.http.io import HttpCall, send_json
 from mcp_sessions_transports.http.post_streams import (
@@ -148,7 +148,7 @@ def http_transport(connection: ClientConnection) -> HttpTransport[ResponseStream
 
 @dataclass(eq=False, repr=False)
 class PostChannel(WatchedChannel):
-    """A :class:`~mcp_sessions.server.binding.RequestChannel` over one POST.
+    """A :class:`~mcp_sessions.server.connection.binding.RequestChannel` over one POST.
 
     Args:
         prefers_stream: Answer with a stream even if the answer comes soon.

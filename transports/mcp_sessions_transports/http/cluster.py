@@ -11,11 +11,11 @@ from typing import Any
 
 from mcp_sessions.ids import ConnectionId, SessionId
 from mcp_sessions.server.calls.table import Calls
+from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.replica_messages import StreamRead
 from mcp_sessions.server.delivery.connections import ConnectionRegistry
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.server.delivery.transport_sessions import TransportSessions
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.running import RunningRequest
 from mcp_sessions_transports.http.channel import PostChannel, http_transport
 

@@ -34,9 +34,9 @@ from mcp_sessions.errors import (
 )
 from mcp_sessions.ids import ConnectionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.connection import DEFAULT_VERSION, HttpFacts, Inbound
+from mcp_sessions.server.connection.connection import DEFAULT_VERSION, HttpFacts, Inbound
+from mcp_sessions.server.connection.joint_admission import JointAdmission
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
-from mcp_sessions.server.joint_admission import JointAdmission
 from mcp_sessions.stores.records import Peer, SessionRecord
 from mcp_sessions.turns import Turns
 from mcp_sessions_transports.http.channel import NO_SCOPES, PostChannel, http_transport

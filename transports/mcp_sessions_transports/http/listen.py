@@ -18,7 +18,7 @@ from mcp_sessions.core.messages import RequestId, wire_error
 from mcp_sessions.errors import SessionNotFound
 from mcp_sessions.ids import Position, SessionId, position_of
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.binding import ReadEvents
+from mcp_sessions.server.connection.binding import ReadEvents
 from mcp_sessions.stores.records import Attached
 from mcp_sessions_transports.http.modern_channel import MODERN_SSE_HEADERS, PING, modern_event
 from mcp_sessions_transports.http.sse import SseStream
@@ -27,8 +27,8 @@ from mcp_sessions_transports.outbox import LogFeed
 
 @dataclass(eq=False, repr=False)
 class ListenStream:
-    """A :class:`~mcp_sessions.server.binding.Transport` of one session's events. It begins with
-    the acknowledgement.
+    """A :class:`~mcp_sessions.server.connection.binding.Transport` of one session's events. It
+    begins with the acknowledgement.
 
     Args:
         is_shared: Other processes may store events of the session.

@@ -23,7 +23,7 @@ from mcp_sessions.core.messages import (
 )
 from mcp_sessions.errors import LimitReached, WireError
 from mcp_sessions.security import mint_connection_id
-from mcp_sessions.server.connection import ClientConnection, HttpFacts, Inbound
+from mcp_sessions.server.connection.connection import ClientConnection, HttpFacts, Inbound
 from mcp_sessions.server.dispatch.modern_limits import check_modern
 from mcp_sessions.server.upstream.modern_rules import ModernRefusal, Route
 from mcp_sessions.server.upstream.port import UpstreamError

@@ -16,7 +16,7 @@ from starlette.types import Receive
 from mcp_sessions.background import stopped
 from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.connection import WatchedChannel
+from mcp_sessions.server.connection.connection import WatchedChannel
 from mcp_sessions_transports.http.io import TOO_MANY, HttpCall, retry_header, send_json
 from mcp_sessions_transports.http.sse import KEEP_ALIVE, SseStream
 
@@ -40,7 +40,7 @@ def modern_event(payload: bytes) -> bytes:
 
 @dataclass(eq=False, repr=False)
 class ModernChannel(WatchedChannel):
-    """A :class:`~mcp_sessions.server.binding.RequestChannel` over one modern POST.
+    """A :class:`~mcp_sessions.server.connection.binding.RequestChannel` over one modern POST.
 
     Args:
         status_of: The HTTP status of an answer with that error code.

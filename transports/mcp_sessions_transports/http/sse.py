@@ -21,7 +21,7 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.errors import Refusal
 from mcp_sessions.ids import Position, SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.server.binding import ReadEvents
+from mcp_sessions.server.connection.binding import ReadEvents
 from mcp_sessions.server.delivery.stored_connection import StoredConnection
 from mcp_sessions.stores.records import Attached
 from mcp_sessions.turns import Turns
@@ -222,8 +222,8 @@ ResponsesT = TypeVar("ResponsesT", bound=Responses)
 
 @dataclass(slots=True, eq=False, repr=False)
 class HttpTransport(Generic[ResponsesT]):
-    """A :class:`~mcp_sessions.server.binding.Transport` over HTTP: what is open in this process of
-    a transport-mode session, its GET stream and its response streams.
+    """A :class:`~mcp_sessions.server.connection.binding.Transport` over HTTP: what is open in this
+    process of a transport-mode session, its GET stream and its response streams.
 
     Args:
         is_shared: Other processes may serve the session, too.

@@ -19,10 +19,10 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import InvalidReason, InvalidRequest, SessionDetached, SessionNotFound
 from mcp_sessions.ids import FencingEpoch, RequestKey, SessionId
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
-from mcp_sessions.server.connection import Inbound, NotChanged
+from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.connection.connection import Inbound, NotChanged
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.dispatch.sealed_state import SealedState
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.records import Admitted, CurrentSession, SessionRecord, StoredState
 
@@ -33,7 +33,7 @@ class Association(Stage):
     The store admits a request and records its key in one step. So ``idempotency.py``, whose stages
     stand before and after this one, takes the answer about the key from here. Over HTTP one step
     may admit a request to its connection as well: that was done before the path
-    (:mod:`mcp_sessions.server.joint_admission`), and is taken from there.
+    (:mod:`mcp_sessions.server.connection.joint_admission`), and is taken from there.
     """
 
     def __init__(

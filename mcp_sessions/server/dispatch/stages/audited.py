@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from mcp_sessions.core.message import Message
 from mcp_sessions.errors import WireError
-from mcp_sessions.server.audit import Audit, Found
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
-from mcp_sessions.server.connection import Inbound
+from mcp_sessions.server.connection.connection import Inbound
+from mcp_sessions.server.reporting.audit import Audit, Found
 from mcp_sessions.server.upstream.port import UpstreamError
 
 

@@ -13,10 +13,10 @@ from mcp_sessions.core.visibility import STATE_KEY, Visibility
 from mcp_sessions.errors import ConfigurationError, SessionNotFound
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.calls.table import Call, Outcome, Stage
-from mcp_sessions.server.connection import ClientConnection, Inbound
+from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.connection.connection import ClientConnection, Inbound
 from mcp_sessions.server.delivery.delivery import Delivery
 from mcp_sessions.server.dispatch.stages.concealing import Concealing
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.handle import HandleKind, SessionHandle, StateCheck
 from mcp_sessions.server.requests.session_visibility import Notify
 from mcp_sessions.stores.limits import check_state, text_size

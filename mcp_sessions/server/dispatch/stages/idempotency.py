@@ -14,10 +14,10 @@ from mcp_sessions.errors import InvalidReason, InvalidRequest, LimitReached, Out
 from mcp_sessions.ids import RequestKey, SessionId
 from mcp_sessions.locks import Locks
 from mcp_sessions.server.calls.table import ANSWERED, Call, Outcome, Stage
+from mcp_sessions.server.cluster.environment import Environment
 from mcp_sessions.server.cluster.relay import RequestRelay
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.dispatch.stages.association import Association
-from mcp_sessions.server.environment import Environment
 from mcp_sessions.server.requests.joining import BeginAnew, Joining
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.stores.records import Admitted

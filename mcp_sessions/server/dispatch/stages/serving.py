@@ -15,8 +15,8 @@ from mcp_sessions.core.states import Mode
 from mcp_sessions.core.visibility import Visibility
 from mcp_sessions.ids import SessionId
 from mcp_sessions.server.calls.table import Call, Outcome, Stage, stopping
-from mcp_sessions.server.connection import ClientConnection, Inbound
-from mcp_sessions.server.environment import Environment
+from mcp_sessions.server.cluster.environment import Environment
+from mcp_sessions.server.connection.connection import ClientConnection, Inbound
 from mcp_sessions.server.requests.outbound import (
     ConnectionOutbound,
     LateOutbound,

@@ -10,7 +10,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, ge
 
 from mcp_sessions import method_names
 from mcp_sessions.core.messages import meta_of
-from mcp_sessions.server.loggable import KnownNames
+from mcp_sessions.server.reporting.loggable import KnownNames
 from mcp_sessions.server.upstream.external.other_replicas import ServedResult
 from mcp_sessions.server.upstream.port import UpstreamCall, UpstreamError
 from mcp_sessions.server.upstream.sdk.sdk_spans import CONVERSATION, SESSION_DIGEST, is_tracing
@@ -45,7 +45,7 @@ async def _traced(
     work: Awaitable[ServedResult],
     known: KnownNames,
 ) -> ServedResult:
-    # An unknown name may be an id: see `mcp_sessions.server.loggable`.
+    # An unknown name may be an id: see `mcp_sessions.server.reporting.loggable`.
     name = (params or {}).get("name")
     target = known.name(method, name) if isinstance(name, str) else None
     named = known.method(method) or "unknown"

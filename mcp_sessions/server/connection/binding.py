@@ -1,7 +1,7 @@
 """Define the port that every transport implements for the server.
 
 A connection has a :class:`Transport`, and a request has a :class:`RequestChannel`. See also
-:mod:`mcp_sessions.server.connection`.
+:mod:`mcp_sessions.server.connection.connection`.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from mcp_sessions.core.messages import (
 from mcp_sessions.errors import Detached, StoreUnavailable
 from mcp_sessions.ids import ConnectionId, FencingEpoch, Position, SessionId
 from mcp_sessions.principal import Principal
-from mcp_sessions.server.audit import AuditEntry
-from mcp_sessions.server.binding import ReadEvents, RequestChannel, Transport
-from mcp_sessions.server.joint_admission import JointAdmission
+from mcp_sessions.server.connection.binding import ReadEvents, RequestChannel, Transport
+from mcp_sessions.server.connection.joint_admission import JointAdmission
+from mcp_sessions.server.reporting.audit import AuditEntry
 from mcp_sessions.server.upstream.port import UpstreamPeer
 from mcp_sessions.stores.records import Attached, Attachment, CurrentSession, Peer, SessionRecord
 

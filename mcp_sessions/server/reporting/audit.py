@@ -8,7 +8,7 @@ The audit is off until that logger itself has a level (``setLevel(logging.INFO)`
 level of its parents. Names are those of OpenTelemetry's semantic conventions where they have one. A
 record leaves out the rest of a client's message, the answer, and every id and key. Digests stand
 for ids and keys. A digest also stands for a method or a name that the server does not have: it may
-be an id (:mod:`mcp_sessions.server.loggable`).
+be an id (:mod:`mcp_sessions.server.reporting.loggable`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mcp_sessions.errors import REQUEST_CANCELLED
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.security import SessionSecurity
-from mcp_sessions.server.loggable import KnownNames
+from mcp_sessions.server.reporting.loggable import KnownNames
 from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger("mcp_sessions.audit")
