@@ -126,15 +126,7 @@ class Assembly:
             listed=self.upstream.listed,
         )
         self._audit = audit = Audit(security, environment.process)
-        self.lifecycle = Lifecycle(
-            environment,
-            delivery,
-            runner,
-            sealed=sealed,
-            history=History(environment, audit),
-            session_ended=self.upstream.session_ended,
-            binds=conversations is not None,
-        )
+        self.lifecycle = self._lifecycle(environment, delivery, audit, conversations)
         self.sessions = Sessions(self.store, clock, self.lifecycle.finish)
         self.conversations = self._bound(conversations, environment, visibility)
         dispatch = self._dispatch(
@@ -143,6 +135,23 @@ class Assembly:
         self.router, self.listening = dispatch.router, dispatch.listening
         self.joint_admissions = dispatch.joint_admissions
         self._serve(environment, delivery, dispatch, outside)
+
+    def _lifecycle(
+        self,
+        environment: Environment,
+        delivery: Delivery,
+        audit: Audit,
+        conversations: Conversations | None,
+    ) -> Lifecycle:
+        return Lifecycle(
+            environment,
+            delivery,
+            self.runner,
+            sealed=self.sealed,
+            history=History(environment, audit),
+            session_ended=self.upstream.session_ended,
+            binds=conversations is not None,
+        )
 
     def _bound(
         self, conversations: Conversations | None, environment: Environment, visibility: Visibility
@@ -266,19 +275,7 @@ class Assembly:
         dispatch: _Dispatch,
         outside: Outside,
     ) -> None:
-        runner, remote_children = self.runner, outside.remote_children
-        children = None
-        if remote_children is not None and (
-            self.external is not None or outside.rounds is not None
-        ):
-            children = ChildHost(
-                outside.relay,
-                self.store,
-                remote_children,
-                upstream=self.external,
-                rounds=outside.rounds,
-                way_to=dispatch.peers.way_to,
-            )
+        runner, children = self.runner, self._child_host(dispatch, outside)
         streams = ClusterStreams(
             environment, self.connections, self.transport_sessions, calls=runner.calls
         )
@@ -320,6 +317,18 @@ class Assembly:
             silences=LongSilences(runner, self.policy.progress_every, self.clock),
             broadcaster=self.broadcaster,
             draining=draining,
+        )
+
+    def _child_host(self, dispatch: _Dispatch, outside: Outside) -> ChildHost | None:
+        if outside.remote_children is None or (self.external is None and outside.rounds is None):
+            return None
+        return ChildHost(
+            outside.relay,
+            self.store,
+            outside.remote_children,
+            upstream=self.external,
+            rounds=outside.rounds,
+            way_to=dispatch.peers.way_to,
         )
 
     @property
