@@ -286,7 +286,8 @@ def _is_error(value: object) -> bool:
 
 def meta_of(params: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """The ``_meta`` of params or of a result. Empty: there is none, or it is no object."""
-    return members_of(params.get("_meta")) if params else {}
+    meta: Mapping[str, Any] | None = params.get("_meta") if params else None
+    return meta if isinstance(meta, dict) else {}
 
 
 def named_session(meta: Mapping[str, Any]) -> SessionId | NotNamed:

@@ -93,8 +93,7 @@ def test_the_composition_root_makes_one_room_at_a_time() -> None:
         each.name
         for root in roots
         for each in root.nodes
-        if isinstance(each, ast.FunctionDef)
-        and (each.end_lineno or 0) - each.lineno >= MOST_LINES
+        if isinstance(each, ast.FunctionDef) and (each.end_lineno or 0) - each.lineno >= MOST_LINES
     ]
 
     assert (long, {name for root in roots for name in by_position(root)}) == ([], set())
