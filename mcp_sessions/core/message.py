@@ -33,6 +33,8 @@ from mcp_sessions.ids import RequestKey, SessionId
 
 _INSTANCE = re.compile(r"[\x21-\x7e]+", re.ASCII)
 _NO_META: Mapping[str, Any] = {}
+MALFORMED_KEY = RequestKey("")
+"""In place of a request key that is none. A key has at least one character."""
 
 
 class Message(NamedTuple):
@@ -53,7 +55,7 @@ class Message(NamedTuple):
     """The session that it names (rule 1)."""
 
     key: RequestKey | None = None
-    """Its request key. A malformed one is none: see :meth:`keyed`."""
+    """Its request key, or ``MALFORMED_KEY``: see :meth:`keyed`."""
 
     is_notification: bool = False
 
@@ -71,7 +73,7 @@ class Message(NamedTuple):
         Raises:
             InvalidParams: It is not a string of 1 to 256 characters.
         """
-        return self.key or request_key(self.meta)
+        return request_key(self.meta) if self.key is MALFORMED_KEY else self.key
 
     @property
     def names_session(self) -> bool:
@@ -138,5 +140,5 @@ def read(message: Request | Notification) -> Message:
         try:
             key = request_key(meta)
         except InvalidParams:
-            key = None
+            key = MALFORMED_KEY
     return Message(request_id, method, params, forwarded, meta, session, key, is_notification)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.core.message import read
+from mcp_sessions.core.message import MALFORMED_KEY, read
 from mcp_sessions.core.messages import (
     INSTANCE_META,
     REQUEST_KEY_META,
@@ -78,7 +78,7 @@ def test_a_malformed_key_is_none_and_is_refused_where_it_is_asked_for(key: Any) 
     """ASC20."""
     message = request({SESSION_META: SESSION, REQUEST_KEY_META: key})
 
-    assert (message.session, message.key) == ("s", None)
+    assert (message.session, message.key) == ("s", MALFORMED_KEY)
     with pytest.raises(InvalidParams):
         message.keyed()
 

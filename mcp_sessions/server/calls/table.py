@@ -19,7 +19,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from mcp_sessions.core.message import Message
+from mcp_sessions.core.message import MALFORMED_KEY, Message
 from mcp_sessions.core.messages import NotNamed, RequestId, error_body
 from mcp_sessions.errors import (
     INTERNAL_ERROR,
@@ -434,7 +434,7 @@ class Acceptance(Stage):
         calls = self._calls
         if calls.draining and not calls.is_served_still(call.inbound):
             return stopping()
-        if not self.is_ours and call.request.key is None:
+        if not self.is_ours and call.request.key is MALFORMED_KEY:
             # ASC20: a malformed key is refused before anything else.
             call.request.keyed()
         calls.open(call, is_ours=self.is_ours)

@@ -331,6 +331,11 @@ class Inbound:
         await self.connection.set_current(current)
         self.changed_current = current
 
+    async def make_current(self, session_id: SessionId, fencing_epoch: FencingEpoch) -> None:
+        """Begin rule 2. In the modern era every request names its session."""
+        if self.connection is not None and not self.peer.modern:
+            await self.set_current(CurrentSession(session_id, fencing_epoch))
+
     def belongs_to(self, conversation: ConversationKey) -> None:
         self.conversation = conversation
 

@@ -38,7 +38,7 @@ from mcp_sessions.server.dispatch.lifecycle import Lifecycle
 from mcp_sessions.server.dispatch.sealed_state import SealedState
 from mcp_sessions.server.upstream.port import UpstreamError
 from mcp_sessions.stores.record_changes import SetWaitsFrom
-from mcp_sessions.stores.records import Attached, CurrentSession, SessionRecord
+from mcp_sessions.stores.records import SessionRecord
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class SessionMethods(Stage):
         if connection is not None:
             attached = await self._attachments.attach(session_id, connection)
             if attached is not None:
-                await _make_current(inbound, session_id, attached)
+                await inbound.make_current(session_id, attached.fencing_epoch)
         return {
             "sessionId": session_id,
             "sessionEventId": await self._begin(record, inbound),
@@ -147,7 +147,7 @@ class SessionMethods(Stage):
         if attached is None:
             raise SessionNotFound(session_id)
         if connection is not None:
-            await _make_current(inbound, session_id, attached)
+            await inbound.make_current(session_id, attached.fencing_epoch)
         refusal = attached.refusal
         if inbound.peer.modern and connection is None:
             # The replay waits for the session's next listen stream.
@@ -206,10 +206,3 @@ class SessionMethods(Stage):
                 InvalidReason.MODE_CONFLICT, "this session belongs to its transport"
             )
         return admitted.record
-
-
-async def _make_current(inbound: Inbound, session_id: SessionId, attached: Attached) -> None:
-    """Begin rule 2. In the modern era every request names its session."""
-    if inbound.connection is not None and not inbound.peer.modern:
-        current = CurrentSession(session_id, attached.fencing_epoch)
-        await inbound.set_current(current)
