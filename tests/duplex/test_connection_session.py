@@ -10,18 +10,9 @@ from tests.support.duplex import duplex_world
 from tests.support.modern import ModernClient, envelope
 from tests.support.raw import Json, call_params
 from tests.support.replicas import Backplane
-from tests.support.world import Ctx
+from tests.support.world import Ctx, count
 
 pytestmark = pytest.mark.anyio
-
-
-async def count(ctx: Ctx, arguments: Json) -> str:
-    """A tool that counts in ``state`` and in ``data``."""
-    session = current_session()
-    session.state["n"] = session.state.get("n", 0) + 1
-    async with session.data.edit() as data:
-        data["n"] = data.get("n", 0) + 1
-    return f"{session.source} {session.state['n']} {data['n']}"
 
 
 @pytest.mark.parametrize("kind", ["websocket", "stdio"])

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from mcp_sessions import current_session
 from tests.support.raw import (
     Json,
     RawClient,
@@ -17,6 +16,7 @@ from tests.support.raw import (
 )
 from tests.support.replicas import Cluster, cluster, events_are_lost, lost, user
 from tests.support.virtual_time import cycles
+from tests.support.world import count
 
 pytestmark = pytest.mark.anyio
 
@@ -424,20 +424,12 @@ async def test_state_and_data_are_the_same_on_every_replica() -> None:
     """Both are in the store, and so each request sees what the last one left."""
     async with cluster(3) as c:
         for world in c.worlds:
-
-            async def count(ctx: object, arguments: object) -> str:
-                session = current_session()
-                session.state["n"] = session.state.get("n", 0) + 1
-                async with session.data.edit() as data:
-                    data["n"] = data.get("n", 0) + 1
-                    return f"{session.state['n']} {data['n']}"
-
             world.box.tools["count"] = count
         client, session = await with_session(c)
         texts = [await c.at(number % 3, client).text("count") for number in range(6)]
-        assert texts == [f"{n} {n}" for n in range(1, 7)]
+        assert texts == [f"session {n} {n}" for n in range(1, 7)]
         named = await c[2].client().text("count", meta=in_session(session))
-        assert named == "7 7"
+        assert named == "session 7 7"
 
 
 async def test_the_current_session_is_the_same_on_every_replica() -> None:

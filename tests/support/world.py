@@ -72,6 +72,15 @@ def started_session() -> SessionHandle | None:
     return session if session is not None and session.source == "session" else None
 
 
+async def count(ctx: Ctx, arguments: Json) -> str:
+    """A tool that counts in its session's ``state`` and ``data``."""
+    session = current_session()
+    session.state["n"] = session.state.get("n", 0) + 1
+    async with session.data.edit() as data:
+        data["n"] = data.get("n", 0) + 1
+    return f"{session.source} {session.state['n']} {data['n']}"
+
+
 class Gate:
     """Where a tool waits until the test lets it through."""
 

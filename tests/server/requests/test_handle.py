@@ -11,7 +11,7 @@ from mcp_sessions.stores.memory import MemoryStore
 from mcp_sessions.testing.timed_layer import ClockedLayer
 from tests.support.raw import Json, RawClient, in_process, in_session, keyed, text_of
 from tests.support.replicas import cluster
-from tests.support.world import Ctx, Toolbox, World, world
+from tests.support.world import Ctx, Toolbox, World, count, world
 
 pytestmark = pytest.mark.anyio
 
@@ -248,23 +248,11 @@ async def test_a_keyed_request_has_its_session_too(w: World) -> None:
 # --- the session of a connection ----------------------------------------------------------
 
 
-def counting(w: World) -> None:
-    """Adds the tool ``count``, which counts in ``state`` and in ``data``."""
-
-    @tool(w, "count")
-    async def count(ctx: Ctx, arguments: Json) -> str:
-        session = current_session()
-        session.state["n"] = session.state.get("n", 0) + 1
-        async with session.data.edit() as data:
-            data["n"] = data.get("n", 0) + 1
-        return f"{session.source} {session.state['n']} {data['n']}"
-
-
 async def test_a_connection_whose_client_started_no_session_is_one_to_its_handlers(
     w: World,
 ) -> None:
     """Of each connection its own; what a client starts there is another, and so is none."""
-    counting(w)
+    w.box.tools["count"] = count
     client, other = await w.connected(), await w.connected()
 
     said = [await client.text("count"), await client.text("count"), await other.text("count")]
@@ -280,7 +268,7 @@ async def test_what_such_a_client_gets_is_what_it_got_before(w: World) -> None:
     """Nothing is added to an answer; what its session tells it waits for its stream, like all that
     a server says outside of a request.
     """
-    counting(w)
+    w.box.tools["count"] = count
     client = await w.connected()
     counted = await client.call("count").result()
     assert counted == await client.call("echo", text="connection 1 1").result()
@@ -312,7 +300,7 @@ async def test_the_id_of_a_connections_session_opens_nothing(w: World) -> None:
 
 async def test_a_gate_asks_for_a_session_that_the_client_started(w: World) -> None:
     """``require_session`` is not opened by a connection's own."""
-    counting(w)
+    w.box.tools["count"] = count
     w.layer.require_session(tools={"count"})
     refused = await (await w.connected()).call("count").error()
     assert refused["code"] == -31044
@@ -339,7 +327,7 @@ async def test_a_connections_session_is_the_same_at_every_replica() -> None:
     """Over HTTP it is in the store."""
     async with cluster(2) as c:
         for w in c.worlds:
-            counting(w)
+            w.box.tools["count"] = count
         client = await c[0].connected()
 
         said = [await c.at(number, client).text("count") for number in (0, 1, 0)]
