@@ -344,8 +344,7 @@ async def settled(reply: Reply) -> None:
     )
     if not reply.ended:
         await asyncio.sleep(0.2)
-        reply.leave()
-    await reply.done()
+        await reply.gone()
 
 
 def expect_answered(reply: Reply, message: Any) -> None:

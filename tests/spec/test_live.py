@@ -23,7 +23,7 @@ from tests.support.raw import (
 )
 from tests.support.resuming import connected
 from tests.support.specification import faults
-from tests.support.world import Toolbox, world
+from tests.support.world import Toolbox, connected_world, world
 
 pytestmark = [
     pytest.mark.anyio,
@@ -166,8 +166,7 @@ async def test_the_messages_of_a_server_without_a_store() -> None:
 
 async def test_an_unknown_outcome() -> None:
     """A keyed request of a server that stops before it is done."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         session = (await client.start())["sessionId"]
         sent = client.call("wait", gate="g", meta=keyed("k", session))
         await w.box.gate("g").started.wait()
@@ -228,8 +227,7 @@ async def test_our_client_mirrors_the_session_in_the_modern_era_only() -> None:
 
 async def test_ping_passes_where_the_current_session_is_gone() -> None:
     """ASC19: other requests on that connection are ``-32043`` meanwhile."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         session = (await client.start())["sessionId"]
         await w.client().end(session)
 
@@ -239,8 +237,7 @@ async def test_ping_passes_where_the_current_session_is_gone() -> None:
 
 async def test_of_several_refusals_the_first_is_the_answer() -> None:
     """ASC20: each request here has two faults, of two neighbouring steps."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         transport = client.session_id
         session = (await client.start())["sessionId"]
         running = client.call("wait", gate="g", meta=keyed("k", session))
@@ -272,8 +269,7 @@ async def test_of_several_refusals_the_first_is_the_answer() -> None:
 
 async def test_an_sse_id_is_no_position() -> None:
     """HTL19: though both look alike, and the stream's log may even be the older one."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         stream = client.get()
         started = await client.start()
         await client.result("resources/subscribe", {"uri": "a:1"})

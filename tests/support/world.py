@@ -346,3 +346,10 @@ async def world(
         await stack.enter_async_context(_running(layer))
         carrier = await stack.enter_async_context(in_process(app))
         yield World(box, layer, clock, carrier, stack)
+
+
+@asynccontextmanager
+async def connected_world(**options: Any) -> AsyncGenerator[tuple[World, RawClient]]:
+    """A wrapped server as `world` makes it, and a client that is connected to it."""
+    async with world(**options) as w:
+        yield w, await w.connected()

@@ -9,7 +9,7 @@ from mcp_sessions.errors import StoreUnavailable
 from mcp_sessions.ids import IN_NO_LOG, SessionId, parse_position
 from tests.support.interposed import Interposed
 from tests.support.raw import RawClient, Reply, Sent, call_params, in_session, text_of, uris
-from tests.support.world import Ctx, World, world
+from tests.support.world import Ctx, World, connected_world, world
 
 pytestmark = pytest.mark.anyio
 
@@ -92,8 +92,7 @@ async def test_what_a_handler_sends_at_once_waits_for_one_stream(away: bool) -> 
 async def test_a_stream_that_was_cut_while_it_was_being_opened_is_one_that_nobody_reads() -> None:
     """Its request's time is bounded from then on, as of any that nobody listens to."""
     interposed = Interposed()
-    async with world(store=interposed.store, detached_timeout=30) as w:
-        client = await w.connected()
+    async with connected_world(store=interposed.store, detached_timeout=30) as (w, client):
 
         async def breaks() -> None:
             raise RuntimeError("this store breaks")
@@ -150,8 +149,7 @@ async def test_a_get_whose_session_ends_meanwhile_is_not_found_or_ends(
     a 500, never a stream that stays open for nobody.
     """
     interposed = Interposed()
-    async with world(store=interposed.store) as w:
-        client = await w.connected()
+    async with connected_world(store=interposed.store) as (w, client):
         session_id = SessionId(client.session_id or "")
 
         async def ends() -> None:
@@ -190,8 +188,7 @@ async def test_a_resume_that_failed_leaves_the_stream_as_it_was(method: str, whe
     session's comes at once, and the session's as soon as the client resumes.
     """
     interposed = Interposed()
-    async with world(store=interposed.store) as w:
-        client = await w.connected()
+    async with connected_world(store=interposed.store) as (w, client):
         session = (await client.start())["sessionId"]
         await client.result(
             "resources/subscribe", {"uri": "note://1", "_meta": in_session(session)}
@@ -214,8 +211,7 @@ async def test_a_resume_that_failed_leaves_the_stream_as_it_was(method: str, whe
 
 async def test_an_answer_that_cannot_be_made_leaves_the_stream_as_it_was() -> None:
     """Nor does anything else that comes between the resume and its answer mute it."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         session = (await client.start())["sessionId"]
         await client.result("resources/subscribe", {"uri": "note://1"})
         stream = await client.get().started()
@@ -262,8 +258,7 @@ def positions_asked(interposed: Interposed, name: str, argument: int | str) -> l
 async def test_no_store_is_asked_for_what_is_no_id(last_event_id: str) -> None:
     """SEC8: it is answered as a position that nobody knows, however long it is."""
     interposed = Interposed()
-    async with world(store=interposed.store) as w:
-        client = await w.connected()
+    async with connected_world(store=interposed.store) as (_, client):
         await client.result("resources/subscribe", {"uri": "note://1"})
         await client.get().started()
         asked = positions_asked(interposed, "read", 1)
@@ -277,8 +272,7 @@ async def test_no_store_is_asked_for_what_is_no_id(last_event_id: str) -> None:
 @pytest.mark.parametrize("text", ["x", "\U0001f600", "\x00", '"'])
 async def test_a_request_id_is_in_the_ids_of_events_if_it_is_short(text: str) -> None:
     """SEC8: with a longer one a response is a stream all the same, but not one to come back to."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         for length, is_named in ((512, True), (513, False)):
             request_id = text * length
             params = call_params("progress", {"steps": 2}, {"progressToken": 1})
@@ -303,8 +297,7 @@ async def test_a_request_id_is_in_the_ids_of_events_if_it_is_short(text: str) ->
 async def test_no_store_is_asked_for_what_is_no_position(position: str) -> None:
     """SEC8: nor of a session."""
     interposed = Interposed()
-    async with world(store=interposed.store) as w:
-        client = await w.connected()
+    async with connected_world(store=interposed.store) as (_, client):
         session = (await client.start())["sessionId"]
         await client.get().started()
         asked = positions_asked(interposed, "attach", "position")
@@ -320,8 +313,7 @@ async def test_no_store_is_asked_for_what_is_no_position(position: str) -> None:
 @pytest.mark.parametrize("how", ["delete", "expired", "elsewhere"])
 async def test_a_request_whose_connection_ends_is_answered_on_its_stream(how: str) -> None:
     """END6: not only where the answer is the first thing that is said."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         session_id = SessionId(client.session_id or "")
         sent = await w.waits(client.call("wait", gate="g"))
         await sent.reply.event(0)
@@ -350,8 +342,7 @@ async def test_a_first_get_that_failed_is_not_the_first(method: str, when: str) 
     stream that is opened then, and no session is detached for it.
     """
     interposed = Interposed()
-    async with world(store=interposed.store) as w:
-        client = await w.connected()
+    async with connected_world(store=interposed.store) as (w, client):
         session = (await client.start())["sessionId"]
         await client.result("resources/subscribe", {"uri": "note://1"})
         await w.layer.notify_resource_updated("note://1")

@@ -9,7 +9,7 @@ from mcp_sessions.core.ends import EndReason, SessionEnd
 from mcp_sessions.ids import SessionId, digest
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from tests.support.redis_server import namespace, redis_store
-from tests.support.world import world
+from tests.support.world import connected_world, world
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
@@ -65,8 +65,7 @@ async def test_a_record_that_is_lost_is_reported_by_one_replica(
     monkeypatch.setattr("mcp_sessions.stores.redis.lists.IN_FLIGHT", -10)
     own = namespace()
     store = redis_store(own=own)
-    async with world(store=store, idle_timeout=50) as w:
-        client = await w.connected()
+    async with connected_world(store=store, idle_timeout=50) as (w, client):
         session_id = SessionId((await client.start())["sessionId"])
         key = store._key(session_id)  # pyright: ignore[reportPrivateUsage]
         link = store._link  # pyright: ignore[reportPrivateUsage]

@@ -8,7 +8,7 @@ from mcp_sessions.errors import StoreRefused, StoreUnavailable
 from mcp_sessions.stores.memory import MemoryStore
 from tests.support.raw import NEWEST, RawClient, call_params, text_of
 from tests.support.virtual_time import cycles
-from tests.support.world import World, world
+from tests.support.world import World, connected_world, world
 
 pytestmark = pytest.mark.anyio
 
@@ -39,8 +39,7 @@ async def test_a_store_that_is_away_is_a_503(method: str) -> None:
     when the store is back.
     """
     store = Flaky()
-    async with world(store=store) as w:
-        client = await w.connected()
+    async with connected_world(store=store) as (_, client):
         store.is_away = True
         body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}' if method == "POST" else b""
         headers = {**client.headers(), "Content-Type": "application/json"}
@@ -57,8 +56,7 @@ async def test_a_store_that_is_away_is_a_503(method: str) -> None:
 async def test_a_store_that_refuses_is_not_said_to_be_away(method: str) -> None:
     """HTP5. The text has one word of the reason, and nothing that only the log may have."""
     store = Flaky()
-    async with world(store=store) as w:
-        client = await w.connected()
+    async with connected_world(store=store) as (_, client):
         store.failure = StoreRefused("redis://:secret@host is full", "full")
         store.is_away = True
         body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}' if method == "POST" else b""
@@ -80,8 +78,7 @@ async def test_a_store_that_goes_away_under_a_change_ends_no_server() -> None:
     one.
     """
     store = Flaky()
-    async with world(store=store) as w:
-        client = await w.connected()
+    async with connected_world(store=store) as (w, client):
         stream = await client.get().started()
         await client.result("resources/subscribe", {"uri": "a:1"})
         store.is_away = True
@@ -138,8 +135,7 @@ async def test_the_session_has_the_version_it_agreed_on() -> None:
 @pytest.mark.parametrize("white", ["{} ", " {}", "\t{}\t"], ids=["after", "before", "tabs"])
 async def test_white_space_around_a_header_is_no_part_of_it(white: str) -> None:
     """RFC 9110, 5.5: an id is not another one for it."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (_, client):
         assert client.session_id is not None
         headers = {
             "Mcp-Session-Id": white.format(client.session_id),

@@ -16,7 +16,7 @@ from tests.support.raw import (
     uris,
 )
 from tests.support.virtual_time import cycles
-from tests.support.world import Ctx, World, world
+from tests.support.world import Ctx, World, connected_world, world
 
 pytestmark = pytest.mark.anyio
 
@@ -92,8 +92,7 @@ async def test_a_later_stream_without_a_position_detaches() -> None:
     """Rule: "a later one without ``Last-Event-ID`` detaches the connection's sessions: they wait
     for ``session/resume``"; rule 2 still finds the session.
     """
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         first = await client.get().started()
         started = await client.start()
         await first.gone()
@@ -292,8 +291,7 @@ async def test_the_truth_may_be_larger_than_the_window() -> None:
 
 async def test_an_evicted_position_lets_go_of_the_connections_sessions() -> None:
     """Their own positions may still be good: nothing is sent that would hide the hole."""
-    async with world(max_events=3) as w:
-        client = await w.connected()
+    async with connected_world(max_events=3) as (w, client):
         first = client.get()
         started = await client.start()
         position = (await first.event(0)).id
@@ -473,8 +471,7 @@ async def test_a_reader_that_keeps_up_gets_all_of_a_flood() -> None:
     """Rule: "yields to the writer": more events than the window holds, and no await in between,
     from one handler; not one is evicted before it was sent.
     """
-    async with world(max_events=100) as w:
-        client = await w.connected()
+    async with connected_world(max_events=100) as (w, client):
         stream = await client.get().started()
         await client.start()
 

@@ -24,11 +24,13 @@ from tests.support.raw import (
     text_of,
 )
 from tests.support.virtual_time import cycles
-from tests.support.world import Ctx, World, world
+from tests.support.world import Ctx, World, connected_world, world
 
 pytestmark = pytest.mark.anyio
 
 CHANGED = "notifications/roots/list_changed"
+SMALL_BUFFER = {"send_buffer": 10_000, "max_events": 5_000, "max_bytes": 10_000_000}
+"""A reader that stalls fills it; what is emitted all fits the log."""
 OLDER = [version for version in VERSIONS if version != NEWEST]
 
 
@@ -48,8 +50,7 @@ async def silence(seconds: float) -> None:
 
 async def test_an_answer_that_comes_soon_is_json() -> None:
     """Promised: "JSON if done within 100 ms with nothing emitted"."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
 
         async def soon(ctx: Ctx, arguments: object) -> str:
             await silence(0.09)
@@ -105,8 +106,7 @@ async def test_an_answer_after_something_else_is_a_stream(version: str) -> None:
 
 async def test_a_stream_is_not_buffered_on_its_way() -> None:
     """Promised: "``X-Accel-Buffering: no``, ``Cache-Control: no-cache, no-transform``"."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         for reply in (client.get(), (await started(w, client)).reply):
             await reply.started()
             assert reply.header("x-accel-buffering") == "no"
@@ -117,8 +117,7 @@ async def test_a_stream_is_not_buffered_on_its_way() -> None:
 
 async def test_a_silent_stream_says_that_it_lives() -> None:
     """Promised: "a comment every 15 s", on GET and POST streams."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         replies = [client.get(), (await started(w, client)).reply]
         for reply in replies:
             await reply.event(0)
@@ -151,8 +150,7 @@ async def test_our_errors_come_with_status_200() -> None:
     """Client 2: "on 404 the 1.x Python client throws the body away …; on some other 4xx its whole
     transport dies".
     """
-    async with world(request_key_bytes=300) as w:
-        client = await w.connected()
+    async with connected_world(request_key_bytes=300) as (w, client):
         session = (await client.start())["sessionId"]
         await started(w, client, **keyed("k"))
         sent = [
@@ -237,8 +235,7 @@ async def test_initialize_is_answered_whatever_a_server_says_meanwhile() -> None
 
 async def test_the_answer_can_be_fetched_after_its_stream_was_cut() -> None:
     """HTL10: "The final response is replayable after its stream ended"; as often as asked."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         sent = await started(w, client)
         priming = await sent.reply.event(0)
         await sent.reply.gone()
@@ -254,8 +251,7 @@ async def test_the_answer_can_be_fetched_after_its_stream_was_cut() -> None:
 
 async def test_a_stream_fetched_while_its_request_runs_continues_live() -> None:
     """ATT6: what was missed, then what comes, once and in order, then the end."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         sent = client.call("progress", steps=4, gate="g", meta={"progressToken": 1})
         first = await sent.reply.event(1)
         await sent.reply.gone()
@@ -271,8 +267,7 @@ async def test_a_stream_fetched_while_its_request_runs_continues_live() -> None:
 
 async def test_a_stream_fetched_twice_ends_the_older_reader() -> None:
     """HTL8: "Half-open old connection: reconnect … works at once"; and the newer one gets all."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         sent = await started(w, client)
         priming = await sent.reply.event(0)  # and nobody noticed that it was cut
         again = await client.get(priming.id).started()
@@ -287,8 +282,7 @@ async def test_a_stream_fetched_twice_ends_the_older_reader() -> None:
 
 async def test_a_fetched_stream_has_an_id_before_its_first_event() -> None:
     """STA4: "Priming events on POST and GET streams": cut again at once, nothing is lost."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         sent = await started(w, client)
         position = (await sent.reply.event(0)).id
         sent.reply.leave()
@@ -303,8 +297,7 @@ async def test_a_fetched_stream_has_an_id_before_its_first_event() -> None:
 
 async def test_two_streams_of_one_connection_never_cross() -> None:
     """REQ1, SEC7: "Replay is scoped to session *and* stream"; here with one JSON-RPC id."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         positions: list[str] = []
         for gate in ("a", "b"):
             params = call_params("wait", {"gate": gate})
@@ -340,8 +333,7 @@ async def test_an_evicted_position_is_answered(request_id: int | str) -> None:
     """Rule: "A POST stream's evicted ``Last-Event-ID``: its request id is answered with ``-31012``,
     and the stream ends": whatever the id is made of (EVT8).
     """
-    async with world(max_events=2) as w:
-        client = await w.connected()
+    async with connected_world(max_events=2) as (w, client):
         params = call_params("progress", {"steps": 9, "gate": "g"}, {"progressToken": 1})
         sent = client.send("tools/call", params, request_id=request_id)
         position = (await sent.reply.event(0)).id
@@ -366,8 +358,7 @@ async def test_an_evicted_position_is_answered(request_id: int | str) -> None:
 @pytest.mark.in_memory
 async def test_the_ends_of_finished_streams_are_kept_within_a_bound() -> None:
     """ATT7, REQ8: ``max_finished_streams``; the oldest goes first, and says so."""
-    async with world(max_finished_streams=3) as w:
-        client = await w.connected()
+    async with connected_world(max_finished_streams=3) as (_, client):
         sent: list[Sent] = []
         for number in range(5):
             # One after the other: the oldest is the one that ended first.
@@ -404,8 +395,7 @@ async def fetched(client: RawClient, sent: Sequence[Sent]) -> list[int | None]:
 
 async def test_the_ends_of_finished_streams_are_bounded_in_bytes() -> None:
     """ATT7: what was sent whole stands within one window, however few that are."""
-    async with world(max_bytes=5_000) as w:
-        client = await w.connected()
+    async with connected_world(max_bytes=5_000) as (w, client):
         sent: list[Sent] = []
         for number in range(4):
             sent.append(say(w, client, number))
@@ -418,8 +408,7 @@ async def test_the_ends_of_finished_streams_are_bounded_in_bytes() -> None:
 
 async def test_an_answer_that_nobody_read_is_not_forgotten_for_one_that_was_read() -> None:
     """HTL10: until answers that nobody read are more than ``max_unread_bytes``."""
-    async with world(max_bytes=5_000, max_unread_bytes=7_000) as w:
-        client = await w.connected()
+    async with connected_world(max_bytes=5_000, max_unread_bytes=7_000) as (w, client):
         unread: list[Sent] = []
         for number in range(4):
             unread.append(say(w, client, number, f"g{number}"))
@@ -448,8 +437,7 @@ async def test_nothing_of_a_request_stays_but_what_it_sent() -> None:
         kinds = (RunningRequest, Inbound, PostChannel)
         return [each for each in gc.get_objects() if type(each) in kinds]
 
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (_, client):
         sent = [client.call("progress", steps=1, meta={"progressToken": n}) for n in range(5)]
         for one in sent:
             assert (await one.reply.done()).status == 200
@@ -466,8 +454,7 @@ async def test_a_stream_is_not_forgotten_while_it_is_read() -> None:
     """HTL10: a bound on finished streams must not take the answer from a slow reader's hands, as
     it did when many calls of one connection ended together.
     """
-    async with world(max_finished_streams=3, send_buffer=500) as w:
-        client = await w.connected()
+    async with connected_world(max_finished_streams=3, send_buffer=500) as (w, client):
         sent = [
             client.call("progress", steps=10, gate="g", meta={"progressToken": n})
             for n in range(50)
@@ -487,8 +474,7 @@ async def test_a_stream_is_not_forgotten_while_it_is_read() -> None:
 
 async def test_a_position_of_a_stream_that_never_was_is_answered() -> None:
     """Well-formed and unknown: the client that waits for it must not wait for ever (CLI1)."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         sent = await started(w, client)
         position = (await sent.reply.event(0)).id
         stream, _, rest = position.partition("/")
@@ -506,8 +492,7 @@ async def test_a_position_of_a_stream_that_never_was_is_answered() -> None:
 
 async def test_a_handler_closes_its_stream_and_the_client_comes_back() -> None:
     """``ctx.close_sse_stream()``; the client has an id to come back with."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         sent = client.call("close_stream", gate="g")
         await sent.reply.done()
         await w.box.gate("g").started.wait()
@@ -561,8 +546,7 @@ async def test_a_stalled_post_reader_is_cut(lone: bool) -> None:
     """Rule: "A connection is slow, and detached, only when its peer has taken nothing for 10 s with
     a full buffer"; then the handler goes on, and what it emits is kept where it can be.
     """
-    async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
-        client = await w.connected()
+    async with connected_world(**SMALL_BUFFER) as (w, client):
         session = (await client.start())["sessionId"]
         begun = asyncio.get_running_loop().time()
 
@@ -581,8 +565,7 @@ async def test_a_handler_that_never_waits_yields_to_the_writer(lone: bool) -> No
     writer": its messages fell out of the stream's window before anybody had read one, and
     its client, who read as fast as it could, received ``-31012``.
     """
-    async with world(max_events=100) as w:
-        client = await w.connected()
+    async with connected_world(max_events=100) as (w, client):
         session = (await client.start())["sessionId"]
         sender = w.client() if lone else client
 
@@ -609,8 +592,7 @@ async def test_a_handler_that_never_waits_lets_others_run() -> None:
 
 async def test_a_stalled_reader_gets_the_rest_when_it_comes_back() -> None:
     """It was cut, and lost nothing: the log was the buffer."""
-    async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
-        client = await w.connected()
+    async with connected_world(**SMALL_BUFFER) as (w, client):
         reply = await flood(w, client, messages=100, size=1_000)
         await cycles()
         reply.unstall()
@@ -627,8 +609,7 @@ async def test_a_stalled_reader_delays_nothing_else() -> None:
     """Promised: "A reader that stalls delays nothing else in its session (it does in the
     SDK)": other requests, the GET stream, other sessions.
     """
-    async with world(send_buffer=10_000) as w:
-        client = await w.connected()
+    async with connected_world(send_buffer=10_000) as (w, client):
         await client.start()
         await client.result("resources/subscribe", {"uri": "a:1"})
         stream = await client.get().started()
@@ -647,8 +628,7 @@ async def test_a_stalled_reader_delays_nothing_else() -> None:
 
 async def test_a_reader_that_is_slow_but_takes_something_is_not_cut() -> None:
     """Rule: "only when its peer has taken nothing for 10 s"."""
-    async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
-        client = await w.connected()
+    async with connected_world(**SMALL_BUFFER) as (w, client):
         reply = await flood(w, client, messages=50, size=1_000)
         while not reply.ended:
             await silence(9)
@@ -662,8 +642,7 @@ async def test_a_reader_that_is_slow_but_takes_something_is_not_cut() -> None:
 
 async def test_the_buffer_of_a_stalled_reader_is_bounded() -> None:
     """Rule: "It is never buffered without bound": what was handed over when it takes again."""
-    async with world(send_buffer=10_000, max_events=5_000, max_bytes=10_000_000) as w:
-        client = await w.connected()
+    async with connected_world(**SMALL_BUFFER) as (w, client):
         reply = await flood(w, client, messages=1_000, size=1_000)
         await cycles(3_000)
         chunks = len(w.carrier.journal)

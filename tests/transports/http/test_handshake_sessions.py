@@ -6,6 +6,7 @@ from tests.support.raw import (
     SESSION,
     VERSIONS,
     Json,
+    RawClient,
     Reply,
     call_params,
     in_session,
@@ -14,7 +15,7 @@ from tests.support.raw import (
     text_of,
     uris,
 )
-from tests.support.world import world
+from tests.support.world import connected_world, world
 
 pytestmark = pytest.mark.anyio
 
@@ -24,6 +25,13 @@ NOT_FOUND: Json = {
     "id": None,
     "error": {"code": -32600, "message": "Session not found"},
 }
+
+
+async def pinged(client: RawClient, method: str) -> Reply:
+    """What is answered to this HTTP method; a POST has a ping in it."""
+    body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}' if method == "POST" else b""
+    headers = {**client.headers(), "Content-Type": "application/json"}
+    return await client.http(method, headers, body).done()
 
 
 def conflict(reply: Reply) -> bool:
@@ -74,8 +82,7 @@ async def test_a_handshake_that_fails_registers_nothing(params: Json | None) -> 
 
 async def test_a_handshake_makes_another_session_than_it_comes_with() -> None:
     """A client that initializes anew gets a new session; the old one is left alone."""
-    async with world() as w:
-        old = await w.connected()
+    async with connected_world() as (w, old):
         session = (await old.start())["sessionId"]
         new = w.client()
         params = initialize_params("x")
@@ -107,11 +114,7 @@ async def test_an_unknown_id_is_not_found(method: str, sent: str) -> None:
     async with world() as w:
         client = w.client()
         client.session_id = sent
-        body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}' if method == "POST" else b""
-
-        reply = await client.http(
-            method, {**client.headers(), "Content-Type": "application/json"}, body
-        ).done()
+        reply = await pinged(client, method)
 
         assert (reply.status, reply.json) == (404, NOT_FOUND)
 
@@ -121,10 +124,7 @@ async def test_no_id_is_a_bad_request(method: str) -> None:
     """As in the SDK: only ``session/*`` and rule-1 requests come without."""
     async with world() as w:
         client = w.client()
-        body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}' if method == "POST" else b""
-        reply = await client.http(
-            method, {**client.headers(), "Content-Type": "application/json"}, body
-        ).done()
+        reply = await pinged(client, method)
 
         assert (reply.status, reply.json["error"]["code"]) == (400, -32600)
         assert reply.json["error"]["message"] == "Bad Request: Missing session ID"
@@ -137,8 +137,7 @@ async def test_a_protocol_mode_id_names_no_stream() -> None:
     """Rule: "GET and DELETE naming one's own protocol-mode id … answer 400 with the
     ``mode_conflict`` body", and the session is left alone.
     """
-    async with world() as w:
-        holder = await w.connected()
+    async with connected_world() as (w, holder):
         stream = await holder.get().started()
         session = (await holder.start())["sessionId"]
         client = w.client()
@@ -183,8 +182,7 @@ async def test_resume_with_an_equal_header_is_a_conflict(mirrors: bool) -> None:
     logical attempt": ``mode_conflict``, also where ``_meta`` makes the header a mirror
     ("``session/resume`` with an equal ``Mcp-Session-Id`` keeps its ``mode_conflict``").
     """
-    async with world() as w:
-        holder = await w.connected()
+    async with connected_world() as (w, holder):
         session = (await holder.start())["sessionId"]
         params = {"sessionId": session, **({"_meta": in_session(session)} if mirrors else {})}
 
@@ -198,8 +196,7 @@ async def test_resume_with_an_equal_header_is_a_conflict(mirrors: bool) -> None:
 
 async def test_resume_with_last_event_id_is_a_conflict() -> None:
     """Rule: "``mode_conflict`` is: ``session/resume`` with ``Last-Event-ID``": nothing is moved."""
-    async with world() as w:
-        holder = await w.connected()
+    async with connected_world() as (w, holder):
         session = (await holder.start())["sessionId"]
         for client in (await w.connected(), w.client()):
             sent = client.send(
@@ -215,8 +212,7 @@ async def test_ownership_comes_before_mode() -> None:
     """Rule: "Ownership is checked before mode and before any effect": an unknown session stays
     unknown, whatever else is wrong with the request.
     """
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (_, client):
         error = await client.error(
             "session/resume", {"sessionId": UNKNOWN}, headers={"Last-Event-ID": "x"}
         )
@@ -239,8 +235,7 @@ async def test_session_methods_leave_transport_mode_sessions_alone(method: str) 
 
 async def test_meta_naming_a_transport_mode_session_is_a_conflict() -> None:
     """Rule: "a mode used on the other kind"."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         error = await client.error(
             "tools/call", call_params("echo", {}, in_session(client.session_id))
         )
@@ -271,8 +266,7 @@ async def test_an_equal_header_is_a_mirror_on_a_notification_too() -> None:
     """A keyed request is cancelled by a notification "whose ``params._meta`` carries session
     and key", and "our client sends" the mirror "except on ``session/*``".
     """
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         session = (await client.start())["sessionId"]
         running = await w.waits(client.call("wait", gate="g", meta=keyed("k", session)))
         mirrored = w.client()
@@ -285,8 +279,7 @@ async def test_an_equal_header_is_a_mirror_on_a_notification_too() -> None:
 
 async def test_a_lone_notification_may_name_its_session() -> None:
     """The same without any header: an explicit cancel "always wins"."""
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         session = (await client.start())["sessionId"]
         running = await w.waits(client.call("wait", gate="g", meta=keyed("k", session)))
 
@@ -300,8 +293,7 @@ async def test_another_id_in_the_header_is_the_connection() -> None:
     """Rule: "In the handshake era a different id is the transport-mode connection, no conflict":
     client 1 of "What real clients were seen to do".
     """
-    async with world() as w:
-        client = await w.connected()
+    async with connected_world() as (w, client):
         session = (await w.client().start())["sessionId"]
         stream = await client.get().started()
 

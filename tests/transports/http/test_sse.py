@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ class Peer:
         self.flows.set()
         self.gone = asyncio.Event()
         self.breaks: BaseException | None = None
+        self.served: asyncio.Task[bool]
 
     async def receive(self) -> Message:
         await self.gone.wait()
@@ -73,6 +75,24 @@ def serving(stream: SseStream, peer: Peer) -> "asyncio.Task[bool]":
 async def done(task: "asyncio.Task[bool]") -> None:
     async with asyncio.timeout(30):
         await task
+
+
+@asynccontextmanager
+async def streaming(
+    *, flows: bool = True, limit: int = 100
+) -> AsyncGenerator[tuple[SseStream, Peer]]:
+    """A stream and the peer that it is served to; it is cut at the end of the block.
+
+    Args:
+        flows: Whether the peer takes what it is sent.
+    """
+    stream, peer = stream_of(limit=limit), Peer()
+    if not flows:
+        peer.flows.clear()
+    peer.served = serving(stream, peer)
+    yield stream, peer
+    stream.cut()
+    await done(peer.served)
 
 
 def now() -> float:
@@ -114,14 +134,11 @@ async def test_what_is_pushed_is_sent_in_order_and_the_stream_ends_properly() ->
 
 async def test_what_waits_goes_in_one_piece() -> None:
     """Replay is "written in one go"."""
-    stream, peer = stream_of(limit=10**6), Peer()
-    for number in range(1_000):
-        stream.push(b"%d," % number)
-    task = serving(stream, peer)
-    await cycles()
-    assert len(peer.chunks) == 1
-    stream.cut()
-    await done(task)
+    async with streaming(limit=10**6) as (stream, peer):
+        for number in range(1_000):
+            stream.push(b"%d," % number)
+        await cycles()
+        assert len(peer.chunks) == 1
 
 
 async def test_pushing_never_waits() -> None:
@@ -152,33 +169,27 @@ async def test_a_stalled_reader_is_cut() -> None:
 
 async def test_a_reader_that_takes_something_gets_its_time_anew() -> None:
     """Rule 2: "takes nothing"."""
-    stream, peer = stream_of(limit=10), Peer()
-    task = serving(stream, peer)
-    for _ in range(10):
-        peer.flows.clear()
-        stream.push(b"x" * 20)
-        await asyncio.sleep(9)
-        assert not stream.closed
-        peer.flows.set()
-        await cycles()
-    assert peer.body == b"x" * 200
-    stream.cut()
-    await done(task)
+    async with streaming(limit=10) as (stream, peer):
+        for _ in range(10):
+            peer.flows.clear()
+            stream.push(b"x" * 20)
+            await asyncio.sleep(9)
+            assert not stream.closed
+            peer.flows.set()
+            await cycles()
+        assert peer.body == b"x" * 200
 
 
 async def test_a_reader_with_room_left_has_all_the_time() -> None:
     """Rule 2: "while the buffer is full"."""
-    stream, peer = stream_of(limit=100), Peer()
-    task = serving(stream, peer)
-    peer.flows.clear()
-    stream.push(b"x" * 99)
-    await asyncio.sleep(10_000)
-    assert not stream.closed
-    peer.flows.set()
-    await cycles()
-    assert peer.body == b"x" * 99
-    stream.cut()
-    await done(task)
+    async with streaming(limit=100) as (stream, peer):
+        peer.flows.clear()
+        stream.push(b"x" * 99)
+        await asyncio.sleep(10_000)
+        assert not stream.closed
+        peer.flows.set()
+        await cycles()
+        assert peer.body == b"x" * 99
 
 
 async def test_room_is_waited_for_no_longer_than_the_timeout() -> None:
@@ -209,33 +220,27 @@ async def test_room_is_waited_for_no_longer_than_the_timeout() -> None:
 
 async def test_room_is_there_as_soon_as_the_reader_took_enough() -> None:
     """It wakes at once, not at the end of the timeout."""
-    stream, peer = stream_of(limit=10), Peer()
-    task = serving(stream, peer)
-    peer.flows.clear()
-    stream.push(b"x" * 20)
-    await cycles()
-    waiting = asyncio.create_task(stream.drain())
-    await asyncio.sleep(3)
-    begun = now()
-    assert not waiting.done()
-    peer.flows.set()
-    await waiting
-    assert now() == begun
-    stream.cut()
-    await done(task)
+    async with streaming(limit=10) as (stream, peer):
+        peer.flows.clear()
+        stream.push(b"x" * 20)
+        await cycles()
+        waiting = asyncio.create_task(stream.drain())
+        await asyncio.sleep(3)
+        begun = now()
+        assert not waiting.done()
+        peer.flows.set()
+        await waiting
+        assert now() == begun
 
 
 async def test_room_in_an_empty_stream_lets_the_writer_run() -> None:
     """A handler that only emits would else fill the log before anything is written."""
-    stream, peer = stream_of(limit=10**9), Peer()
-    task = serving(stream, peer)
-    await cycles()
-    for _ in range(100):
-        stream.push(b"x")
-        await stream.drain()
-    assert len(peer.body) >= 90
-    stream.cut()
-    await done(task)
+    async with streaming(limit=10**9) as (stream, peer):
+        await cycles()
+        for _ in range(100):
+            stream.push(b"x")
+            await stream.drain()
+        assert len(peer.body) >= 90
 
 
 async def test_a_reader_that_leaves_ends_the_stream_at_once() -> None:
@@ -297,18 +302,15 @@ async def test_a_stream_that_cannot_end_properly_ends_anyway() -> None:
 
 async def test_a_silent_stream_sends_comments() -> None:
     """Promised: "a comment every 15 s", counted from the last event."""
-    stream, peer = stream_of(), Peer()
-    task = serving(stream, peer)
-    await asyncio.sleep(KEEP_ALIVE - 1)
-    stream.push(b"x")
-    await asyncio.sleep(KEEP_ALIVE - 1)
-    assert peer.chunks == [b"x"]
-    await asyncio.sleep(2)
-    assert peer.chunks == [b"x", b": keep-alive\n\n"]
-    await asyncio.sleep(KEEP_ALIVE * 3)
-    assert peer.chunks[2:] == [b": keep-alive\n\n"] * 3
-    stream.cut()
-    await done(task)
+    async with streaming() as (stream, peer):
+        await asyncio.sleep(KEEP_ALIVE - 1)
+        stream.push(b"x")
+        await asyncio.sleep(KEEP_ALIVE - 1)
+        assert peer.chunks == [b"x"]
+        await asyncio.sleep(2)
+        assert peer.chunks == [b"x", b": keep-alive\n\n"]
+        await asyncio.sleep(KEEP_ALIVE * 3)
+        assert peer.chunks[2:] == [b": keep-alive\n\n"] * 3
 
 
 async def test_silent_streams_are_written_to_at_a_few_moments_and_not_all_at_one() -> None:
@@ -343,20 +345,17 @@ async def test_silent_streams_are_written_to_at_a_few_moments_and_not_all_at_one
 
 async def test_a_held_stream_sends_nothing_until_it_is_released() -> None:
     """RES6; two holders, and one that releases twice."""
-    stream, peer = stream_of(), Peer()
-    first, second = stream.hold(), stream.hold()
-    task = serving(stream, peer)
-    stream.push(b"x")
-    await cycles()
-    first()
-    first()
-    await cycles()
-    assert peer.body == b""
-    second()
-    await cycles()
-    assert peer.body == b"x"
-    stream.cut()
-    await done(task)
+    async with streaming() as (stream, peer):
+        first, second = stream.hold(), stream.hold()
+        stream.push(b"x")
+        await cycles()
+        first()
+        first()
+        await cycles()
+        assert peer.body == b""
+        second()
+        await cycles()
+        assert peer.body == b"x"
 
 
 async def test_what_is_purged_is_not_sent() -> None:
@@ -377,21 +376,18 @@ async def test_what_is_purged_is_not_sent() -> None:
 
 async def test_a_purge_gives_a_stalled_reader_its_time_anew() -> None:
     """Rule 2: the buffer was not full in between."""
-    stream, peer = stream_of(limit=10), Peer()
-    task = serving(stream, peer)
-    await cycles()
-    release = stream.hold()
-    stream.push(b"x" * 20, A)
-    await asyncio.sleep(9)
-    stream.purge(A)
-    stream.push(b"y" * 20, B)
-    await asyncio.sleep(9)
-    assert not stream.closed
-    release()
-    await cycles()
-    assert peer.body == b"y" * 20
-    stream.cut()
-    await done(task)
+    async with streaming(limit=10) as (stream, peer):
+        await cycles()
+        release = stream.hold()
+        stream.push(b"x" * 20, A)
+        await asyncio.sleep(9)
+        stream.purge(A)
+        stream.push(b"y" * 20, B)
+        await asyncio.sleep(9)
+        assert not stream.closed
+        release()
+        await cycles()
+        assert peer.body == b"y" * 20
 
 
 # --- the feed ---------------------------------------------------------------------------------
@@ -429,112 +425,103 @@ def texts(peer: Peer) -> list[Any]:
     return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
+@asynccontextmanager
+async def feeding(
+    log: Log, *, limit: int = 10**6, flows: bool = True, is_behind: bool = True
+) -> AsyncGenerator[tuple[LogFeed, Peer]]:
+    """What feeds a stream from this log, and the peer that the stream is served to."""
+    async with streaming(flows=flows, limit=limit) as (stream, peer):
+        yield LogFeed(stream, log.read, log.start, frame=plain_frame, is_behind=is_behind), peer
+
+
 async def test_a_feed_sends_the_past_and_then_what_comes() -> None:
     """ATT6: "subscribe first, read history, merge"."""
-    log, stream, peer = Log(), stream_of(limit=10**6), Peer()
+    log = Log()
     for number in range(3):
         log.add(str(number))
-    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
-    task = serving(stream, peer)
-    await cycles()
-    for number in range(3, 6):
-        feed.offer(log.add(str(number)))
-    await cycles()
+    async with feeding(log) as (feed, peer):
+        await cycles()
+        for number in range(3, 6):
+            feed.offer(log.add(str(number)))
+        await cycles()
 
-    assert texts(peer) == ["0", "1", "2", "3", "4", "5"]
-    assert log.reads == 1
-    stream.cut()
-    await done(task)
+        assert texts(peer) == ["0", "1", "2", "3", "4", "5"]
+        assert log.reads == 1
 
 
 async def test_what_is_appended_while_the_past_is_read_is_not_lost() -> None:
     """ATT6: between the store's answer and its arrival: it was in neither."""
-    log, stream, peer = Log(), stream_of(limit=10**6), Peer()
+    log = Log()
     log.add("0")
-    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
     log.flows.clear()
-    task = serving(stream, peer)
-    await cycles()
-    feed.offer(log.add("1"))
-    feed.offer(log.add("2"))
-    log.flows.set()
-    await cycles()
+    async with feeding(log) as (feed, peer):
+        await cycles()
+        feed.offer(log.add("1"))
+        feed.offer(log.add("2"))
+        log.flows.set()
+        await cycles()
 
-    assert texts(peer) == ["0", "1", "2"]
-    feed.offer(log.add("3"))
-    await cycles()
-    assert texts(peer) == ["0", "1", "2", "3"]
-    stream.cut()
-    await done(task)
+        assert texts(peer) == ["0", "1", "2"]
+        feed.offer(log.add("3"))
+        await cycles()
+        assert texts(peer) == ["0", "1", "2", "3"]
 
 
 async def test_an_event_that_was_read_already_is_not_sent_twice() -> None:
     """ATT6, CUP2: its append returned after the log had been read."""
-    log, stream, peer = Log(), stream_of(limit=10**6), Peer()
-    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
+    log = Log()
     late = log.add("0")
-    task = serving(stream, peer)
-    await cycles()
-    feed.offer(late)
-    feed.offer(log.add("1"))
-    await cycles()
+    async with feeding(log) as (feed, peer):
+        await cycles()
+        feed.offer(late)
+        feed.offer(log.add("1"))
+        await cycles()
 
-    assert texts(peer) == ["0", "1"]
-    stream.cut()
-    await done(task)
+        assert texts(peer) == ["0", "1"]
 
 
 async def test_events_whose_appends_return_out_of_order_are_sent_in_order() -> None:
     """ATT6: two writers, one store, and the second received back first."""
-    log, stream, peer = Log(), stream_of(limit=10**6), Peer()
-    feed = LogFeed(stream, log.read, log.start, frame=plain_frame, is_behind=False)
-    task = serving(stream, peer)
-    await cycles()
-    first, second, third = log.add("0"), log.add("1"), log.add("2")
-    for event in (second, first, third):
-        feed.offer(event)
+    log = Log()
+    async with feeding(log, is_behind=False) as (feed, peer):
         await cycles()
+        first, second, third = log.add("0"), log.add("1"), log.add("2")
+        for event in (second, first, third):
+            feed.offer(event)
+            await cycles()
 
-    assert texts(peer) == ["0", "1", "2"]
-    stream.cut()
-    await done(task)
+        assert texts(peer) == ["0", "1", "2"]
 
 
 async def test_a_full_stream_reads_on_from_the_log() -> None:
     """Rule 1: "what did not fit waits in its log, not here"; and it catches up."""
-    log, stream, peer = Log(), stream_of(limit=200), Peer()
-    feed = LogFeed(stream, log.read, log.start, frame=plain_frame, is_behind=False)
-    peer.flows.clear()
-    task = serving(stream, peer)
-    for number in range(100):
-        feed.offer(log.add(str(number)))
-    await cycles()
-    peer.flows.set()
-    await cycles(500)
+    log = Log()
+    async with feeding(log, limit=200, is_behind=False, flows=False) as (feed, peer):
+        for number in range(100):
+            feed.offer(log.add(str(number)))
+        await cycles()
+        peer.flows.set()
+        await cycles(500)
 
-    assert texts(peer) == [str(number) for number in range(100)]
-    assert max(map(len, peer.chunks)) < 300
-    feed.offer(log.add("live"))
-    await cycles()
-    assert texts(peer)[-1] == "live"
-    stream.cut()
-    await done(task)
+        assert texts(peer) == [str(number) for number in range(100)]
+        assert max(map(len, peer.chunks)) < 300
+        feed.offer(log.add("live"))
+        await cycles()
+        assert texts(peer)[-1] == "live"
 
 
 async def test_a_window_that_moved_on_ends_the_stream() -> None:
     """CUP6: "Going on would leave a hole that nobody sees"."""
-    log, stream, peer = Log(max_events=5), stream_of(limit=100), Peer()
-    feed = LogFeed(stream, log.read, log.start, frame=plain_frame, is_behind=False)
-    peer.flows.clear()
-    task = serving(stream, peer)
-    for number in range(50):
-        feed.offer(log.add(str(number)))
-    peer.flows.set()
-    await done(task)
+    log = Log(max_events=5)
+    async with feeding(log, limit=100, is_behind=False, flows=False) as (feed, peer):
+        for number in range(50):
+            feed.offer(log.add(str(number)))
+        peer.flows.set()
+        await done(peer.served)
 
-    seen = texts(peer)
-    assert seen == [str(number) for number in range(len(seen))]
-    assert len(seen) < 45
+        seen = texts(peer)
+        assert seen == [str(number) for number in range(len(seen))]
+        assert len(seen) < 45
 
 
 async def test_a_store_that_is_away_ends_the_stream() -> None:
@@ -570,14 +557,13 @@ async def test_the_stream_ends_after_the_final_event(when: str) -> None:
 
 async def test_a_final_event_that_was_read_already_ends_the_stream() -> None:
     """Its append returned after the log had been read."""
-    log, stream, peer = Log(), stream_of(limit=10**6), Peer()
-    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
+    log = Log()
     final = log.add("final")
-    task = serving(stream, peer)
-    await cycles()
-    feed.offer(final, final=True)
-    await done(task)
-    assert texts(peer) == ["final"]
+    async with feeding(log) as (feed, peer):
+        await cycles()
+        feed.offer(final, final=True)
+        await done(peer.served)
+        assert texts(peer) == ["final"]
 
 
 @pytest.mark.parametrize("found", ["an event", "a hole", "a store that is away"])
@@ -634,18 +620,17 @@ async def test_a_stream_ends_when_its_log_was_made_anew() -> None:
     """CUP13: the numbers of the new log are small again; taken for old ones, all of its events
     would be dropped in silence. A client that reconnects learns of it.
     """
-    log, stream, peer = Log(), stream_of(limit=10**6), Peer()
-    feed = LogFeed(stream, log.read, log.start, frame=plain_frame)
-    task = serving(stream, peer)
-    for number in range(3):
-        feed.offer(log.add(str(number)))
-    await cycles()
-    log.log = EventLog(LogEpoch("2" * 19), UNBOUNDED)
+    log = Log()
+    async with feeding(log) as (feed, peer):
+        for number in range(3):
+            feed.offer(log.add(str(number)))
+        await cycles()
+        log.log = EventLog(LogEpoch("2" * 19), UNBOUNDED)
 
-    feed.offer(log.add("new"))
+        feed.offer(log.add("new"))
 
-    await done(task)
-    assert texts(peer) == ["0", "1", "2"]
+        await done(peer.served)
+        assert texts(peer) == ["0", "1", "2"]
 
 
 async def test_streams_whose_peers_go_together_end_a_few_in_each_turn() -> None:

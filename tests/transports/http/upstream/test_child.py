@@ -18,7 +18,7 @@ from mcp_sessions import ConfigurationError, HTTPServer, Principal
 from mcp_sessions_transports.http.upstream import messages, url_exchange, wire
 from tests.support.children import until
 from tests.support.modern import ModernClient, session_meta
-from tests.support.raw import RawClient, initialize_params, keyed, text_of
+from tests.support.raw import RawClient, Reply, initialize_params, keyed, text_of
 from tests.support.url_server import UrlServer
 from tests.support.urls import stock_url, url_of
 from tests.support.world import World, world
@@ -39,6 +39,24 @@ async def url_world(
             yield w
 
 
+@asynccontextmanager
+async def reached(
+    misdeed: str = "", *, capabilities: dict[str, Any] | None = None, **how: Any
+) -> AsyncGenerator[tuple[UrlServer, RawClient]]:
+    """That server, and a client of the layer over it; what else is given is for `url_world`."""
+    server = UrlServer(misdeed)
+    async with url_world(server, **how) as w:
+        yield server, await w.connected(capabilities=capabilities)
+
+
+async def subscribed(client: RawClient) -> Reply:
+    """The notification stream of a client with a session that is subscribed to ``test://a``."""
+    stream = await client.get().started()
+    await client.start()
+    await client.result("resources/subscribe", {"uri": "test://a"})
+    return stream
+
+
 async def refused(server: UrlServer, **options: Any) -> dict[str, Any]:
     """The error of a client whose server does not start."""
     async with url_world(server, options=options) as w:
@@ -54,11 +72,10 @@ def updates(messages: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_what_passes_passes_as_it_is_and_the_session_there_ends_with_the_one_here() -> None:
-    server = UrlServer()
-    async with url_world(server) as w:
-        client = await w.connected(capabilities={"elicitation": {"form": {}}, "ofAnotherKind": {}})
+    capabilities: dict[str, Any] = {"elicitation": {"form": {}}, "ofAnotherKind": {}}
+    async with reached(capabilities=capabilities) as (server, client):
         notified = json.loads(await client.text("client"))
-        assert notified["capabilities"] == {"elicitation": {"form": {}}, "ofAnotherKind": {}}
+        assert notified["capabilities"] == capabilities
         sent = {"name": "params", "ofAnotherKind": [1], "_meta": {"own": 2}}
         result = await client.result("tools/call", sent)
         assert json.loads(text_of(result)) == sent and result["ofAnotherKind"] == {"kept": True}
@@ -118,23 +135,15 @@ async def test_an_auth_of_the_http_client_is_used_and_one_that_fails_is_said() -
 
 
 async def test_what_changes_is_received_on_the_servers_own_stream() -> None:
-    server = UrlServer()
-    async with url_world(server) as w:
-        client = await w.connected()
-        stream = await client.get().started()
-        await client.start()
-        await client.result("resources/subscribe", {"uri": "test://a"})
+    async with reached() as (server, client):
+        stream = await subscribed(client)
         server.say(UPDATED, {"uri": "test://a"})
         assert set(updates(await stream.has(1))) == {"test://a"}
 
 
 async def test_after_a_stream_that_cannot_be_resumed_clients_read_again() -> None:
-    server = UrlServer()
-    async with url_world(server) as w:
-        client = await w.connected()
-        stream = await client.get().started()
-        await client.start()
-        await client.result("resources/subscribe", {"uri": "test://a"})
+    async with reached() as (server, client):
+        stream = await subscribed(client)
         server.hang_up()
         assert set(updates(await stream.has(1))) == {"test://a"}
         await until(lambda: len(server.streams) == len(server.sessions), "it is heard again")
@@ -143,9 +152,7 @@ async def test_after_a_stream_that_cannot_be_resumed_clients_read_again() -> Non
 @pytest.mark.parametrize("misdeed", ["no stream", "no route"])
 async def test_a_server_without_such_a_stream_is_served_all_the_same(misdeed: str) -> None:
     """Nor is a session forgotten where there is nothing to be had by GET."""
-    server = UrlServer(misdeed)
-    async with url_world(server) as w:
-        client = await w.connected()
+    async with reached(misdeed) as (server, client):
         assert await client.text("count") == "1"
         if misdeed == "no route":
             assert (await client.call("resumable").error())["code"] == -31012
@@ -154,18 +161,14 @@ async def test_a_server_without_such_a_stream_is_served_all_the_same(misdeed: st
 
 
 async def test_a_response_that_breaks_off_is_fetched_on() -> None:
-    server = UrlServer()
-    async with url_world(server) as w:
-        client = await w.connected()
+    async with reached() as (server, client):
         assert await client.text("resumable") == "the rest"
     assert server.calls == ["resumable"] and len(server.resumed) == 1
 
 
 async def test_a_response_is_not_fetched_on_without_a_pause() -> None:
     """Whatever the server says: zero seconds would be a loop."""
-    server = UrlServer("no stream")
-    async with url_world(server) as w:
-        client = await w.connected()
+    async with reached("no stream") as (server, client):
         assert await client.text("again and again") == "at last"
     steps = [b - a for a, b in zip(server.resumed_at, server.resumed_at[1:], strict=False)]
     assert len(steps) == 3 and min(steps) >= 0.09
@@ -176,9 +179,7 @@ async def test_a_response_that_stays_open_after_its_answer_is_left(
 ) -> None:
     """Else each call would cost a connection for as long as the server likes."""
     monkeypatch.setattr(url_exchange, "_AFTER", 0.2)
-    server = UrlServer()
-    async with url_world(server) as w:
-        client = await w.connected()
+    async with reached() as (server, client):
         for _ in range(3):
             assert await client.text("left open") == "answered"
         await until(lambda: server.streams, "it is heard")
@@ -234,18 +235,14 @@ async def test_a_server_that_takes_no_messages_is_asked_by_others_all_the_same(
 
 async def test_a_refusal_whose_text_does_not_end_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "CONNECTING", 0.5)
-    server = UrlServer()
-    async with url_world(server) as w:
-        client = await w.connected()
+    async with reached() as (_, client):
         error = await client.call("dribbles").error()
         assert "HTTP status 400" in error["message"]
         assert await client.text("count") == "2"
 
 
 async def test_a_cancelled_request_is_cancelled_there_by_its_own_id() -> None:
-    server = UrlServer()
-    async with url_world(server) as w:
-        client = await w.connected()
+    async with reached() as (server, client):
         sent = client.call("silent")
         await until(lambda: server.calls == ["silent"], "the call runs")
         await client.notify("notifications/cancelled", {"requestId": sent.id})
@@ -292,9 +289,7 @@ async def test_clients_of_a_shared_session_get_the_log_of_their_own_calls() -> N
 async def test_a_server_that_forgot_the_session_is_begun_with_again_and_clients_read_again() -> (
     None
 ):
-    server = UrlServer()
-    async with url_world(server) as w:
-        client = await w.connected()
+    async with reached() as (server, client):
         stream = await client.get().started()
         await client.start()
         await client.result("logging/setLevel", {"level": "error"})
@@ -317,9 +312,7 @@ async def test_a_server_that_forgot_the_session_is_begun_with_again_and_clients_
 
 
 async def test_a_400_is_about_the_session_only_where_it_answers_no_request() -> None:
-    server = UrlServer()
-    async with url_world(server) as w:
-        client = await w.connected()
+    async with reached() as (server, client):
         error = await client.call("refused").error()
         assert (error["code"], server.calls) == (-32602, ["refused"])
         assert len(server.sessions) == 1
@@ -328,9 +321,7 @@ async def test_a_400_is_about_the_session_only_where_it_answers_no_request() -> 
 
 
 async def test_a_server_that_forgets_at_once_again_is_an_error_and_no_loop() -> None:
-    server = UrlServer()
-    async with url_world(server) as w:
-        client = await w.connected()
+    async with reached() as (server, client):
         server.sessions = _Forgetful()
         error = await client.call("count").error()
         assert error["data"]["started"] is False
@@ -409,9 +400,7 @@ async def test_nothing_listens_there() -> None:
 async def test_what_is_no_answer_is_an_error_of_its_request_and_nothing_runs_twice(
     tool: str, code: int, said: str
 ) -> None:
-    server = UrlServer()
-    async with url_world(server, options={"silence": 0.5}) as w:
-        client = await w.connected()
+    async with reached(options={"silence": 0.5}) as (server, client):
         session = (await client.start())["sessionId"]
         for _ in range(2):
             error = await client.call(tool, meta=keyed("k", session)).error()
@@ -475,8 +464,7 @@ GIVEN = [
 @pytest.mark.parametrize("given", GIVEN, ids=range(len(GIVEN)))
 async def test_an_answer_that_is_no_json_is_an_error_of_its_request(how: str, given: str) -> None:
     """Wherever it comes: it is found by its structure."""
-    async with url_world(UrlServer()) as w:
-        client = await w.connected()
+    async with reached() as (_, client):
         await client.get().started()
         error = await client.call("given", how=how, given=given).error()
         assert error["code"] == -32603
@@ -497,14 +485,12 @@ async def test_an_answer_that_is_no_json_is_an_error_of_its_request(how: str, gi
     ],
 )
 async def test_what_servers_write_of_an_answer_is_read(given: str) -> None:
-    async with url_world(UrlServer()) as w:
-        client = await w.connected()
+    async with reached() as (_, client):
         assert (await client.call("given", how="json", given=given).result())["content"] == []
 
 
 @pytest.mark.parametrize("given", ["1.5", "null", "true", "4711", '"x"', "1" * 5_000])
 async def test_an_answer_to_nothing_is_ignored(given: str) -> None:
-    async with url_world(UrlServer()) as w:
-        client = await w.connected()
+    async with reached() as (_, client):
         said = '{"jsonrpc":"2.0","error":{"code":-1,"message":"no"},"id":' + given + "}"
         assert await client.text("given", how="event", given=said) == "later"

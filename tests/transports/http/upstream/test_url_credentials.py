@@ -4,7 +4,8 @@ The promises are those of ``auth`` in `mcp_sessions.http_server`.
 """
 
 import asyncio
-from collections.abc import Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager
 
 import httpx2
 import pytest
@@ -12,10 +13,10 @@ import pytest
 from mcp_sessions import HTTPServer
 from mcp_sessions.principal import Principal
 from tests.support.children import until
-from tests.support.raw import RawClient, text_of
+from tests.support.raw import RawClient, Reply, text_of
 from tests.support.url_server import UrlServer
 from tests.support.urls import url_of
-from tests.support.world import World, world
+from tests.support.world import connected_world, world
 
 pytestmark = pytest.mark.anyio
 
@@ -47,20 +48,37 @@ class Issuer:
         self.server.accepts = f"Bearer {self.asked + 1}"
 
 
-async def connected(w: World, issuer: Issuer) -> RawClient:
-    """A client whose session there has the first one."""
-    client = await w.connected()
+@asynccontextmanager
+async def issuing() -> AsyncGenerator[tuple[UrlServer, Issuer, RawClient]]:
+    """A client whose session there has the first credential."""
+    server = UrlServer()
+    issuer = Issuer(server)
+    async with url_of(server) as url:
+        async with connected_world(server=HTTPServer(url, auth=issuer)) as (_, client):
+            await client.start()
+            assert await client.text("count") == "1"
+            assert issuer.asked == 1
+            yield server, issuer, client
+
+
+async def subscribed(client: RawClient, server: UrlServer) -> Reply:
+    """The notification stream of a client with a session that is subscribed to ``test://a``."""
+    stream = await client.get().started()
     await client.start()
-    assert await client.text("count") == "1"
-    assert issuer.asked == 1
-    return client
+    await client.result("resources/subscribe", {"uri": "test://a"})
+    await until(lambda: server.streams, "it is heard")
+    return stream
+
+
+async def expect_update(stream: Reply, server: UrlServer) -> None:
+    """The server's own stream is open, and what changes comes on the client's."""
+    await until(lambda: server.streams, "it is heard again")
+    server.say(UPDATED, {"uri": "test://a"})
+    await until(lambda: any(m["method"] == UPDATED for m in stream.messages), "the change")
 
 
 async def test_another_one_is_asked_for_and_the_request_runs_once() -> None:
-    server = UrlServer()
-    issuer = Issuer(server)
-    async with url_of(server) as url, world(server=HTTPServer(url, auth=issuer)) as w:
-        client = await connected(w, issuer)
+    async with issuing() as (server, issuer, client):
         sessions = set(server.sessions)
         issuer.expire()
         assert await client.text("count") == "2"
@@ -70,10 +88,7 @@ async def test_another_one_is_asked_for_and_the_request_runs_once() -> None:
 
 
 async def test_those_that_are_refused_at_once_ask_once() -> None:
-    server = UrlServer()
-    issuer = Issuer(server)
-    async with url_of(server) as url, world(server=HTTPServer(url, auth=issuer)) as w:
-        client = await connected(w, issuer)
+    async with issuing() as (server, issuer, client):
         issuer.expire()
         issuer.gives.clear()
         before = len(server.headers)
@@ -88,10 +103,7 @@ async def test_those_that_are_refused_at_once_ask_once() -> None:
 
 
 async def test_one_that_is_refused_as_well_is_an_error_and_nothing_ran() -> None:
-    server = UrlServer()
-    issuer = Issuer(server)
-    async with url_of(server) as url, world(server=HTTPServer(url, auth=issuer)) as w:
-        client = await connected(w, issuer)
+    async with issuing() as (server, issuer, client):
         server.accepts = "Bearer of somebody else"
         error = await client.call("count").error()
         assert "credential" in error["message"] and error["data"]["started"] is False
@@ -122,15 +134,10 @@ async def test_what_the_server_says_by_itself_is_received_with_the_next_one() ->
     issuer = Issuer(server)
     async with url_of(server) as url, world(server=HTTPServer(url, auth=issuer)) as w:
         client = await w.connected()
-        stream = await client.get().started()
-        await client.start()
-        await client.result("resources/subscribe", {"uri": "test://a"})
-        await until(lambda: server.streams, "it is heard")
+        stream = await subscribed(client, server)
         issuer.expire()
         server.hang_up()
-        await until(lambda: server.streams, "it is heard again")
-        server.say(UPDATED, {"uri": "test://a"})
-        await until(lambda: any(m["method"] == UPDATED for m in stream.messages), "the change")
+        await expect_update(stream, server)
         assert issuer.asked >= 2
 
 
@@ -169,15 +176,10 @@ async def test_a_defect_of_it_does_not_end_what_the_server_says_by_itself() -> N
     server, auth = UrlServer(), _Broken()
     async with url_of(server) as url, world(server=HTTPServer(url, auth=auth)) as w:
         client = await w.connected()
-        stream = await client.get().started()
-        await client.start()
-        await client.result("resources/subscribe", {"uri": "test://a"})
-        await until(lambda: server.streams, "it is heard")
+        stream = await subscribed(client, server)
         auth.is_broken = True
         server.hang_up()
         await until(lambda: auth.failed, "it is opened again")
         auth.is_broken = False
-        await until(lambda: server.streams, "it is heard again")
-        server.say(UPDATED, {"uri": "test://a"})
-        await until(lambda: any(m["method"] == UPDATED for m in stream.messages), "the change")
+        await expect_update(stream, server)
         assert auth.failed >= 1 and await client.text("count") == "1"

@@ -23,7 +23,7 @@ from tests.support.modern_server import ModernServer
 from tests.support.serving import INITIALIZE
 from tests.support.url_server import UrlServer
 from tests.support.urls import url_of
-from tests.support.world import world
+from tests.support.world import connected_world, world
 
 pytestmark = pytest.mark.anyio
 
@@ -65,8 +65,7 @@ async def test_where_another_server_is_deployed_it_is_begun_with_anew(
 
 async def test_a_server_of_the_modern_era_may_refuse_a_handshake_in_any_words() -> None:
     async with server("modern, and terse") as app, url_of(app) as url:
-        async with world(server=HTTPServer(url)) as w:
-            client = await w.connected()
+        async with connected_world(server=HTTPServer(url)) as (_, client):
             assert await client.text("echo") == "echo"
 
 
