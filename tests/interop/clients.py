@@ -8,6 +8,8 @@
 ``typescript-2``    ``Client`` of ``@modelcontextprotocol/client`` 2.x, on node
 ==================  ===================================================================
 
+``python-1-websocket`` and ``typescript-1-websocket`` are the same clients over WebSocket.
+
 Nothing of a client is replaced or patched. All of them answer an elicitation with
 ``answer to <question>``, sampling with ``sampled <prompt>`` and roots with `ROOT_URI`.
 """
@@ -19,7 +21,15 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from tests.support.board import Board
 
-ClientKind = Literal["python-2", "fastmcp-4", "python-1", "typescript-1", "typescript-2"]
+ClientKind = Literal[
+    "python-2",
+    "fastmcp-4",
+    "python-1",
+    "typescript-1",
+    "typescript-2",
+    "python-1-websocket",
+    "typescript-1-websocket",
+]
 ROOT_URI = "file:///interop"
 UPDATED = "notifications/resources/updated"
 

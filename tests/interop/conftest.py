@@ -20,6 +20,7 @@ from tests.interop.harness import (
     BINDS,
     IN_DRIVERS,
     IS_BARE,
+    OVER_WEBSOCKET,
     RECONNECTS_BY_DEFAULT,
     Connect,
     UnderTest,
@@ -83,19 +84,20 @@ def under_test(request: pytest.FixtureRequest) -> Generator[UnderTest]:
 @pytest.fixture(scope="session")
 def driver_of() -> Generator[Callable[[ClientKind], Driver]]:
     """Starts the process of a client kind when it is first asked for."""
-    drivers: dict[ClientKind, Driver] = {}
+    drivers: dict[str, Driver] = {}
 
     def driver(kind: ClientKind) -> Driver:
-        if kind not in drivers or not drivers[kind].is_running:
+        name = kind.removesuffix("-websocket")
+        if name not in drivers or not drivers[name].is_running:
             match kind:
-                case "python-1":
+                case "python-1" | "python-1-websocket":
                     command = environments.python1_command()
                 case "typescript-2":
                     command = environments.typescript_command("typescript2")
                 case _:
                     command = environments.typescript_command()
-            drivers[kind] = Driver(command)
-        return drivers[kind]
+            drivers[name] = Driver(command)
+        return drivers[name]
 
     yield driver
     for process in drivers.values():
@@ -111,7 +113,7 @@ def kind(request: pytest.FixtureRequest) -> ClientKind:
 def connected(
     kind: ClientKind, driver_of: Callable[[ClientKind], Driver], request: pytest.FixtureRequest
 ) -> Connect:
-    if kind in IN_DRIVERS:
+    if kind in (*IN_DRIVERS, *OVER_WEBSOCKET):
         # Now, since it may have to be installed: within a test the time is short.
         driver_of(kind)
 
@@ -120,7 +122,8 @@ def connected(
         url: str | None = None, *, within: float = 20, **how: Unpack[How]
     ) -> AsyncGenerator[StockClient]:
         if url is None:
-            url = str(request.getfixturevalue("under_test").server.url())
+            scheme = "ws" if kind in OVER_WEBSOCKET else "http"
+            url = str(request.getfixturevalue("under_test").server.url(scheme=scheme))
         with anyio.fail_after(within):
             async with connect(kind, driver_of, url, **how) as client:
                 yield client

@@ -17,6 +17,7 @@ BINDS = os.environ.get("MCP_SESSIONS_INTEROP_CONVERSATIONS") == "1"
 
 IN_DRIVERS: tuple[ClientKind, ...] = ("python-1", "typescript-1", "typescript-2")
 ALL: tuple[ClientKind, ...] = ("python-2", "fastmcp-4", *IN_DRIVERS)
+OVER_WEBSOCKET: tuple[ClientKind, ...] = ("python-1-websocket", "typescript-1-websocket")
 RECONNECTS_BY_DEFAULT: tuple[Kind, ClientKind] = ("mcpserver", "python-2")
 """The pair of server and client with which tests marked ``reconnects`` run by default."""
 
@@ -33,6 +34,11 @@ class UnderTest:
     @property
     def kind(self) -> Kind:
         return self.app.kind
+
+    async def listens(self, client: StockClient) -> None:
+        """Return once the client has opened its notification stream, if it has another one."""
+        if client.kind not in OVER_WEBSOCKET:
+            await self.server.wire.saw(method="GET", session_id=client.session_id)
 
     async def publish(self, uri: str) -> None:
         """Change a resource from outside any request, and tell it."""
@@ -55,13 +61,11 @@ class Connect(Protocol):
 
 def clients(*kinds: ClientKind) -> pytest.MarkDecorator:
     """Run the test once per client kind; those in processes only in the full run."""
-    return pytest.mark.parametrize(
-        "kind",
-        [
-            pytest.param(k, marks=[pytest.mark.full, pytest.mark.timeout(300)])
-            if k in IN_DRIVERS
-            else k
-            for k in kinds
-        ],
-        indirect=True,
-    )
+    in_process = [pytest.mark.full, pytest.mark.timeout(300)]
+    # The SDK alone serves no WebSocket.
+    marks = {
+        **dict.fromkeys(IN_DRIVERS, in_process),
+        **dict.fromkeys(OVER_WEBSOCKET, [*in_process, pytest.mark.layer_only]),
+    }
+    params = [pytest.param(kind, marks=marks.get(kind, [])) for kind in kinds]
+    return pytest.mark.parametrize("kind", params, indirect=True)

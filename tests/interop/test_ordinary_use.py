@@ -9,13 +9,13 @@ import pytest
 
 from tests.interop.clients import ROOT_URI, ToolFailed
 from tests.interop.driver import Failed
-from tests.interop.harness import ALL, Connect, UnderTest, clients
+from tests.interop.harness import ALL, IN_DRIVERS, OVER_WEBSOCKET, Connect, UnderTest, clients
 from tests.support import apps
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(apps.DEPRECATED)]
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_initialize_names_the_server_and_what_it_can_do(
     under_test: UnderTest, connected: Connect
 ) -> None:
@@ -28,11 +28,15 @@ async def test_initialize_names_the_server_and_what_it_can_do(
         assert result["capabilities"]["resources"]["subscribe"] is True
         assert "tools" in result["capabilities"]
         assert "prompts" in result["capabilities"]
-        assert client.session_id is not None
-        assert all(0x21 <= ord(c) <= 0x7E for c in client.session_id)
+        if client.kind in OVER_WEBSOCKET:
+            assert client.session_id is None
+        else:
+            assert client.session_id is not None
+            assert all(0x21 <= ord(c) <= 0x7E for c in client.session_id)
+        assert client.errors == ()
 
 
-@clients("python-2", "python-1", "typescript-1", "typescript-2")
+@clients("python-2", *IN_DRIVERS, *OVER_WEBSOCKET)
 @pytest.mark.layer_only
 async def test_initialize_advertises_sessions(under_test: UnderTest, connected: Connect) -> None:
     """The raw result; the clients' own models drop what they do not know."""
@@ -43,16 +47,17 @@ async def test_initialize_advertises_sessions(under_test: UnderTest, connected: 
         assert "io.github.mcp-sessions/sessions" in capabilities["extensions"]
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_the_lists_are_the_wrapped_servers(under_test: UnderTest, connected: Connect) -> None:
     async with connected() as client:
         assert sorted(await client.list("tools")) == sorted(apps.TOOLS)
         assert await client.list("resources") == ["note://welcome"]
         assert await client.list("templates") == ["note://{n}"]
         assert await client.list("prompts") == ["greet"]
+        assert client.errors == ()
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_tools_resources_and_prompts_answer(
     under_test: UnderTest, connected: Connect
 ) -> None:
@@ -65,9 +70,10 @@ async def test_tools_resources_and_prompts_answer(
         assert await client.read("note://7") == under_test.app.read("note://7")
         assert await client.prompt("greet", {"name": "Ada"}) == "Greet Ada."
         await client.ping()
+        assert client.errors == ()
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 @pytest.mark.layer_only
 async def test_a_connection_is_a_session_to_its_handlers(
     under_test: UnderTest, connected: Connect
@@ -85,7 +91,7 @@ async def test_a_connection_is_a_session_to_its_handlers(
         await client.until(lambda: client.logs == notified, what="what it was told")
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_an_unknown_tool_is_an_error_of_that_call_only(
     under_test: UnderTest, connected: Connect
 ) -> None:
@@ -96,7 +102,7 @@ async def test_an_unknown_tool_is_an_error_of_that_call_only(
         assert await client.call("echo", {"text": "still here"}) == "still here"
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_an_answer_of_many_packets_arrives_whole(
     under_test: UnderTest, connected: Connect
 ) -> None:
@@ -106,7 +112,7 @@ async def test_an_answer_of_many_packets_arrives_whole(
         assert await client.call("echo", {"text": text}) == text
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_progress_arrives_in_order_and_before_the_answer(
     under_test: UnderTest, connected: Connect
 ) -> None:
@@ -117,7 +123,7 @@ async def test_progress_arrives_in_order_and_before_the_answer(
         assert steps == [1, 2, 3, 4, 5]
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_progress_arrives_while_the_call_runs(
     under_test: UnderTest, connected: Connect, gate: str
 ) -> None:
@@ -135,7 +141,7 @@ async def test_progress_arrives_while_the_call_runs(
         assert steps == [1, 2]
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_log_messages_arrive(under_test: UnderTest, connected: Connect) -> None:
     async with connected() as client:
         assert await client.call("log", {"text": "the weather is fine"}) == "logged"
@@ -144,7 +150,7 @@ async def test_log_messages_arrive(under_test: UnderTest, connected: Connect) ->
         assert "the weather is fine" in str(client.logs[0])
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_a_tool_asks_the_user(under_test: UnderTest, connected: Connect) -> None:
     async with connected() as client:
         answer = await client.call("ask", {"question": "which way?"})
@@ -152,28 +158,28 @@ async def test_a_tool_asks_the_user(under_test: UnderTest, connected: Connect) -
         assert answer == "accept: answer to which way?"
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_a_tool_asks_the_model(under_test: UnderTest, connected: Connect) -> None:
     async with connected() as client:
         assert await client.call("sample", {"prompt": "a haiku"}) == "sampled a haiku"
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_a_tool_asks_for_the_roots(under_test: UnderTest, connected: Connect) -> None:
     """The SDK asks for roots on the standalone channel: over HTTP, the GET stream."""
     async with connected() as client:
         # The SDK alone loses what it sends before that stream is open.
-        await under_test.server.wire.saw(method="GET", session_id=client.session_id)
+        await under_test.listens(client)
 
         assert await client.call("roots") == ROOT_URI
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_a_subscriber_is_notified_of_changes_on_its_get_stream(
     under_test: UnderTest, connected: Connect, note: str
 ) -> None:
     async with connected() as client:
-        await under_test.server.wire.saw(method="GET", session_id=client.session_id)
+        await under_test.listens(client)
         await client.subscribe(note)
 
         await client.call("touch", {"uri": note})
@@ -183,13 +189,13 @@ async def test_a_subscriber_is_notified_of_changes_on_its_get_stream(
         assert client.updated_uris() == [note]
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_only_what_is_subscribed_is_reported(
     under_test: UnderTest, connected: Connect, note: str
 ) -> None:
     other, marker = f"{note}-other", f"{note}-marker"
     async with connected() as client:
-        await under_test.server.wire.saw(method="GET", session_id=client.session_id)
+        await under_test.listens(client)
         await client.subscribe(note)
         await client.subscribe(marker)
         await client.call("touch", {"uri": other})
@@ -202,14 +208,15 @@ async def test_only_what_is_subscribed_is_reported(
         await client.updated(marker)
 
         assert client.updated_uris() == [note, marker]
+        assert client.errors == ()
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_a_change_published_outside_any_request_is_reported(
     under_test: UnderTest, connected: Connect, note: str
 ) -> None:
     async with connected() as client:
-        await under_test.server.wire.saw(method="GET", session_id=client.session_id)
+        await under_test.listens(client)
         await client.subscribe(note)
 
         await under_test.publish(note)
@@ -218,14 +225,14 @@ async def test_a_change_published_outside_any_request_is_reported(
         assert client.updated_uris() == [note]
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_every_subscriber_is_notified_once(
     under_test: UnderTest, connected: Connect, note: str
 ) -> None:
     url = under_test.server.url()
     async with connected(url) as one, connected(url) as two, connected(url) as three:
         for client in (one, two, three):
-            await under_test.server.wire.saw(method="GET", session_id=client.session_id)
+            await under_test.listens(client)
         if under_test.layer is not None:
             # The bare server of this harness knows one subscriber per resource.
             await one.subscribe(note)
@@ -241,13 +248,13 @@ async def test_every_subscriber_is_notified_once(
         assert three.updated_uris() == []
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_a_kept_session_object_still_reaches_the_client_after_the_call(
     under_test: UnderTest, connected: Connect, note: str, gate: str
 ) -> None:
     """``ctx.session.send_resource_updated`` is delivered, subscribed or not."""
     async with connected() as client:
-        await under_test.server.wire.saw(method="GET", session_id=client.session_id)
+        await under_test.listens(client)
         assert await client.call("background", {"uri": note, "gate": gate}) == "later"
 
         under_test.app.stage.mark(f"{gate}:go")
@@ -256,11 +263,11 @@ async def test_a_kept_session_object_still_reaches_the_client_after_the_call(
         assert client.updated_uris() == [note]
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 @pytest.mark.layer_only
 async def test_a_changed_list_is_reported(under_test: UnderTest, connected: Connect) -> None:
     async with connected() as client:
-        await under_test.server.wire.saw(method="GET", session_id=client.session_id)
+        await under_test.listens(client)
         for what, notify in (
             ("tools", under_test.layer.notify_tools_changed),
             ("prompts", under_test.layer.notify_prompts_changed),
@@ -274,7 +281,7 @@ async def test_a_changed_list_is_reported(under_test: UnderTest, connected: Conn
             assert len(client.notifications(method)) == 1
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_a_slow_call_holds_up_no_other(
     under_test: UnderTest, connected: Connect, gate: str
 ) -> None:
@@ -295,7 +302,7 @@ async def test_a_slow_call_holds_up_no_other(
         assert answers == ["0", "1", "2", "3", "4", "1 steps"]
 
 
-@clients(*ALL)
+@clients(*ALL, *OVER_WEBSOCKET)
 async def test_a_cancelled_call_is_cancelled_in_the_server(
     under_test: UnderTest, connected: Connect, gate: str
 ) -> None:
