@@ -29,10 +29,12 @@ Answerer = Callable[["Scripted", ServerConnection, Json], Awaitable[Json | None]
 
 
 class Scripted:
-    """A WebSocket server that answers as it should, unless the test's function does."""
+    """A WebSocket server that answers as it should, unless the test's function for the method
+    does; for messages without a method, it has an empty name.
+    """
 
-    def __init__(self, answerer: Answerer) -> None:
-        self.answerer = answerer
+    def __init__(self, script: dict[str, Answerer]) -> None:
+        self.script = script
         self.asked: list[str] = []
         self.connections = 0
         self.offered: list[Any] = []
@@ -43,8 +45,13 @@ class Scripted:
         self.offered.append(socket.request.headers if socket.request else None)
         async for frame in socket:
             message = json.loads(frame)
-            self.asked.append(message.get("method", ""))
-            result = await self.answerer(self, socket, message) or self.as_it_should(message)
+            method = message.get("method", "")
+            self.asked.append(method)
+            result: Json | None = None
+            if method in self.script:
+                result = await self.script[method](self, socket, message)
+            if result is None:
+                result = self.as_it_should(message)
             if result is not None and result is not SAID and "id" in message:
                 answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
                 await socket.send(json.dumps(answer))
@@ -71,11 +78,12 @@ class Scripted:
 
 @asynccontextmanager
 async def client_of(
-    answerer: Answerer,
+    script: dict[str, Answerer] | None = None,
     *,
     policy: ReconnectPolicy = QUICK,
     takes: int | None = None,
     roots: Any = None,
+    extensions: Json = OURS,
     **options: Any,
 ) -> AsyncGenerator[tuple[Client, Received, Scripted]]:
     """A client of a server that does as the test says.
@@ -83,7 +91,8 @@ async def client_of(
     Args:
         takes: Bytes of a message that it takes at the most; a larger one closes with 1009.
     """
-    scripted, received = Scripted(answerer), Received()
+    scripted, received = Scripted(script or {}), Received()
+    scripted.extensions = extensions
     subprotocols: Any = ["mcp"]
     async with serve(
         scripted.serve, "127.0.0.1", 0, subprotocols=subprotocols, max_size=takes
@@ -97,6 +106,33 @@ async def client_of(
                 transport, mode="legacy", message_handler=notified, list_roots_callback=roots
             ) as client:
                 yield client, received, scripted
+
+
+def closing(code: int, *, connections: int = 1_000) -> Answerer:
+    """Closes, on so many connections."""
+
+    async def close(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        if scripted.connections <= connections:
+            await socket.close(code)
+
+    return close
+
+
+async def not_answered(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
+    """Not on the first connection."""
+    return SAID if scripted.connections == 1 else None
+
+
+async def echo(client: Client, **arguments: Any) -> str:
+    return text_of(await client.call_tool("echo", arguments))
+
+
+async def expect_unknown(client: Client, **arguments: Any) -> types.ErrorData:
+    """A call fails, and its caller learns that nobody knows whether it ran."""
+    with pytest.raises(MCPError) as unknown:
+        await client.call_tool("echo", arguments)
+    assert is_outcome_unknown(unknown.value)
+    return unknown.value.error
 
 
 async def failure_of(call: Awaitable[Any]) -> types.ErrorData:
@@ -140,28 +176,20 @@ async def test_a_move_that_the_application_gives_up_leaves_the_session_where_it_
 
 async def test_a_normal_close_is_the_end() -> None:
     """1000 says: do not come back."""
-
-    async def close(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
-        if message.get("method") == "tools/call":
-            await socket.close(1000)
-
-    async with client_of(close) as (client, received, scripted):
-        with pytest.raises(MCPError) as unknown:
-            await client.call_tool("echo", {})
-
-        assert is_outcome_unknown(unknown.value)
+    async with client_of({"tools/call": closing(1000)}) as (client, received, scripted):
+        await expect_unknown(client)
         assert (await received.outcome()).has_ended
         assert scripted.connections == 1
 
 
 @pytest.mark.parametrize("code", [1001, 1011, 1012, 1013, 4999])
 async def test_after_any_other_close_it_comes_back_and_asks_again(code: int) -> None:
-    async def close(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
-        if message.get("method") == "tools/call" and scripted.connections == 1:
-            await socket.close(code)
-
-    async with client_of(close) as (client, received, scripted):
-        assert text_of(await client.call_tool("echo", {})) == "fine"
+    async with client_of({"tools/call": closing(code, connections=1)}) as (
+        client,
+        received,
+        scripted,
+    ):
+        assert await echo(client) == "fine"
 
         assert (await received.outcome()).recovered
         assert scripted.asked.count("tools/call") == 2
@@ -172,11 +200,15 @@ async def test_a_server_that_accepts_and_dies_is_not_asked_without_a_pause() -> 
     """CLI2: a connection that opens is no progress."""
 
     async def die(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
-        if scripted.connections > 1 or message.get("method") == "tools/call":
+        if scripted.connections > 1 or message["method"] == "tools/call":
             await socket.close(1011)
 
     policy = ReconnectPolicy(backoff_base=0.02, backoff_cap=10, give_up_after=1)
-    async with client_of(die, policy=policy) as (client, _, scripted):
+    async with client_of({"initialize": die, "tools/call": die}, policy=policy) as (
+        client,
+        _,
+        scripted,
+    ):
         with pytest.raises(MCPError):
             await client.call_tool("echo", {})
 
@@ -184,21 +216,21 @@ async def test_a_server_that_accepts_and_dies_is_not_asked_without_a_pause() -> 
         assert scripted.connections < 20
 
 
+def taken_over(**more: str) -> str:
+    params = {"sessionId": "s-1", "reason": "taken_over", **more}
+    method = "notifications/sessions/detached"
+    return json.dumps({"jsonrpc": "2.0", "method": method, "params": params})
+
+
 async def test_whoever_is_taken_over_does_not_come_back() -> None:
     """TKO7, also when the connection closes after it."""
 
     async def take(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
-        if message.get("method") == "tools/call":
-            params = {"sessionId": "s-1", "reason": "taken_over"}
-            notice = {"jsonrpc": "2.0", "method": "notifications/sessions/detached"}
-            await socket.send(json.dumps({**notice, "params": params}))
-            await socket.close(1001)
+        await socket.send(taken_over())
+        await socket.close(1001)
 
-    async with client_of(take) as (client, received, scripted):
-        with pytest.raises(MCPError) as unknown:
-            await client.call_tool("echo", {})
-
-        assert is_outcome_unknown(unknown.value)
+    async with client_of({"tools/call": take}) as (client, received, scripted):
+        await expect_unknown(client)
         assert [outcome.reason for outcome in received.outcomes] == ["taken_over"]
         assert scripted.connections == 1
 
@@ -207,16 +239,15 @@ async def test_a_takeover_that_is_reported_right_after_the_resume_is_received() 
     """TKO7: the client is still running on the result when it comes."""
 
     async def take(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
-        if message.get("method") == "tools/call":
-            await socket.close(1001)
-        elif message.get("method") == "session/resume":
-            result = {"jsonrpc": "2.0", "id": message["id"], "result": {"resumed": True}}
-            params = {"sessionId": "s-1", "reason": "taken_over", "instance": "somebody-else"}
-            notice = {"jsonrpc": "2.0", "method": "notifications/sessions/detached"}
-            for sent in (result, {**notice, "params": params}):
-                await socket.send(json.dumps(sent))
+        result = {"jsonrpc": "2.0", "id": message["id"], "result": {"resumed": True}}
+        for sent in (json.dumps(result), taken_over(instance="somebody-else")):
+            await socket.send(sent)
 
-    async with client_of(take) as (client, received, _):
+    async with client_of({"tools/call": closing(1001), "session/resume": take}) as (
+        client,
+        received,
+        _,
+    ):
         with pytest.raises(MCPError):
             await client.call_tool("echo", {})
         await received.has(lambda: received.outcomes[-1].has_ended, "the takeover")
@@ -240,15 +271,17 @@ async def test_a_call_that_a_draining_server_refuses_is_served_at_another_replic
     ran: list[str] = []
 
     async def drains(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        scripted.extensions = extensions
-        if message.get("method") == "tools/call" and scripted.connections == 1:
+        if scripted.connections == 1:
             return await refuses(socket, message)
-        if message.get("method") == "tools/call":
-            ran.append(message["params"]["_meta"]["io.modelcontextprotocol/session"]["sessionId"])
+        ran.append(message["params"]["_meta"]["io.modelcontextprotocol/session"]["sessionId"])
         return None
 
-    async with client_of(drains) as (client, received, scripted):
-        assert text_of(await client.call_tool("echo", {})) == "fine"
+    async with client_of({"tools/call": drains}, extensions=extensions) as (
+        client,
+        received,
+        scripted,
+    ):
+        assert await echo(client) == "fine"
 
         assert (await received.outcome()).recovered
         assert (scripted.connections, ran) == (2, ["s-1"])
@@ -259,39 +292,33 @@ async def test_a_session_is_not_given_up_since_a_server_drains(method: str) -> N
     """ERR15: it may be started, or is still there, at the next connection."""
 
     async def drains(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        if message.get("method") == method and scripted.asked.count(method) == 1:
-            return await refuses(socket, message)
-        if message.get("method") == "tools/call" and "session/resume" not in scripted.asked:
-            await socket.close(1012)
-        return None
+        return await refuses(socket, message) if scripted.asked.count(method) == 1 else None
 
-    async with client_of(drains) as (client, received, scripted):
-        assert text_of(await client.call_tool("echo", {})) == "fine"
-        assert text_of(await client.call_tool("echo", {})) == "fine"
+    async def restarts(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        if "session/resume" not in scripted.asked:
+            await socket.close(1012)
+
+    async with client_of({method: drains, "tools/call": restarts}) as (client, received, scripted):
+        assert await echo(client) == "fine"
+        assert await echo(client) == "fine"
         assert received.outcomes[-1].recovered
         assert scripted.asked.count("session/start") == (2 if method == "session/start" else 1)
 
 
 async def test_a_server_that_never_stops_draining_is_not_asked_for_ever() -> None:
     async def drains(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        if message.get("method") == "tools/call":
-            return await refuses(socket, message)
-        return None
+        return await refuses(socket, message)
 
     policy = ReconnectPolicy(backoff_base=0.02, backoff_cap=0.1, give_up_after=1)
-    async with client_of(drains, policy=policy) as (client, _, _):
-        with pytest.raises(MCPError) as refused:
-            await client.call_tool("echo", {})
-        assert refused.value.code == -32603
+    async with client_of({"tools/call": drains}, policy=policy) as (client, _, _):
+        assert (await failure_of(client.call_tool("echo", {}))).code == -32603
 
 
 async def test_an_error_of_that_code_that_says_nothing_of_it_is_the_answer() -> None:
     async def fails(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        if message.get("method") == "tools/call":
-            return await refuses(socket, message, {"reason": "draining"})
-        return None
+        return await refuses(socket, message, {"reason": "draining"})
 
-    async with client_of(fails) as (client, _, scripted):
+    async with client_of({"tools/call": fails}) as (client, _, scripted):
         with pytest.raises(MCPError):
             await client.call_tool("echo", {})
         assert scripted.asked.count("tools/call") == 1
@@ -301,10 +328,9 @@ async def test_an_address_where_nothing_listens_is_named_with_the_cause() -> Non
     """And without the credentials that it holds."""
     transport = resumable("ws://user:secret@127.0.0.1:1/mcp?token=secret", policy=QUICK)
     named = "ws://127.0.0.1:1/mcp: no WebSocket: connection refused"
-    with anyio.fail_after(20):
-        with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=named), flatten_subgroups=True):
-            async with Client(transport, mode="legacy"):
-                raise AssertionError("it connected")
+    with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=named), flatten_subgroups=True):
+        async with Client(transport, mode="legacy"):
+            raise AssertionError("it connected")
 
 
 UNUSABLE: dict[str, Json] = {
@@ -321,17 +347,17 @@ async def test_a_call_whose_answer_cannot_be_used_fails_at_once(answer: Json) ->
     """Nothing better comes: its caller need not wait for `answer_timeout`."""
 
     async def mumbles(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        if message.get("method") != "tools/call" or scripted.asked.count("tools/call") > 1:
+        if scripted.asked.count("tools/call") > 1:
             return None
         await socket.send(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}))
         return SAID
 
     with anyio.fail_after(10):
-        async with client_of(mumbles) as (client, _, scripted):
+        async with client_of({"tools/call": mumbles}) as (client, _, scripted):
             with pytest.raises(MCPError):
                 await client.call_tool("echo", {})
 
-            assert text_of(await client.call_tool("echo", {})) == "fine"
+            assert await echo(client) == "fine"
             assert scripted.connections == 1
 
 
@@ -344,43 +370,31 @@ async def test_an_answer_that_is_too_large_is_an_unknown_outcome_and_costs_nothi
     """KEY11: asked for again under its key it would be as large, at each connection."""
 
     async def brags(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        is_first = scripted.asked.count("tools/call") == 1
-        return (
-            tool_result("x" * 50_000)
-            if message.get("method") == "tools/call" and is_first
-            else None
-        )
+        return tool_result("x" * 50_000) if scripted.asked.count("tools/call") == 1 else None
 
-    with anyio.fail_after(20):
-        async with client_of(brags, policy=SMALL) as (client, received, scripted):
-            with pytest.raises(MCPError) as unknown:
-                await client.call_tool("echo", {})
-
-            assert is_outcome_unknown(unknown.value)
-            assert unknown.value.error.data["reason"] == "too_large"
-            assert unknown.value.error.data["limit"] == 20_000
-            assert text_of(await client.call_tool("echo", {})) == "fine"
-            assert (scripted.asked.count("tools/call"), scripted.connections) == (2, 1)
-            assert received.outcomes == []
+    async with client_of({"tools/call": brags}, policy=SMALL) as (client, received, scripted):
+        data = (await expect_unknown(client)).data
+        assert (data["reason"], data["limit"]) == ("too_large", 20_000)
+        assert await echo(client) == "fine"
+        assert (scripted.asked.count("tools/call"), scripted.connections) == (2, 1)
+        assert received.outcomes == []
     assert "bytes was dropped: ReconnectPolicy.max_message is 20000" in caplog.text
 
 
 async def test_an_event_that_is_too_large_is_passed_over_and_reported_as_a_gap() -> None:
     async def shouts(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        if message.get("method") == "tools/call":
-            params = {"level": "info", "data": "x" * 50_000, "sessionEventId": "1"}
-            event = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
-            await socket.send(json.dumps(event))
+        params = {"level": "info", "data": "x" * 50_000, "sessionEventId": "1"}
+        event = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
+        await socket.send(json.dumps(event))
         return None
 
-    with anyio.fail_after(20):
-        async with client_of(shouts, policy=SMALL) as (client, received, scripted):
-            assert text_of(await client.call_tool("echo", {})) == "fine"
+    async with client_of({"tools/call": shouts}, policy=SMALL) as (client, received, scripted):
+        assert await echo(client) == "fine"
 
-            outcome = await received.outcome()
-            assert (outcome.recovered, outcome.reason) == (False, "too_large")
-            assert "notifications/tools/list_changed" in received.methods
-            assert scripted.connections == 1
+        outcome = await received.outcome()
+        assert (outcome.recovered, outcome.reason) == (False, "too_large")
+        assert "notifications/tools/list_changed" in received.methods
+        assert scripted.connections == 1
 
 
 @pytest.mark.parametrize(
@@ -393,34 +407,28 @@ async def test_a_request_that_is_too_large_for_the_server_fails_and_costs_nothin
     """WSS5, WSS15: doing the same again is of no use; whatever else is asked is asked again. That
     it did not run is said of what is so large that nothing else can have been meant.
     """
+    async with client_of({"tools/call": not_answered}, takes=takes) as (client, received, scripted):
+        answers: list[str] = []
+        errors: list[types.ErrorData] = []
 
-    async def waits(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        is_asked = message.get("method") == "tools/call" and scripted.connections == 1
-        return SAID if is_asked else None
+        async def small() -> None:
+            answers.append(await echo(client, text="x" * 15_000))
 
-    with anyio.fail_after(20):
-        async with client_of(waits, takes=takes) as (client, received, scripted):
-            answers: list[str] = []
-            errors: list[types.ErrorData] = []
+        async def large() -> None:
+            while "tools/call" not in scripted.asked:
+                await anyio.lowlevel.checkpoint()
+            call = client.call_tool("echo", {"text": "x" * size})
+            errors.append(await failure_of(call))
 
-            async def small() -> None:
-                answers.append(text_of(await client.call_tool("echo", {"text": "x" * 15_000})))
-
-            async def large() -> None:
-                while "tools/call" not in scripted.asked:
-                    await anyio.lowlevel.checkpoint()
-                call = client.call_tool("echo", {"text": "x" * size})
-                errors.append(await failure_of(call))
-
-            async with anyio.create_task_group() as both:
-                both.start_soon(small)
-                both.start_soon(large)
-            assert answers == ["fine"]
-            assert errors[0].code == code
-            data = errors[0].data
-            assert data["reason"] == "too_large" and size < data["size"] < size + 1_000
-            assert (await received.outcome()).recovered
-            assert scripted.connections == 2
+        async with anyio.create_task_group() as both:
+            both.start_soon(small)
+            both.start_soon(large)
+        assert answers == ["fine"]
+        assert errors[0].code == code
+        data = errors[0].data
+        assert data["reason"] == "too_large" and size < data["size"] < size + 1_000
+        assert (await received.outcome()).recovered
+        assert scripted.connections == 2
 
 
 async def test_an_answer_that_is_too_large_for_the_server_is_an_error_instead(
@@ -430,22 +438,26 @@ async def test_an_answer_that_is_too_large_for_the_server_is_an_error_instead(
     answers: list[Json] = []
 
     async def asks(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        if "method" not in message:
-            answers.append(message)
-        if message.get("method") != "tools/call" or scripted.connections > 1:
+        if scripted.connections > 1:
             return None
         question: Json = {"jsonrpc": "2.0", "method": "roots/list", "id": "q"}
         await socket.send(json.dumps(question))
         return SAID
 
+    async def hears(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        answers.append(message)
+
     async def roots(context: Any) -> types.ListRootsResult:
         return types.ListRootsResult(roots=[types.Root(uri="file:///" + "x" * 130_000)])  # pyright: ignore[reportArgumentType]
 
-    with anyio.fail_after(20):
-        async with client_of(asks, takes=100_000, roots=roots) as (client, received, it):
-            assert text_of(await client.call_tool("echo", {})) == "fine"
-            assert (await received.outcome()).recovered
-            assert it.connections == 2
+    async with client_of({"tools/call": asks, "": hears}, takes=100_000, roots=roots) as (
+        client,
+        received,
+        it,
+    ):
+        assert await echo(client) == "fine"
+        assert (await received.outcome()).recovered
+        assert it.connections == 2
 
     assert [(a["id"], a["error"]["code"]) for a in answers] == [("q", -32603)]
     assert "an answer is too large for the server" in caplog.text
@@ -453,28 +465,26 @@ async def test_an_answer_that_is_too_large_for_the_server_is_an_error_instead(
 
 async def test_a_notification_that_is_too_large_for_the_server_is_left_out() -> None:
     """Requests that run meanwhile are repeated."""
+    async with client_of({"tools/call": not_answered}, takes=100_000) as (
+        client,
+        received,
+        scripted,
+    ):
+        answers: list[str] = []
 
-    async def waits(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        is_asked = message.get("method") == "tools/call" and scripted.connections == 1
-        return SAID if is_asked else None
+        async def call() -> None:
+            answers.append(await echo(client))
 
-    with anyio.fail_after(20):
-        async with client_of(waits, takes=100_000) as (client, received, scripted):
-            answers: list[str] = []
-
-            async def call() -> None:
-                answers.append(text_of(await client.call_tool("echo", {})))
-
-            async with anyio.create_task_group() as both:
-                both.start_soon(call)
-                while "tools/call" not in scripted.asked:
-                    await anyio.lowlevel.checkpoint()
-                await client.session.send_progress_notification(  # pyright: ignore[reportDeprecated]
-                    "p", 0.5, message="x" * 130_000
-                )
-            assert answers == ["fine"]
-            assert (await received.outcome()).recovered
-            assert scripted.connections == 2
+        async with anyio.create_task_group() as both:
+            both.start_soon(call)
+            while "tools/call" not in scripted.asked:
+                await anyio.lowlevel.checkpoint()
+            await client.session.send_progress_notification(  # pyright: ignore[reportDeprecated]
+                "p", 0.5, message="x" * 130_000
+            )
+        assert answers == ["fine"]
+        assert (await received.outcome()).recovered
+        assert scripted.connections == 2
 
 
 @pytest.mark.parametrize("size", [300, 130_000])
@@ -484,19 +494,16 @@ async def test_what_the_server_can_take_is_not_what_was_too_large_for_it(size: i
     """
 
     async def closes(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        if message.get("method") == "tools/call" and scripted.asked.count("tools/call") == 2:
-            await socket.close(1009)
-            return SAID
-        return None
+        if scripted.asked.count("tools/call") == 1:
+            return None
+        await socket.close(1009)
+        return SAID
 
-    with anyio.fail_after(20):
-        async with client_of(closes) as (client, received, scripted):
-            assert text_of(await client.call_tool("echo", {"text": "x" * 140_000})) == "fine"
-            with pytest.raises(MCPError) as unknown:
-                await client.call_tool("echo", {"text": "x" * size})
-            assert is_outcome_unknown(unknown.value)
-            assert (await received.outcome()).has_ended
-            assert scripted.connections == 1
+    async with client_of({"tools/call": closes}) as (client, received, scripted):
+        assert await echo(client, text="x" * 140_000) == "fine"
+        await expect_unknown(client, text="x" * size)
+        assert (await received.outcome()).has_ended
+        assert scripted.connections == 1
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])
@@ -522,48 +529,27 @@ async def test_a_listen_that_is_too_large_for_the_server_fails_and_another_conti
         assert "413" in said[0] or "too large" in said[0]
 
 
-async def test_a_question_that_is_too_large_is_refused() -> None:
-    answers: list[Json] = []
-
-    async def asks(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        if message.get("method") == "tools/call":
-            question: Json = {"jsonrpc": "2.0", "method": "roots/list", "id": "q"}
-            question["params"] = {"pad": "x" * 50_000}
-            await socket.send(json.dumps(question))
-            answers.append(json.loads(await socket.recv()))
-        return None
-
-    with anyio.fail_after(20):
-        async with client_of(asks, policy=SMALL) as (client, _, _):
-            assert text_of(await client.call_tool("echo", {})) == "fine"
-
-    assert [(a["id"], a["error"]["code"]) for a in answers] == [("q", -32600)]
-
-
-async def test_a_question_that_the_sdk_refuses_is_answered_with_an_error() -> None:
+@pytest.mark.parametrize(
+    "params", [{"pad": "x" * 50_000}, []], ids=["too large", "refused by the SDK"]
+)
+async def test_a_question_that_cannot_be_asked_is_answered_with_an_error(params: Any) -> None:
     """Otherwise the server's handler would wait until its timeout."""
     answers: list[Json] = []
 
-    async def asks(scripted: Scripted, socket: ServerConnection, message: Json) -> Json | None:
-        if message.get("method") == "tools/call":
-            question: Json = {"jsonrpc": "2.0", "id": "q", "method": "roots/list", "params": []}
-            await socket.send(json.dumps(question))
-            answers.append(json.loads(await socket.recv()))
-        return None
+    async def asks(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+        question = {"jsonrpc": "2.0", "id": "q", "method": "roots/list", "params": params}
+        await socket.send(json.dumps(question))
+        answers.append(json.loads(await socket.recv()))
 
-    with anyio.fail_after(10):
-        async with client_of(asks) as (client, _, _):
-            assert text_of(await client.call_tool("echo", {})) == "fine"
+    async with client_of({"tools/call": asks}, policy=SMALL) as (client, _, _):
+        assert await echo(client) == "fine"
 
     assert [(a["id"], a["error"]["code"]) for a in answers] == [("q", -32600)]
 
 
 async def test_it_offers_the_subprotocol_and_sends_its_headers() -> None:
-    async def nothing(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
-        return None
-
     headers = {"Authorization": "Bearer t"}
-    async with client_of(nothing, headers=headers) as (_, _, scripted):
+    async with client_of(headers=headers) as (_, _, scripted):
         [sent] = scripted.offered
 
         assert sent["Sec-WebSocket-Protocol"] == "mcp"
