@@ -23,12 +23,14 @@ from tests.support.conversations import (
     WITHIN,
     Json,
     KeptMemory,
+    Paused,
     RawClient,
     ScriptedAgent,
     client_of,
     conversation,
     echo,
     prompt,
+    two_clients,
 )
 
 pytestmark = pytest.mark.anyio
@@ -109,9 +111,7 @@ async def test_a_slow_client_is_replayed_to_as_fast_as_it_reads() -> None:
         await client.prompt(session_id, "talk")
 
     layer = AcpSessionLayer(ScriptedAgent(), store=store, send_buffer=1_000)
-    async with layer, client_of(layer) as slow, client_of(layer) as other:
-        await slow.initialize()
-        await other.initialize()
+    async with two_clients(layer) as (slow, other):
         slow.pause()
         params: Json = {"sessionId": session_id, "cwd": "/", "mcpServers": []}
         answer = await slow.begin("session/load", params)
@@ -316,36 +316,18 @@ async def test_a_conversation_outlives_a_power_loss(
 # --- two clients ---------------------------------------------------------------------------
 
 
-class Held:
-    """A scene with a pause in the middle."""
-
-    def __init__(self) -> None:
-        self.begun = asyncio.Event()
-        self.go_on = asyncio.Event()
-
-    async def __call__(self, agent: ScriptedAgent, session_id: str, text: str) -> None:
-        await agent.say(session_id, "before")
-        self.begun.set()
-        await self.go_on.wait()
-        await agent.say(session_id, "after")
-
-
 async def test_a_load_takes_a_running_prompt_over_and_its_answer_goes_to_who_asked(
     process: MakeStore,
 ) -> None:
     """The one outcome: whoever loads sees the record so far, then what comes; the prompt goes on,
     and its answer goes to who sent it.
     """
-    scene = Held()
+    scene = Paused("before", "after")
     agent = ScriptedAgent(scene)
     layer = AcpSessionLayer(agent, store=process())
-    async with layer, client_of(layer) as first, client_of(layer) as second:
-        await first.initialize()
-        await second.initialize()
+    async with two_clients(layer) as (first, second):
         session_id = await first.new()
-        answer = await first.begin("session/prompt", prompt(session_id, "go"))
-        with anyio.fail_after(WITHIN):
-            await scene.begun.wait()
+        answer = await scene.reached(first, session_id)
 
         await second.load(session_id)
         # The agent knows it: to it nothing has happened.
@@ -361,8 +343,8 @@ async def test_a_load_takes_a_running_prompt_over_and_its_answer_goes_to_who_ask
         for method in ("session/prompt", "session/close", "session/set_mode"):
             refused = await first.refusal(method, {**prompt(session_id, "?"), "modeId": "m"})
             assert (refused.code, refused.data["reason"]) == (-31010, "taken_over")
-        await first.send({"method": "session/cancel", "params": {"sessionId": session_id}})
-        await first.ask("session/resume", {"sessionId": session_id, "cwd": "/"})
+        await first.cancel(session_id)
+        await first.resume(session_id)
         await first.prompt(session_id, "mine again")
         assert first.texts() == ["before", "before", "after"]
         assert (await second.refusal("session/prompt", prompt(session_id, "?"))).code == -31010
@@ -371,7 +353,7 @@ async def test_a_load_takes_a_running_prompt_over_and_its_answer_goes_to_who_ask
 async def test_a_prompt_whose_client_is_gone_continues_for_who_took_it_over(
     process: MakeStore,
 ) -> None:
-    scene = Held()
+    scene = Paused("before", "after")
     layer = AcpSessionLayer(ScriptedAgent(scene), store=process(), grace=0.1)
     async with layer, client_of(layer) as second:
         await second.initialize()
@@ -381,9 +363,7 @@ async def test_a_prompt_whose_client_is_gone_continues_for_who_took_it_over(
                 async with client_of(layer) as first:
                     await first.initialize()
                     session_id = await first.new()
-                    await first.begin("session/prompt", prompt(session_id, "go"))
-                    with anyio.fail_after(WITHIN):
-                        await scene.begun.wait()
+                    await scene.reached(first, session_id)
                     await second.load(session_id)
                     task_status.started()
 
@@ -399,9 +379,7 @@ async def test_a_question_that_waits_is_asked_again_of_who_took_over(process: Ma
         await agent.say(session_id, f"read {answer.content}")
 
     layer = AcpSessionLayer(ScriptedAgent(ask), store=process())
-    async with layer, client_of(layer) as first, client_of(layer) as second:
-        await first.initialize()
-        await second.initialize()
+    async with two_clients(layer) as (first, second):
         session_id = await first.new()
         answer = await first.begin("session/prompt", prompt(session_id, "go"))
         await first.until(lambda: first.questions)
@@ -461,9 +439,7 @@ async def test_a_client_that_loads_what_it_has_open_sees_it_once_more_in_order()
 async def test_two_that_load_at_once_end_with_one_that_has_it(process: MakeStore) -> None:
     """TKO8."""
     layer = AcpSessionLayer(ScriptedAgent(), store=process())
-    async with layer, client_of(layer) as first, client_of(layer) as second:
-        await first.initialize()
-        await second.initialize()
+    async with two_clients(layer) as (first, second):
         session_id = await first.new()
         await first.prompt(session_id, "go")
         await asyncio.gather(first.load(session_id), second.load(session_id))
@@ -479,16 +455,12 @@ async def test_two_that_load_at_once_end_with_one_that_has_it(process: MakeStore
 
 async def test_another_process_on_the_same_store_takes_over_and_misses_nothing() -> None:
     """Two layers on one store, as two processes are: the record is what both show."""
-    store, scene = KeptMemory(), Held()
+    store, scene = KeptMemory(), Paused("before", "after")
     here = AcpSessionLayer(ScriptedAgent(scene), store=store)
     there = AcpSessionLayer(ScriptedAgent(), store=store)
-    async with here, there, client_of(here) as first, client_of(there) as second:
-        await first.initialize()
-        await second.initialize()
+    async with two_clients(here, there) as (first, second):
         session_id = await first.new()
-        answer = await first.begin("session/prompt", prompt(session_id, "go"))
-        with anyio.fail_after(WITHIN):
-            await scene.begun.wait()
+        answer = await scene.reached(first, session_id)
         await second.load(session_id)
         scene.go_on.set()
         assert (await answer)["result"] == {"stopReason": "end_turn"}
@@ -514,7 +486,7 @@ async def test_a_resume_replays_nothing_and_answers_an_object(process: MakeStore
         await client.prompt(session_id, "one")
 
     async with conversation(store=process()) as client:
-        answer = await client.ask("session/resume", {"sessionId": session_id, "cwd": "/"})
+        answer = await client.resume(session_id)
         assert answer == {}
         assert client.updates() == []
         await client.prompt(session_id, "two")
@@ -537,7 +509,7 @@ async def test_an_agents_own_resume_is_called(process: MakeStore) -> None:
 
     agent = Resumes()
     async with conversation(agent, process()) as client:
-        await client.ask("session/resume", {"sessionId": session_id, "cwd": "/"})
+        await client.resume(session_id)
         assert agent.calls[1:] == [("resume_session", {"session_id": "own-0"})]
 
 
@@ -566,12 +538,10 @@ async def test_a_closed_session_can_be_loaded_again(process: MakeStore) -> None:
 
 
 async def test_a_close_ends_the_prompt_first(process: MakeStore) -> None:
-    scene = Held()
+    scene = Paused("before", "after")
     async with conversation(ScriptedAgent(scene), process(), grace=0.2) as client:
         session_id = await client.new()
-        answer = await client.begin("session/prompt", prompt(session_id, "go"))
-        with anyio.fail_after(WITHIN):
-            await scene.begun.wait()
+        answer = await scene.reached(client, session_id)
         await client.ask("session/close", {"sessionId": session_id})
         assert (await answer)["result"] == {"stopReason": "cancelled"}
 

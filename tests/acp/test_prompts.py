@@ -18,7 +18,7 @@ from tests.support.conversations import (
     WITHIN,
     Json,
     KeptMemory,
-    RawClient,
+    Paused,
     ScriptedAgent,
     client_of,
     conversation,
@@ -34,6 +34,10 @@ async def replay(store: KeptMemory, session_id: str) -> list[Json]:
     async with conversation(store=store) as client:
         await client.load(session_id)
         return client.updates()
+
+
+async def replayed_texts(store: KeptMemory, session_id: str) -> list[str]:
+    return [text_of(update) for update in await replay(store, session_id)]
 
 
 class Faulty(KeptMemory):
@@ -214,8 +218,7 @@ async def test_an_agent_that_fails_is_an_error_and_what_it_said_is_kept() -> Non
         agent.scene = recovered
         await client.prompt(session_id, "again")
 
-    texts = [text_of(update) for update in await replay(store, session_id)]
-    assert texts == ["go", "so far", "again", "better"]
+    assert await replayed_texts(store, session_id) == ["go", "so far", "again", "better"]
 
 
 @pytest.mark.parametrize(
@@ -266,8 +269,12 @@ async def test_a_message_that_cannot_be_stored_does_not_reach_the_agent() -> Non
         await client.prompt(session_id, "fits again")
 
     # Not a part of it either: a message is stored whole or not at all.
-    texts = [text_of(update) for update in await replay(store, session_id)]
-    assert texts == ["fits", "echo fits", "fits again", "echo fits again"]
+    assert await replayed_texts(store, session_id) == [
+        "fits",
+        "echo fits",
+        "fits again",
+        "echo fits again",
+    ]
 
 
 @pytest.mark.parametrize("carries_on", [True, False])
@@ -295,7 +302,7 @@ async def test_an_update_that_cannot_be_stored_is_not_shown_and_ends_the_turn(
         expected = ["one", "three"] if carries_on else ["one"]
         assert client.texts() == expected
 
-    assert [text_of(update) for update in await replay(store, session_id)] == ["go", *expected]
+    assert await replayed_texts(store, session_id) == ["go", *expected]
 
 
 async def test_an_update_that_was_stored_after_all_is_shown_in_order() -> None:
@@ -331,28 +338,8 @@ async def test_an_update_for_no_session_is_the_agents_error() -> None:
 # --- cancel --------------------------------------------------------------------------------
 
 
-class Begun:
-    """A scene that waits for a signal."""
-
-    def __init__(self) -> None:
-        self.begun = asyncio.Event()
-        self.go_on = asyncio.Event()
-        self.was_cancelled = False
-
-    async def __call__(self, agent: ScriptedAgent, session_id: str, text: str) -> str | None:
-        await agent.say(session_id, "begun")
-        self.begun.set()
-        try:
-            await self.go_on.wait()
-        except asyncio.CancelledError:
-            self.was_cancelled = True
-            raise
-        await agent.say(session_id, "finished")
-        return "cancelled" if self.was_cancelled else None
-
-
 class Cancellable(ScriptedAgent):
-    scene: Begun
+    scene: Paused
 
     async def cancel(self, session_id: str, **arguments: Any) -> None:
         self.calls.append(("cancel", {"session_id": session_id}))
@@ -360,31 +347,23 @@ class Cancellable(ScriptedAgent):
         self.scene.go_on.set()
 
 
-async def wait_for(event: asyncio.Event) -> None:
-    """Bounded."""
-    with anyio.fail_after(WITHIN):
-        await event.wait()
-
-
 async def test_the_agents_own_cancel_is_called_with_its_own_session_id() -> None:
-    agent = Cancellable(Begun())
+    agent = Cancellable(Paused())
     async with conversation(agent) as client:
         session_id = await client.new()
-        answer = await client.begin("session/prompt", prompt(session_id, "go"))
-        await wait_for(agent.scene.begun)
-        await client.send({"method": "session/cancel", "params": {"sessionId": session_id}})
+        answer = await agent.scene.reached(client, session_id)
+        await client.cancel(session_id)
         assert (await answer)["result"] == {"stopReason": "cancelled"}
         assert ("cancel", {"session_id": "own-0"}) in agent.calls
         assert client.texts() == ["begun", "finished"]
 
 
 async def test_an_agent_without_a_cancel_is_stopped_and_the_answer_says_so() -> None:
-    scene = Begun()
+    scene = Paused()
     async with conversation(ScriptedAgent(scene)) as client:
         session_id = await client.new()
-        answer = await client.begin("session/prompt", prompt(session_id, "go"))
-        await wait_for(scene.begun)
-        await client.send({"method": "session/cancel", "params": {"sessionId": session_id}})
+        answer = await scene.reached(client, session_id)
+        await client.cancel(session_id)
         assert (await answer)["result"] == {"stopReason": "cancelled"}
         assert scene.was_cancelled
 
@@ -400,24 +379,23 @@ async def test_a_cancel_that_comes_right_behind_its_prompt_is_received() -> None
         session_id = await client.new()
         store.hold = asyncio.Event()
         answer = await client.begin("session/prompt", prompt(session_id, "go"))
-        await client.send({"method": "session/cancel", "params": {"sessionId": session_id}})
+        await client.cancel(session_id)
         await client.ask("session/list", {})
         store.hold.set()
         assert (await answer)["result"] == {"stopReason": "cancelled"}
         assert [name for name, _ in agent.calls] == ["initialize", "new_session"]
 
-    assert [text_of(update) for update in await replay(store, session_id)] == ["go"]
+    assert await replayed_texts(store, session_id) == ["go"]
 
 
 @pytest.mark.parametrize(
     "params", [{}, {"sessionId": None}, {"sessionId": 7}, {"sessionId": "nobody's"}, None]
 )
 async def test_a_cancel_of_nothing_changes_nothing(params: Any) -> None:
-    scene = Begun()
+    scene = Paused()
     async with conversation(ScriptedAgent(scene)) as client:
         session_id = await client.new()
-        answer = await client.begin("session/prompt", prompt(session_id, "go"))
-        await wait_for(scene.begun)
+        answer = await scene.reached(client, session_id)
         await client.send({"method": "session/cancel", "params": params})
         await client.ask("session/list", {})
         scene.go_on.set()
@@ -427,22 +405,16 @@ async def test_a_cancel_of_nothing_changes_nothing(params: Any) -> None:
 # --- a client that vanishes ----------------------------------------------------------------
 
 
-async def begun(client: RawClient, scene: Begun) -> str:
-    session_id = await client.new()
-    await client.begin("session/prompt", prompt(session_id, "go"))
-    await wait_for(scene.begun)
-    return session_id
-
-
 async def test_a_client_that_vanishes_in_a_prompt_cancels_it_and_loses_nothing() -> None:
     store = KeptMemory()
-    agent = Cancellable(Begun())
+    agent = Cancellable(Paused())
     async with conversation(agent, store, grace=0.2) as client:
-        session_id = await begun(client, agent.scene)
+        session_id = await client.new()
+        await agent.scene.reached(client, session_id)
 
     # The layer has let go of the client: the agent was asked to stop, and did.
     assert ("cancel", {"session_id": "own-0"}) in agent.calls
-    assert [text_of(update) for update in await replay(store, session_id)] == [
+    assert await replayed_texts(store, session_id) == [
         "go",
         "begun",
         "finished",
@@ -455,12 +427,13 @@ async def test_an_agent_that_does_not_stop_is_stopped() -> None:
             await asyncio.Event().wait()
 
     store = KeptMemory()
-    scene = Begun()
+    scene = Paused()
     async with conversation(Stubborn(scene), store, grace=0.2) as client:
-        session_id = await begun(client, scene)
+        session_id = await client.new()
+        await scene.reached(client, session_id)
 
     assert scene.was_cancelled
-    assert [text_of(update) for update in await replay(store, session_id)] == ["go", "begun"]
+    assert await replayed_texts(store, session_id) == ["go", "begun"]
 
 
 async def test_what_was_asked_before_the_input_ended_is_still_answered() -> None:

@@ -24,10 +24,10 @@ from tests.support.conversations import (
     KeptMemory,
     RawClient,
     ScriptedAgent,
-    client_of,
     conversation,
     text_of,
     text_of_result,
+    two_clients,
 )
 from tests.support.servers import RunningServer, serve
 
@@ -305,9 +305,7 @@ async def test_a_load_takes_no_server_from_a_prompt_that_is_running(
         await agent.say(session_id, text_of_result(result))
 
     layer = AcpSessionLayer(ScriptedAgent(with_a_pause))
-    async with layer, client_of(layer) as first, client_of(layer) as second:
-        await first.initialize()
-        await second.initialize()
+    async with two_clients(layer) as (first, second):
         session_id = await first.new(servers=[http_entry(over_http, "a")])
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(first.prompt, session_id, "go")

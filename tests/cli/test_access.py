@@ -3,11 +3,11 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
 from tests.support.children import CHILD
 from tests.support.serving import read_lines, serving
@@ -48,11 +48,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "fast.py").write_text(FASTMCP)
     server = {"command": sys.executable, "args": ["-S", CHILD]}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"one": server}}))
-
-    def nothing(**_: object) -> None:
-        """The command configures the logs of its process; this process is pytest's."""
-
-    monkeypatch.setattr(logs, "configure", nothing)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -118,11 +113,10 @@ def test_check_says_who_may_use_it(
     [("--api-keys", ""), ("--auth-issuer", "", "--auth-audience", "https://mcp.example/mcp")],
 )
 def test_an_empty_value_is_no_lock_and_is_refused(
-    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+    refused: Callable[..., str], options: tuple[str, ...]
 ) -> None:
     """Such as ``"$KEYS"`` of a shell that has no such variable."""
-    assert main(["serve", "--port", "0", *options, *COMMAND]) == 2
-    assert f"{options[0]} is empty" in capsys.readouterr().err
+    assert f"{options[0]} is empty" in refused("serve", "--port", "0", *options, *COMMAND)
 
 
 def test_check_says_that_a_start_would_be_refused(capsys: pytest.CaptureFixture[str]) -> None:

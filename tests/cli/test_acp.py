@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
 
 Json = dict[str, Any]
@@ -50,10 +49,6 @@ NEW: Json = {
 }
 
 
-def nothing(**_: object) -> None:
-    """Instead of ``logs.configure``."""
-
-
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     """A directory with agents; what a command imports is forgotten."""
@@ -64,7 +59,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     (tmp_path / "broken_agent.py").write_text("raise RuntimeError('no model here')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.setattr(logs, "configure", nothing)
     yield tmp_path
     for name in ("bare_agent", "layer_agent", "no_agent", "two_agents", "broken_agent"):
         sys.modules.pop(name, None)

@@ -4,15 +4,14 @@ import json
 import logging
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
-from mcp_sessions.cli import logs
 from mcp_sessions.cli.audit_file import AuditFile
 from mcp_sessions.errors import ConfigurationError
-from tests.cli.test_serve_in_public import Setup, here, refusal, served
+from tests.cli.test_serve_in_public import Setup, here, served
 from tests.support.serving import read_lines, serving
 
 __all__ = ["here"]
@@ -57,20 +56,15 @@ def test_standard_output_can_be_where(here: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_served(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    here: Path, refused: Callable[..., str]
 ) -> None:
-    def configure(**options: object) -> None:
-        # The command does that to its process, and this one is pytest's.
-        pass
-
-    monkeypatch.setattr(logs, "configure", configure)
     target = str(here / "app.py")
-    assert "No such file or directory" in refusal(capsys, target, "--audit", "/no/such/dir/a")
-    assert "Is a directory" in refusal(capsys, target, "--audit", str(here))
+    assert "No such file or directory" in refused("serve", target, "--audit", "/no/such/dir/a")
+    assert "Is a directory" in refused("serve", target, "--audit", str(here))
     os.mkfifo(here / "fifo")
-    assert "--audit" in refusal(capsys, target, "--audit", str(here / "fifo"))
-    assert "the standard output belongs to the client" in refusal(
-        capsys, target, "--stdio", "--audit", "-"
+    assert "--audit" in refused("serve", target, "--audit", str(here / "fifo"))
+    assert "the standard output belongs to the client" in refused(
+        "serve", target, "--stdio", "--audit", "-"
     )
 
 

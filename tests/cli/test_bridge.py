@@ -28,6 +28,24 @@ def bridge(*arguments: str) -> StdioServerParameters:
     )
 
 
+def run(*arguments: str, text: str = "") -> "subprocess.CompletedProcess[str]":
+    """A bridge that has ended; it was given this text on standard input."""
+    return subprocess.run(
+        [*COMMAND, *arguments], input=text, capture_output=True, text=True, timeout=50
+    )
+
+
+def lines_of(*messages: object) -> str:
+    return "".join(json.dumps({"jsonrpc": "2.0", **cast(Any, each)}) + "\n" for each in messages)
+
+
+def opening(**capabilities: object) -> list[dict[str, Any]]:
+    """The first two messages of a host."""
+    params = {"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": CLIENT}
+    initialize = {"id": 0, "method": "initialize", "params": params}
+    return [initialize, {"method": "notifications/initialized"}]
+
+
 @pytest.mark.anyio
 @pytest.mark.filterwarnings(DEPRECATED)
 @pytest.mark.parametrize(
@@ -105,13 +123,7 @@ async def test_headers_are_sent() -> None:
 def test_it_ends_when_its_host_closes_stdin(scheme: str) -> None:
     """By itself: a host that had to kill it would leave the session to its idle time."""
     with serving() as (_, _, server):
-        done = subprocess.run(
-            [*COMMAND, server.url(scheme=scheme)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=50,
-        )
+        done = run(server.url(scheme=scheme))
 
     assert done.returncode == 0, done.stderr
 
@@ -128,13 +140,7 @@ def test_it_ends_when_its_host_closes_stdin(scheme: str) -> None:
     ],
 )
 def test_what_the_user_did_wrong_is_one_line(arguments: list[str], said: str) -> None:
-    done = subprocess.run(
-        [*COMMAND, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
+    done = run(*arguments)
 
     assert done.returncode == 2
     assert done.stdout == ""
@@ -146,8 +152,6 @@ def test_what_the_user_did_wrong_is_one_line(arguments: list[str], said: str) ->
 @pytest.mark.parametrize("scheme", ["http", "ws"])
 def test_a_server_that_cannot_be_reached_is_named_on_stderr_with_the_cause(scheme: str) -> None:
     """A host shows its user what a server that it started wrote there, and how it ended."""
-    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
-    initialize = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
     program = subprocess.Popen(
         [*COMMAND, f"{scheme}://user:secret@127.0.0.1:1/mcp?token=secret"],
         stdin=subprocess.PIPE,
@@ -157,7 +161,7 @@ def test_a_server_that_cannot_be_reached_is_named_on_stderr_with_the_cause(schem
     )
     try:
         assert program.stdin is not None and program.stdout is not None
-        program.stdin.write(json.dumps(initialize) + "\n")
+        program.stdin.write(lines_of(opening()[0]))
         program.stdin.flush()
         answer = program.stdout.readline()
         rest, errors = program.communicate(timeout=50)
@@ -174,16 +178,7 @@ def test_a_server_that_cannot_be_reached_is_named_on_stderr_with_the_cause(schem
 
 def piped(*more: object, url: str, arguments: tuple[str, ...] = ()) -> tuple[list[Any], Any]:
     """The answers of a bridge to a host that writes all its messages and closes the pipe."""
-    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
-    messages = [
-        {"id": 0, "method": "initialize", "params": params},
-        {"method": "notifications/initialized"},
-        *more,
-    ]
-    text = "".join(json.dumps({"jsonrpc": "2.0", **cast(Any, each)}) + "\n" for each in messages)
-    done = subprocess.run(
-        [*COMMAND, url, *arguments], input=text, capture_output=True, text=True, timeout=50
-    )
+    done = run(url, *arguments, text=lines_of(*opening(), *more))
     return [json.loads(line) for line in done.stdout.splitlines()], done
 
 
@@ -236,19 +231,9 @@ def test_what_is_never_answered_does_not_keep_it() -> None:
 
 def test_a_question_that_nobody_can_answer_any_more_is_refused() -> None:
     """Its handler learns of it at once, and the call has its answer."""
-    asked: dict[str, Any] = {"elicitation": {}}
-    params = {"protocolVersion": "2025-11-25", "capabilities": asked, "clientInfo": CLIENT}
-    initialize: dict[str, Any] = {"id": 0, "method": "initialize", "params": params}
-    messages = [initialize, {"method": "notifications/initialized"}, called(1, "ask", question="?")]
+    messages = [*opening(elicitation={}), called(1, "ask", question="?")]
     with serving() as (_, _, server):
-        text = "".join(json.dumps({"jsonrpc": "2.0", **each}) + "\n" for each in messages)
-        done = subprocess.run(
-            [*COMMAND, server.url(scheme="ws")],
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=50,
-        )
+        done = run(server.url(scheme="ws"), text=lines_of(*messages))
 
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["id"] for each in answers if "method" not in each] == [0, 1], done.stderr
@@ -263,12 +248,8 @@ def test_it_ends_when_nobody_reads_what_it_writes() -> None:
         )
         try:
             assert program.stdin is not None and program.stdout is not None
-            params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
-            opening = {"id": 0, "method": "initialize", "params": params}
-            call = called(1, "slow", steps=1, gate="g")
-            for message in (opening, {"method": "notifications/initialized"}, call):
-                line = json.dumps({"jsonrpc": "2.0", **message}) + "\n"
-                program.stdin.write(line.encode())
+            sent = lines_of(*opening(), called(1, "slow", steps=1, gate="g"))
+            program.stdin.write(sent.encode())
             program.stdin.flush()
             program.stdout.readline()
             program.stdout.close()
@@ -281,13 +262,7 @@ def test_it_ends_when_nobody_reads_what_it_writes() -> None:
 def test_what_is_no_message_is_answered() -> None:
     """WSS14, STD3, REQ2: whoever sent it may be waiting."""
     lines = ["nonsense", "[]", '{"jsonrpc": "2.0", "id": 7}', "x" * 5_000]
-    done = subprocess.run(
-        [*COMMAND, "http://127.0.0.1:1/mcp", "--max-message", "4000"],
-        input="\n".join(lines) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
+    done = run("http://127.0.0.1:1/mcp", "--max-message", "4000", text="\n".join(lines) + "\n")
 
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     found = [(each["id"], each["error"]["code"]) for each in answers]

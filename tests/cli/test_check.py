@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import trustme
 
-from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
 from mcp_sessions.stores.sqlite import schema
 from tests.support.children import CHILD
@@ -26,11 +25,6 @@ COMMAND = ("--", sys.executable, "-S", CHILD)
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The command configures the logs of its process; this process is pytest's."""
-
-    def nothing(**_: object) -> None: ...
-
-    monkeypatch.setattr(logs, "configure", nothing)
     monkeypatch.chdir(tmp_path)
 
 

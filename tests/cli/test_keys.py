@@ -7,12 +7,11 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from mcp_sessions.cli import logs
 from mcp_sessions.cli.main import main
 from tests.support.children import CHILD
 from tests.support.duplex import websocket
@@ -25,10 +24,6 @@ FILE = "keys.json"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    def nothing(**_: object) -> None:
-        """The command configures the logs of its process; this process is pytest's."""
-
-    monkeypatch.setattr(logs, "configure", nothing)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -105,11 +100,8 @@ def test_what_makes_no_sense_is_one_line(
 
 
 @pytest.mark.parametrize("text", ["", "90", "d", "0d", "1y", "-1d", "1.5d", "9999999d"])
-def test_a_time_needs_its_unit(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["keys", "add", "ci", "--file", FILE, f"--expires={text}"])
-    assert ended.value.code == 2
-    assert "such as 90d" in capsys.readouterr().err
+def test_a_time_needs_its_unit(refused: Callable[..., str], text: str) -> None:
+    assert "such as 90d" in refused("keys", "add", "ci", "--file", FILE, f"--expires={text}")
 
 
 def test_the_variable_of_serve_names_the_file(
@@ -213,7 +205,11 @@ async def test_a_websocket_needs_a_key(here: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_what_would_lock_nothing_is_refused(
-    here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
+    arguments: tuple[str, ...],
+    said: str,
 ) -> None:
     (here / "layer.py").write_text(
         APP + "from mcp_sessions import SessionLayer\nlayer = SessionLayer(mcp)\n"
@@ -224,8 +220,8 @@ def test_what_would_lock_nothing_is_refused(
         "mcp = FastMCP('notes', auth=StaticTokenVerifier({}))\n"
     )
     add(capsys, "ci")
-    assert main(["serve", *(() if "--stdio" in arguments else ("--port", "0")), *arguments]) == 2
-    assert said in capsys.readouterr().err
+    port = () if "--stdio" in arguments else ("--port", "0")
+    assert said in refused("serve", *port, *arguments)
 
 
 def test_check_says_that_clients_need_a_key(capsys: pytest.CaptureFixture[str]) -> None:

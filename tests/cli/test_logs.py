@@ -17,6 +17,11 @@ Configure = Callable[..., io.StringIO]
 
 
 @pytest.fixture
+def logs_are_pytests() -> None:
+    """Instead of that of the folder: what is configured here is the logs."""
+
+
+@pytest.fixture
 def configure(monkeypatch: pytest.MonkeyPatch) -> Generator[Configure]:
     """``logs.configure`` into a string; afterwards logging is as it was."""
     for holder, hook in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):

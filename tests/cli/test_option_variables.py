@@ -55,10 +55,6 @@ NEEDS = {"--per-principal", "--platform-ids", "--handle"}
 """They go with --conversations."""
 
 
-def nothing(**_: object) -> None:
-    """Instead of ``logs.configure``."""
-
-
 def settings_of(option: str, text: str, *arguments: str) -> Any:
     action = ACTIONS[option]
     group = ["https://host/mcp"] if option == "--header" else ["--", sys.executable]
@@ -154,7 +150,6 @@ def test_a_wrong_value_names_its_variable(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(variable, text)
-    monkeypatch.setattr("mcp_sessions.cli.logs.configure", nothing)
 
     assert main(["serve", "nowhere.py"]) == 2
 

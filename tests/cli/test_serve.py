@@ -6,15 +6,13 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from mcp_sessions.cli import logs
-from mcp_sessions.cli.main import main
 from mcp_sessions.cli.serve import (
     _layer,  # pyright: ignore[reportPrivateUsage]
     listening_socket,
@@ -40,10 +38,6 @@ LAYER = f"""
 """
 
 
-def nothing(**_: object) -> None:
-    """Instead of ``logs.configure``."""
-
-
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     """A directory with a server and a layer; what a command imports is forgotten."""
@@ -51,8 +45,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     (tmp_path / "layer_app.py").write_text(dedent(LAYER))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
-    # The command configures the logs of its process; this process is pytest's.
-    monkeypatch.setattr(logs, "configure", nothing)
     yield tmp_path
     for name in ("bare_app", "layer_app"):
         sys.modules.pop(name, None)
@@ -109,37 +101,28 @@ def test_a_layer_is_served_as_it_is_and_in_json_every_line_is_an_object(here: Pa
             json.loads(line)
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line on stderr with which the command ended, status 2."""
-    assert main(["serve", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert re.fullmatch(r"mcp-sessions serve: [^\n]+\n", captured.err)
-    return captured.err
-
-
 def test_an_unknown_store_is_refused_before_the_target_is_looked_at(
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
 ) -> None:
-    line = refusal(capsys, "nowhere.py", "--store", "floppy://user:secret@a/b")
+    line = refused("serve", "nowhere.py", "--store", "floppy://user:secret@a/b")
 
     assert "unknown store" in line and "floppy" in line
     assert "secret" not in line
 
 
-def test_a_wrong_target_is_refused(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_a_wrong_target_is_refused(refused: Callable[..., str], here: Path) -> None:
     (here / "empty_app.py").write_text("")
 
-    assert "no such file: nowhere.py" in refusal(capsys, "nowhere.py")
-    assert "has no attribute 'app'" in refusal(capsys, "bare_app.py:app")
-    assert "has nothing to serve" in refusal(capsys, "empty_app.py")
-    assert "is a type, not an MCP server" in refusal(capsys, "bare_app.py:MCPServer")
+    assert "no such file: nowhere.py" in refused("serve", "nowhere.py")
+    assert "has no attribute 'app'" in refused("serve", "bare_app.py:app")
+    assert "has nothing to serve" in refused("serve", "empty_app.py")
+    assert "is a type, not an MCP server" in refused("serve", "bare_app.py:MCPServer")
 
 
-def test_a_layer_has_its_own_store_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layer_has_its_own_store_and_limits(refused: Callable[..., str]) -> None:
     wrong = ("--store", "memory://", "--idle-timeout", "60", "--max-events", "5", "--conversations")
 
-    line = refusal(capsys, "layer_app.py:layer", *wrong)
+    line = refused("serve", "layer_app.py:layer", *wrong)
 
     assert line.endswith(
         "layer_app.py:layer is a SessionLayer and has its own store and policy: "
@@ -147,36 +130,36 @@ def test_a_layer_has_its_own_store_and_limits(capsys: pytest.CaptureFixture[str]
     )
 
 
-def test_a_layer_hides_what_it_hides_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    line = refusal(capsys, "layer_app.py:layer", "--hide", "a*")
+def test_a_layer_hides_what_it_hides_itself(refused: Callable[..., str]) -> None:
+    line = refused("serve", "layer_app.py:layer", "--hide", "a*")
     assert line.endswith("set them there, not with --hide\n")
 
 
 def test_a_tool_that_can_take_no_handle_is_refused(
-    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+    refused: Callable[..., str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one line, before anything is served."""
     own = dedent(APP) + "@mcp.tool()\ndef pay(session: str) -> str: return session\n"
     (here / "bare_app.py").write_text(own)
     monkeypatch.setenv("MCP_SESSIONS_KEYS", "k" * 43)
 
-    line = refusal(capsys, "bare_app.py", "--port", "0", "--conversations", "--handle", "pay")
+    line = refused("serve", "bare_app.py", "--port", "0", "--conversations", "--handle", "pay")
 
     assert "the tool pay has an argument session of its own" in line
 
 
-def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_refused(refused: Callable[..., str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
-        line = refusal(capsys, "bare_app.py", "--port", str(port))
+        line = refused("serve", "bare_app.py", "--port", str(port))
 
     assert f"cannot listen on 127.0.0.1, port {port}: the port is in use; choose another" in line
 
 
-def test_a_host_that_is_not_this_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_that_is_not_this_machine_is_refused(refused: Callable[..., str]) -> None:
     # 192.0.2.0/24 is for documentation: nobody has it.
-    line = refusal(capsys, "bare_app.py", "--host", "192.0.2.1", "--port", "0", "--no-auth")
+    line = refused("serve", "bare_app.py", "--host", "192.0.2.1", "--port", "0", "--no-auth")
 
     assert "cannot listen on 192.0.2.1, port 0: " in line
 
@@ -188,17 +171,17 @@ def test_the_socket_listens_at_once_so_that_an_early_client_waits() -> None:
 
 
 def test_a_store_of_each_server_is_refused_where_there_is_one(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, refused: Callable[..., str]
 ) -> None:
     """It made a file of that name."""
-    line = refusal(capsys, "bare_app.py", "--store", "sqlite:///{server}.db")
+    line = refused("serve", "bare_app.py", "--store", "sqlite:///{server}.db")
     assert "--store: {server} stands for a server of a --config file" in line
     assert not list(here.glob("*.db"))
 
 
-def test_a_store_that_is_named_by_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_is_named_by_nothing_is_refused(refused: Callable[..., str]) -> None:
     """``--store "$STORE"``, and the variable is not set: what was to be kept would be lost."""
-    assert "unknown store ''" in refusal(capsys, "bare_app.py", "--store", "")
+    assert "unknown store ''" in refused("serve", "bare_app.py", "--store", "")
 
 
 @pytest.mark.parametrize("readable", [True, False])

@@ -7,6 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,7 @@ import httpx
 import pytest
 
 from mcp_sessions.authentication import key_file
-from mcp_sessions.cli import logs
 from mcp_sessions.cli.config_file import servers_of
-from mcp_sessions.cli.main import main
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.http_server import HTTPServer
 from mcp_sessions.stdio_server import StdioServer
@@ -26,15 +25,6 @@ from tests.support.serving import INITIALIZE, initialize, read_lines, serving
 
 ACCEPT = "application/json, text/event-stream"
 ENTRY: dict[str, Any] = {"command": sys.executable, "args": ["-S", CHILD]}
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command configures the logs of its process; this process is pytest's."""
-
-    def nothing(**_: object) -> None: ...
-
-    monkeypatch.setattr(logs, "configure", nothing)
 
 
 def written(here: Path, entries: object, name: str = "mcpServers") -> str:
@@ -223,14 +213,13 @@ def test_an_entry_that_cannot_be_served_is_named_in_one_line(
     tmp_path: Path,
     entry: object,
     said: str,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("EMPTY", "")
     file = written(tmp_path, {"a": entry})
-    assert main(["serve", "--config", file]) == 2
-    error = capsys.readouterr().err
-    assert f"{file}, line 1: a: " in error and said in error and error.count("\n") == 1
+    error = refused("serve", "--config", file)
+    assert f"{file}, line 1: a: " in error and said in error
 
 
 @pytest.mark.parametrize(
@@ -332,26 +321,20 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) ->
     ],
 )
 def test_options_that_do_not_go_with_a_file_are_one_line(
-    tmp_path: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, arguments: list[str], said: str, refused: Callable[..., str]
 ) -> None:
-    assert main(["serve", "--config", written(tmp_path, {"a": ENTRY}), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert said in refused("serve", "--config", written(tmp_path, {"a": ENTRY}), *arguments)
 
 
 @pytest.mark.parametrize("more", [["app.py"], ["--", "npx"]])
-def test_a_file_or_one_server_is_served(
-    more: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", "--config", "mcp.json", *more])
-    assert ended.value.code == 2
-    assert "--config serves the servers of its file" in capsys.readouterr().err
+def test_a_file_or_one_server_is_served(more: list[str], refused: Callable[..., str]) -> None:
+    assert "--config serves the servers of its file" in refused(
+        "serve", "--config", "mcp.json", *more
+    )
 
 
-def test_a_file_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--config", "/no/such/file.json"]) == 2
-    assert "/no/such/file.json: no such file" in capsys.readouterr().err
+def test_a_file_that_is_not_there_is_one_line(refused: Callable[..., str]) -> None:
+    assert "/no/such/file.json: no such file" in refused("serve", "--config", "/no/such/file.json")
 
 
 def test_an_entry_may_need_scopes(tmp_path: Path) -> None:
@@ -388,11 +371,12 @@ def test_scopes_that_are_not_understood_are_no_lock_and_are_refused(
 
 @pytest.mark.parametrize("lock", [(), ("--no-auth",)])
 def test_scopes_need_authentication(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], lock: tuple[str, ...]
+    tmp_path: Path, refused: Callable[..., str], lock: tuple[str, ...]
 ) -> None:
     file = written(tmp_path, {"a": {**ENTRY, "auth": {"scopes": ["files"]}}})
-    assert main(["serve", "--port", "0", "--config", file, *lock]) == 2
-    assert "a: scopes need authentication, such as --api-keys FILE" in capsys.readouterr().err
+    assert "a: scopes need authentication, such as --api-keys FILE" in refused(
+        "serve", "--port", "0", "--config", file, *lock
+    )
 
 
 def test_keys_with_scopes_reach_the_servers_of_a_file_that_they_are_for(tmp_path: Path) -> None:

@@ -7,21 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sessions.cli import logs
 from mcp_sessions.cli.arguments import expanded
 from mcp_sessions.cli.main import main
 from mcp_sessions.errors import ConfigurationError
 from tests.support.children import CHILD
 from tests.support.serving import initialize, read_lines, serving
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command configures the logs of its process; this process is pytest's."""
-
-    def nothing(**_: object) -> None: ...
-
-    monkeypatch.setattr(logs, "configure", nothing)
 
 
 def address(said: str) -> str:

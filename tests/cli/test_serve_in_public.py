@@ -3,13 +3,12 @@
 import http.client
 import json
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from mcp_sessions.cli.main import main
 from tests.support.serving import INITIALIZE, read_lines, serving
 
 APP = 'from mcp.server import MCPServer\nmcp = MCPServer("notes")\n'
@@ -63,18 +62,6 @@ def served(here: Path, *arguments: str) -> Generator[Setup]:
         setup.said = process.stderr.read()
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line on stderr with which the command ended, status 2."""
-    try:
-        status = main(["serve", *arguments])
-    except SystemExit as ended:
-        status = ended.code
-    assert status == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
-
-
 def test_what_is_refused_for_its_host_or_origin_is_logged_with_what_allows_it(here: Path) -> None:
     """421 and 403 alone do not say what an operator has to do."""
     with served(here, "app.py") as setup:
@@ -124,9 +111,9 @@ def test_what_is_allowed_comes_in(here: Path, app: str) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+    refused: Callable[..., str], arguments: tuple[str, ...], said: str
 ) -> None:
-    assert said in refusal(capsys, "app.py", *arguments)
+    assert said in refused("serve", "app.py", *arguments)
 
 
 def test_an_orchestrator_asks_whether_it_lives_and_may_be_sent_requests(here: Path) -> None:

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
@@ -26,13 +26,12 @@ from pydantic import AnyUrl
 from mcp_sessions.authentication.allowing import Allowed
 from mcp_sessions.authentication.credential import CannotVerify
 from mcp_sessions.authentication.identity_service import IdentityService
-from mcp_sessions.cli import logs
-from mcp_sessions.cli.main import main
 from mcp_sessions.cli.providers import PROVIDERS, provider_of, verifier_of
 from mcp_sessions.errors import ConfigurationError
 from mcp_sessions.server.upstream.sdk.provided import ProvidedVerifier
 from tests.support.children import CHILD
 from tests.support.issuers import Login, jwk
+from tests.support.processes import free_port
 from tests.support.serving import read_lines, serving
 from tests.support.world import Clock
 
@@ -51,11 +50,6 @@ def anyio_backend() -> str:
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing of the environment, and a folder of its own for what the proxy keeps."""
-
-    def nothing(**_: object) -> None:
-        """The command configures the logs of its process; this process is pytest's."""
-
-    monkeypatch.setattr(logs, "configure", nothing)
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("FASTMCP_HOME", str(tmp_path / "fastmcp"))
     monkeypatch.chdir(tmp_path)
@@ -168,9 +162,7 @@ class Browser:
             answer = await http.get(url)
             for _ in range(10):
                 if answer.status_code == 200:
-                    fields = dict(
-                        re.findall(r'name="(txn_id|csrf_token)" value="([^"]+)"', answer.text)
-                    )
+                    fields = dict(_FIELD.findall(answer.text))
                     self.consents += 1
                     answer = await http.post(
                         str(answer.url), data={**fields, "submit": "true", "action": "approve"}
@@ -202,13 +194,6 @@ async def tools(url: str, browser: Browser) -> list[str]:
     async with httpx2.AsyncClient(auth=auth, timeout=20, trust_env=False) as http:
         async with Client(streamable_http_client(url, http_client=http)) as client:
             return [tool.name for tool in (await client.list_tools()).tools]
-
-
-def free_port() -> int:
-    """The address of the server is a part of its settings."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 @pytest.mark.anyio
@@ -282,21 +267,16 @@ async def test_a_stock_client_registers_and_its_user_signs_in(
     ],
 )
 def test_a_start_with_weak_or_half_settings_is_refused_in_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+    refused: Callable[..., str], arguments: tuple[str, ...], said: str
 ) -> None:
     """Every user of a public provider could else use the server."""
-    assert main(["serve", *arguments, *COMMAND]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert said in refused("serve", *arguments, *COMMAND)
 
 
-def test_with_a_file_of_servers_it_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_a_file_of_servers_it_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "mcp.json").write_text("{}")
     given = ("--auth", "github", "--allow", "*", "--config", "mcp.json")
-    assert main(["serve", *given]) == 2
-    assert "--auth github cannot be used with --config" in capsys.readouterr().err
+    assert "--auth github cannot be used with --config" in refused("serve", *given)
 
 
 GITHUB = {

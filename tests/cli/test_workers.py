@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mcp_sessions.cli.main import main
 from tests.support.redis_server import namespace, shared_redis
 from tests.support.serving import read_lines, serving
 
@@ -114,6 +113,7 @@ def test_a_store_of_one_process_is_refused(here: Path, store: str) -> None:
     assert said.count("\n") == 1 and "--workers: the processes do not share the store" in said
 
 
-def test_one_pipe_is_not_for_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "app.py", "--workers", "2", "--stdio"]) == 2
-    assert "--workers: --stdio needs one process" in capsys.readouterr().err
+def test_one_pipe_is_not_for_several_processes(refused: Callable[..., str]) -> None:
+    assert "--workers: --stdio needs one process" in refused(
+        "serve", "app.py", "--workers", "2", "--stdio"
+    )

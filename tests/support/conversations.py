@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import acp
@@ -139,6 +139,12 @@ class RawClient:
         params: Json = {"sessionId": session_id, "cwd": cwd, "mcpServers": servers or []}
         return await self.ask("session/load", params)
 
+    async def resume(self, session_id: str) -> Any:
+        return await self.ask("session/resume", {"sessionId": session_id, "cwd": "/"})
+
+    async def cancel(self, session_id: str) -> None:
+        await self.send({"method": "session/cancel", "params": {"sessionId": session_id}})
+
     async def prompt(self, session_id: str, *texts: str) -> Any:
         return await self.ask("session/prompt", prompt(session_id, *texts))
 
@@ -196,6 +202,34 @@ Scene = Callable[["ScriptedAgent", str, str], Awaitable[str | None]]
 async def echo(agent: ScriptedAgent, session_id: str, text: str) -> str | None:
     await agent.say(session_id, f"echo {text}")
     return None
+
+
+class Paused:
+    """A scene that says something, waits until it is let go on, and says something else."""
+
+    def __init__(self, before: str = "begun", after: str = "finished") -> None:
+        self.before, self.after = before, after
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.was_cancelled = False
+
+    async def __call__(self, agent: ScriptedAgent, session_id: str, text: str) -> str | None:
+        await agent.say(session_id, self.before)
+        self.begun.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+        await agent.say(session_id, self.after)
+        return "cancelled" if self.was_cancelled else None
+
+    async def reached(self, client: RawClient, session_id: str) -> asyncio.Future[Json]:
+        """Send a prompt, and return once the scene waits; the prompt's answer comes later."""
+        answer = await client.begin("session/prompt", prompt(session_id, "go"))
+        with anyio.fail_after(WITHIN):
+            await self.begun.wait()
+        return answer
 
 
 class ScriptedAgent:
@@ -273,3 +307,19 @@ async def conversation(
     async with client_of(layer) as client:
         await client.initialize()
         yield client
+
+
+@asynccontextmanager
+async def two_clients(
+    layer: AcpSessionLayer, other: AcpSessionLayer | None = None
+) -> AsyncGenerator[tuple[RawClient, RawClient]]:
+    """Two that have shaken hands with a layer, or the second one with another layer."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(layer)
+        if other is not None:
+            await stack.enter_async_context(other)
+        first = await stack.enter_async_context(client_of(layer))
+        second = await stack.enter_async_context(client_of(other or layer))
+        await first.initialize()
+        await second.initialize()
+        yield first, second
