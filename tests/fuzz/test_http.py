@@ -391,20 +391,23 @@ def in_virtual_time(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         runner.run(work())
 
 
+async def expect_all_answered(
+    requests: list[Sent], check: Callable[[Reply, Any], None] = expect_answered, **how: bool
+) -> None:
+    """Sent one after the other, to a target that is made so."""
+    async with target(**how) as server:
+        for sent in requests:
+            reply, message = deliver(server, sent)
+            await settled(reply)
+            check(reply, message)
+        await expect_well(server)
+
+
 @examples(1.5)
 @given(st.lists(REQUESTS, min_size=3, max_size=8))
 def test_whatever_is_sent_is_answered(requests: list[Sent]) -> None:
     """One after the other."""
-
-    async def run() -> None:
-        async with target() as server:
-            for sent in requests:
-                reply, message = deliver(server, sent)
-                await settled(reply)
-                expect_answered(reply, message)
-            await expect_well(server)
-
-    in_virtual_time(run)
+    in_virtual_time(lambda: expect_all_answered(requests))
 
 
 @examples(0.5)
@@ -427,16 +430,7 @@ def test_whatever_is_sent_at_once_is_answered(requests: list[Sent]) -> None:
 @given(st.lists(REQUESTS, min_size=1, max_size=4))
 def test_whatever_is_sent_without_a_store_is_answered(requests: list[Sent]) -> None:
     """Stateless mode."""
-
-    async def run() -> None:
-        async with target(stateless=True) as server:
-            for sent in requests:
-                reply, message = deliver(server, sent)
-                await settled(reply)
-                check_stateless(reply, message)
-            await expect_well(server)
-
-    in_virtual_time(run)
+    in_virtual_time(lambda: expect_all_answered(requests, check_stateless, stateless=True))
 
 
 def check_stateless(reply: Reply, message: Any) -> None:

@@ -5,6 +5,8 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,12 +44,32 @@ class Reloads:
             await self.seen.wait_for(lambda: self.begun >= count)
 
 
+@asynccontextmanager
+async def running(reloading: Reloading) -> AsyncGenerator[Reloading]:
+    """It runs until the block ends."""
+    task = asyncio.create_task(reloading.run())
+    try:
+        yield reloading
+    finally:
+        await stopped(task)
+
+
+@contextmanager
+def early() -> Generator[None]:
+    """The signal is handled as before a server is ready."""
+    before = signal.getsignal(signal.SIGHUP)
+    handle_early()
+    try:
+        yield
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)
+
+
 async def test_asked_a_hundred_times_while_one_runs_one_more_follows() -> None:
     reloads = Reloads()
     reloads.continues.clear()
-    reloading = Reloading(reloads)
-    running = asyncio.create_task(reloading.run())
-    try:
+    async with running(Reloading(reloads)) as reloading:
         reloading.ask()
         await reloads.until(1)
         for _ in range(100):
@@ -57,8 +79,6 @@ async def test_asked_a_hundred_times_while_one_runs_one_more_follows() -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert reloads.begun == 2
-    finally:
-        await stopped(running)
 
 
 async def test_a_reload_that_fails_is_a_line_in_the_log_and_the_next_one_is_tried(
@@ -67,9 +87,7 @@ async def test_a_reload_that_fails_is_a_line_in_the_log_and_the_next_one_is_trie
     caplog.set_level(logging.INFO, "mcp_sessions.serve.reloading")
     reloads = Reloads()
     reloads.fails = ConfigurationError("servers.json, line 3, column 4: Expecting value")
-    reloading = Reloading(reloads)
-    running = asyncio.create_task(reloading.run())
-    try:
+    async with running(Reloading(reloads)) as reloading:
         reloading.ask()
         await reloads.until(1)
         await asyncio.sleep(0)
@@ -77,8 +95,6 @@ async def test_a_reload_that_fails_is_a_line_in_the_log_and_the_next_one_is_trie
         reloading.ask()
         await reloads.until(2)
         await asyncio.sleep(0)
-    finally:
-        await stopped(running)
     assert [each.getMessage() for each in caplog.records] == [
         "not reloaded, everything is served as before: servers.json, line 3, column 4: "
         "Expecting value",
@@ -91,8 +107,7 @@ async def test_a_file_that_changed_is_read_again(tmp_path: Path, how: str) -> No
     file = tmp_path / "servers.json"
     file.write_text("{}")
     reloads = Reloads()
-    running = asyncio.create_task(Reloading(reloads, [str(file)], every=0.01).run())
-    try:
+    async with running(Reloading(reloads, [str(file)], every=0.01)):
         if how == "written":
             file.write_text("{ }")
         elif how == "replaced":
@@ -104,62 +119,42 @@ async def test_a_file_that_changed_is_read_again(tmp_path: Path, how: str) -> No
             file.unlink()
         await reloads.until(1)
         assert reloads.begun == 1
-    finally:
-        await stopped(running)
 
 
 async def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path) -> None:
     file = tmp_path / "servers.json"
     file.write_text("{}")
     reloads = Reloads()
-    reloading = Reloading(reloads, [str(file)], every=0.001)
-    running = asyncio.create_task(reloading.run())
-    try:
+    async with running(Reloading(reloads, [str(file)], every=0.001)) as reloading:
         for _ in range(20):
             await asyncio.sleep(0.001)
         assert reloads.begun == 0
         reloading.ask()
         await reloads.until(1)
-    finally:
-        await stopped(running)
 
 
 async def test_a_signal_before_the_server_is_ready_ends_nothing_and_is_not_lost() -> None:
-    before = signal.getsignal(signal.SIGHUP)
     reloads = Reloads()
-    handle_early()
-    try:
+    with early():
         os.kill(os.getpid(), signal.SIGHUP)
         reloading = Reloading(reloads)
         reloading.ask_at_signal()
-        running = asyncio.create_task(reloading.run())
-        try:
+        async with running(reloading):
             await reloads.until(1)
             os.kill(os.getpid(), signal.SIGHUP)
             await reloads.until(2)
             assert reloads.begun == 2
-        finally:
-            await stopped(running)
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 async def test_without_a_signal_nothing_is_read_again_at_the_start() -> None:
-    before = signal.getsignal(signal.SIGHUP)
     reloads = Reloads()
-    handle_early()
-    try:
+    with early():
         reloading = Reloading(reloads)
         reloading.ask_at_signal()
-        running = asyncio.create_task(reloading.run())
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert reloads.begun == 0
-        await stopped(running)
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+        async with running(reloading):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert reloads.begun == 0
 
 
 async def test_systemd_learns_of_a_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,13 +163,9 @@ async def test_systemd_learns_of_a_reload(tmp_path: Path, monkeypatch: pytest.Mo
         reader.settimeout(WITHIN)
         monkeypatch.setenv(VARIABLE, str(tmp_path / "notify"))
         reloads = Reloads()
-        reloading = Reloading(reloads)
-        running = asyncio.create_task(reloading.run())
-        try:
+        async with running(Reloading(reloads)) as reloading:
             reloading.ask()
             await reloads.until(1)
             await asyncio.sleep(0)
-        finally:
-            await stopped(running)
         assert reader.recv(100).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
         assert reader.recv(100) == READY.encode()

@@ -65,6 +65,25 @@ async def new(store: RedisStore, mode: Mode = Mode.PROTOCOL) -> SessionId:
     return (await store.create(mode, ANONYMOUS, peer=None, now=NOW)).session_id
 
 
+@asynccontextmanager
+async def used(
+    *options: str, timeout: float = 10, mode: Mode = Mode.PROTOCOL
+) -> AsyncGenerator[tuple[RedisServer, RedisStore, SessionId]]:
+    """A server with these options, a store on it, and a session in that."""
+    with redis_server(*options) as server:
+        async with opened(server, timeout) as store:
+            yield server, store, await new(store, mode)
+
+
+@asynccontextmanager
+async def through_a_proxy(
+    server: RedisServer, timeout: float = 10
+) -> AsyncGenerator[tuple[TcpProxy, RedisStore]]:
+    async with TcpProxy("127.0.0.1", server.port) as proxy:
+        async with opened(server, timeout, f"redis://{proxy.host}:{proxy.port}") as store:
+            yield proxy, store
+
+
 async def append(store: RedisStore, session_id: SessionId, stream: StreamName = EVENTS) -> str:
     appended = await store.append(session_id, Draft(b"{}"), now=NOW, stream=stream)
     assert appended is not None
@@ -81,9 +100,7 @@ async def read(
 async def until(is_so: Callable[[], bool]) -> None:
     """A bounded wait for what nothing tells of."""
     async with asyncio.timeout(10):
-        while True:
-            if is_so():
-                return
+        while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -149,74 +166,70 @@ class Received:
 
 async def test_a_redis_that_answers_nothing_is_an_error_in_time() -> None:
     """HTP5: for every call that waits, and then at once for those that come later."""
-    with redis_server() as server:
-        async with opened(server, TIMEOUT) as store:
-            session_id = await new(store)
-            with suspended(server):
-                begun = time.monotonic()
-                waiting = [append(store, session_id) for _ in range(20)]
-                outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-                assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
-                assert time.monotonic() - begun < 5 * TIMEOUT
+    async with used(timeout=TIMEOUT) as (server, store, session_id):
+        with suspended(server):
+            begun = time.monotonic()
+            waiting = [append(store, session_id) for _ in range(20)]
+            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+            assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+            assert time.monotonic() - begun < 5 * TIMEOUT
 
-                begun = time.monotonic()
-                for _ in range(100):
-                    with pytest.raises(StoreUnavailable):
-                        await store.load(session_id, now=NOW)
-                assert time.monotonic() - begun < 5 * TIMEOUT
+            begun = time.monotonic()
+            for _ in range(100):
+                with pytest.raises(StoreUnavailable):
+                    await store.load(session_id, now=NOW)
+            assert time.monotonic() - begun < 5 * TIMEOUT
 
-            await back(store, session_id)
-            await append(store, session_id)
+        await back(store, session_id)
+        await append(store, session_id)
 
 
 async def test_every_method_says_that_it_is_away_and_none_falls_back() -> None:
     """HTP5: never to memory; and no answer is made up."""
-    with redis_server() as server:
-        async with opened(server) as store:
-            session_id = await new(store)
-            event = (await store.append(session_id, Draft(b"{}"), now=NOW)) or pytest.fail()
-            position, epoch = Position(parse(event.event.event_id).log_epoch, 0), FencingEpoch(1)
-            key = KeyUse(RequestKey("key"), b"digest", "process")
-            server.kill()
-            exchange = store.exchange
-            assert exchange is not None
-            for call in (
-                store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW),
-                store.load(session_id, now=NOW),
-                store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=key),
-                store.touch([session_id], now=NOW),
-                store.end(session_id),
-                store.expire(now=NOW, held=(), limit=1),
-                store.append(session_id, Draft(b"{}"), now=NOW),
-                store.read(session_id, None, now=NOW),
-                store.head(session_id),
-                store.open_stream(session_id, GET_STREAM),
-                store.drop_stream(session_id, GET_STREAM),
-                store.drop_origin(session_id, session_id),
-                store.carry(session_id, session_id, epoch, position),
-                store.relay(session_id, session_id, epoch, event.event, now=NOW),
-                store.attach(session_id, HERE, now=NOW),
-                store.detach(session_id, epoch),
-                store.change(session_id, SetCurrent(None)),
-                store.change(session_id, SetStreamOpened()),
-                store.subscribe(session_id, "note://1"),
-                store.unsubscribe(session_id, "note://1"),
-                store.subscribers("note://1"),
-                store.all_sessions(),
-                store.change(session_id, SetFilter(frozenset({"note://1"}), frozenset())),
-                store.change(session_id, SetWaitsFrom(None)),
-                store.change(session_id, SetLogLevel("info")),
-                store.change_state(session_id, {"a": 1}, ()),
-                store.finish_request(session_id, key.key, b"{}", now=NOW),
-                store.load_data(session_id),
-                store.replace_data(session_id, {}, expected_version=0),
-                exchange.send(b""),
-                exchange.is_alive("process"),
-                exchange.watch(session_id, EVENTS),
-                exchange.join("process", Received()),
-            ):
-                with pytest.raises(StoreUnavailable):
-                    await call
+    async with used() as (server, store, session_id):
+        event = (await store.append(session_id, Draft(b"{}"), now=NOW)) or pytest.fail()
+        position, epoch = Position(parse(event.event.event_id).log_epoch, 0), FencingEpoch(1)
+        key = KeyUse(RequestKey("key"), b"digest", "process")
+        server.kill()
+        exchange = store.exchange
+        assert exchange is not None
+        for call in (
+            store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW),
+            store.load(session_id, now=NOW),
+            store.admit(session_id, ANONYMOUS, mode=Mode.PROTOCOL, now=NOW, key=key),
+            store.touch([session_id], now=NOW),
+            store.end(session_id),
+            store.expire(now=NOW, held=(), limit=1),
+            store.append(session_id, Draft(b"{}"), now=NOW),
+            store.read(session_id, None, now=NOW),
+            store.head(session_id),
+            store.open_stream(session_id, GET_STREAM),
+            store.drop_stream(session_id, GET_STREAM),
+            store.drop_origin(session_id, session_id),
+            store.carry(session_id, session_id, epoch, position),
+            store.relay(session_id, session_id, epoch, event.event, now=NOW),
+            store.attach(session_id, HERE, now=NOW),
+            store.detach(session_id, epoch),
+            store.change(session_id, SetCurrent(None)),
+            store.change(session_id, SetStreamOpened()),
+            store.subscribe(session_id, "note://1"),
+            store.unsubscribe(session_id, "note://1"),
+            store.subscribers("note://1"),
+            store.all_sessions(),
+            store.change(session_id, SetFilter(frozenset({"note://1"}), frozenset())),
+            store.change(session_id, SetWaitsFrom(None)),
+            store.change(session_id, SetLogLevel("info")),
+            store.change_state(session_id, {"a": 1}, ()),
+            store.finish_request(session_id, key.key, b"{}", now=NOW),
+            store.load_data(session_id),
+            store.replace_data(session_id, {}, expected_version=0),
+            exchange.send(b""),
+            exchange.is_alive("process"),
+            exchange.watch(session_id, EVENTS),
+            exchange.join("process", Received()),
+        ):
+            with pytest.raises(StoreUnavailable):
+                await call
 
 
 def parse(event_id: str) -> Position:
@@ -227,28 +240,26 @@ def parse(event_id: str) -> Position:
 
 async def test_it_is_asked_no_faster_than_it_can_come_back() -> None:
     """HTP5: no busy loop, also where an exchange listens."""
-    with redis_server() as server:
-        async with opened(server) as store:
-            session_id = await new(store)
-            assert store.exchange is not None
-            await store.exchange.join("process", Received())
-            server.kill()
-            attempts = 0
-            link = link_of(store)
-            make = link._make  # pyright: ignore[reportPrivateUsage]
+    async with used() as (server, store, session_id):
+        assert store.exchange is not None
+        await store.exchange.join("process", Received())
+        server.kill()
+        attempts = 0
+        link = link_of(store)
+        make = link._make  # pyright: ignore[reportPrivateUsage]
 
-            def counted() -> object:
-                nonlocal attempts
-                attempts += 1
-                return make()
+        def counted() -> object:
+            nonlocal attempts
+            attempts += 1
+            return make()
 
-            link._make = counted  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-            begun = time.monotonic()
-            while time.monotonic() - begun < 1.2:
-                with pytest.raises(StoreUnavailable):
-                    await store.load(session_id, now=NOW)
-                await asyncio.sleep(0)
-            assert 2 <= attempts <= 4
+        link._make = counted  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        begun = time.monotonic()
+        while time.monotonic() - begun < 1.2:
+            with pytest.raises(StoreUnavailable):
+                await store.load(session_id, now=NOW)
+            await asyncio.sleep(0)
+        assert 2 <= attempts <= 4
 
 
 async def test_a_redis_that_was_killed_and_comes_back_is_used_again(
@@ -257,45 +268,38 @@ async def test_a_redis_that_was_killed_and_comes_back_is_used_again(
     """HTP5: by itself; what was written to its disk is there. Only what failed is counted."""
     failed: list[str] = []
     monkeypatch.setattr("mcp_sessions.metrics.store_failed", failed.append)
-    with redis_server(*KEPT) as server:
-        async with opened(server) as store:
-            session_id = await new(store)
-            await store.change_state(session_id, {"a": 1}, ())
-            assert not failed
-            server.kill()
-            with pytest.raises(StoreUnavailable):
-                await append(store, session_id)
-            assert failed == ["redis"]
-            server.start()
-            await back(store, session_id)
-            record = await store.load(session_id, now=NOW)
-            assert record is not None and record.state.values == {"a": 1}
+    async with used(*KEPT) as (server, store, session_id):
+        await store.change_state(session_id, {"a": 1}, ())
+        assert not failed
+        server.kill()
+        with pytest.raises(StoreUnavailable):
             await append(store, session_id)
+        assert failed == ["redis"]
+        server.start()
+        await back(store, session_id)
+        record = await store.load(session_id, now=NOW)
+        assert record is not None and record.state.values == {"a": 1}
+        await append(store, session_id)
 
 
 async def test_a_call_that_is_cancelled_takes_nobody_elses_answer() -> None:
-    with redis_server() as server:
-        async with opened(server) as store:
-            session_id = await new(store)
-            for _ in range(20):
-                calls = [asyncio.create_task(asked(store, "ECHO", str(n))) for n in range(20)]
-                await asyncio.sleep(0)
-                for call in calls[::3]:
-                    call.cancel()
-                answers = await asyncio.gather(*calls, return_exceptions=True)
-                for number, answer in enumerate(answers):
-                    cancelled = isinstance(answer, asyncio.CancelledError)
-                    assert answer == str(number).encode() or (cancelled and number % 3 == 0)
-            await append(store, session_id)
+    async with used() as (_, store, session_id):
+        for _ in range(20):
+            calls = [asyncio.create_task(asked(store, "ECHO", str(n))) for n in range(20)]
+            await asyncio.sleep(0)
+            for call in calls[::3]:
+                call.cancel()
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            for number, answer in enumerate(answers):
+                cancelled = isinstance(answer, asyncio.CancelledError)
+                assert answer == str(number).encode() or (cancelled and number % 3 == 0)
+        await append(store, session_id)
 
 
 async def test_a_large_write_that_is_cancelled_half_way_breaks_nobody_elses_call() -> None:
     """They share a connection, and it may be slow: what was begun is written to its end."""
     with redis_server() as server:
-        async with (
-            TcpProxy("127.0.0.1", server.port) as proxy,
-            opened(server, url=f"redis://{proxy.host}:{proxy.port}") as store,
-        ):
+        async with through_a_proxy(server) as (proxy, store):
             session_id = await new(store)
             # The server knows the script now: it is sent once.
             assert await store.replace_data(session_id, {}, expected_version=0)
@@ -327,10 +331,7 @@ async def test_a_large_write_that_is_cancelled_half_way_breaks_nobody_elses_call
 async def test_a_large_write_that_nobody_takes_is_an_error_in_time() -> None:
     """For who wrote it as for who comes after; and then the connection is another one."""
     with redis_server() as server:
-        async with (
-            TcpProxy("127.0.0.1", server.port) as proxy,
-            opened(server, url=f"redis://{proxy.host}:{proxy.port}", timeout=TIMEOUT) as store,
-        ):
+        async with through_a_proxy(server, TIMEOUT) as (proxy, store):
             session_id = await new(store)
             (connection,) = proxy.connections
             connection.stall(Side.CLIENT)
@@ -360,13 +361,11 @@ async def test_an_answer_that_waits_is_read_before_anybody_says_that_there_is_no
 
 async def test_a_connection_that_the_server_closed_is_made_again() -> None:
     """An idle one, as servers and proxies close them: the next call does not fail."""
-    with redis_server() as server:
-        async with opened(server) as store:
-            session_id = await new(store)
-            link = link_of(store)
-            server.ask("CLIENT KILL TYPE normal SKIPME yes")
-            await until(lambda: link._connection is None)  # pyright: ignore[reportPrivateUsage]
-            assert await append(store, session_id)
+    async with used() as (server, store, session_id):
+        link = link_of(store)
+        server.ask("CLIENT KILL TYPE normal SKIPME yes")
+        await until(lambda: link._connection is None)  # pyright: ignore[reportPrivateUsage]
+        assert await append(store, session_id)
 
 
 # --- lost writes -----------------------------------------------------------------------------
@@ -431,20 +430,18 @@ async def test_a_failover_that_lost_writes_is_no_silent_hole() -> None:
 
 async def test_a_conversation_keeps_what_is_left_and_issues_no_number_twice() -> None:
     """Its log is all there is of it: it is not emptied."""
-    with redis_server(*KEPT) as server:
-        async with opened(server) as store:
-            session_id = await new(store, Mode.AGENT)
-            ids = [await append(store, session_id) for _ in range(3)]
-            server.stop()
-            server.start()
-            await back(store, session_id)
+    async with used(*KEPT, mode=Mode.AGENT) as (server, store, session_id):
+        ids = [await append(store, session_id) for _ in range(3)]
+        server.stop()
+        server.start()
+        await back(store, session_id)
 
-            newest = await append(store, session_id)
+        newest = await append(store, session_id)
 
-            assert parse(newest).log_epoch == parse(ids[0]).log_epoch
-            assert parse(newest).number > 1_000
-            start = Position(parse(ids[0]).log_epoch, 0).event_id()
-            assert await read(store, session_id, start) == ([1, 2, 3, parse(newest).number], None)
+        assert parse(newest).log_epoch == parse(ids[0]).log_epoch
+        assert parse(newest).number > 1_000
+        start = Position(parse(ids[0]).log_epoch, 0).event_id()
+        assert await read(store, session_id, start) == ([1, 2, 3, parse(newest).number], None)
 
 
 async def test_a_stream_takes_the_events_of_a_log_that_began_anew() -> None:

@@ -37,11 +37,7 @@ def replaced(path: Path) -> None:
     other.replace(path)
 
 
-HOW: dict[str, Callable[[Path], None]] = {
-    "deleted": deleted,
-    "moved": moved,
-    "replaced": replaced,
-}
+HOW = (deleted, moved, replaced)
 
 
 def emptied(path: Path) -> None:
@@ -52,18 +48,19 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 4_096)
 
 
-WITHOUT_REPLACING: dict[str, Callable[[Path], None]] = {
-    "emptied": emptied,
-    "cut": cut,
-}
+WITHOUT_REPLACING = (emptied, cut)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Nothing says when: this is a bounded wait on the condition itself."""
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def refused(caplog: pytest.LogCaptureFixture) -> str:
     """What is logged as an error when the store notices, which it does by itself."""
-    async with asyncio.timeout(10):
-        # Nothing says when: this is a bounded wait on the condition itself.
-        while not errors(caplog):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(lambda: bool(errors(caplog)))
     [said] = errors(caplog)
     return said
 
@@ -73,15 +70,15 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-lock"])
-@pytest.mark.parametrize("how", list(HOW))
+@pytest.mark.parametrize("how", HOW)
 async def test_a_file_that_is_gone_is_served_no_more(
-    how: str, suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    how: Callable[[Path], None], suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor what is in memory of it. One line says so, also if nobody asks."""
     path = tmp_path / "sessions.db"
     async with opened(path) as store:
         session_id = await new(store)
-        HOW[how](tmp_path / f"sessions.db{suffix}")
+        how(tmp_path / f"sessions.db{suffix}")
         assert f"sessions.db{suffix} was" in await refused(caplog)
         for call in (
             store.load(session_id, now=NOW),
@@ -96,9 +93,9 @@ async def test_a_file_that_is_gone_is_served_no_more(
         assert len(errors(caplog)) == 1
 
 
-@pytest.mark.parametrize("how", list(WITHOUT_REPLACING))
+@pytest.mark.parametrize("how", WITHOUT_REPLACING)
 async def test_a_file_that_is_shortened_in_place_is_served_no_more(
-    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    how: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It has the same inode, so it looks as if it was there. It is served again when it is back."""
     path = tmp_path / "sessions.db"
@@ -107,7 +104,7 @@ async def test_a_file_that_is_shortened_in_place_is_served_no_more(
     async with opened(path) as store:
         session_id = await new(store)
         whole = path.read_bytes()
-        WITHOUT_REPLACING[how](path)
+        how(path)
         assert "sessions.db was" in await refused(caplog)
         for call in (
             store.load(session_id, now=NOW),
@@ -119,9 +116,7 @@ async def test_a_file_that_is_shortened_in_place_is_served_no_more(
             assert failed.value.client_text == "the session store refuses requests (lost)"
         with path.open("r+b") as file:
             file.write(whole)
-        async with asyncio.timeout(10):
-            while "is back" not in caplog.text:  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.02)
+        await until(lambda: "is back" in caplog.text)
         assert await store.append(session_id, Draft(b"{}"), now=NOW) is not None
 
 
@@ -166,9 +161,7 @@ async def test_a_file_that_is_shortened_by_a_vacuum_is_served_on(
                 other.execute("VACUUM")
                 other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             other.close()
-            async with asyncio.timeout(10):
-                while path.stat().st_size >= before:  # noqa: ASYNC110 - as above
-                    await asyncio.sleep(0.02)
+            await until(lambda before=before: path.stat().st_size < before)
             async with asyncio.timeout(10):
                 while True:
                     try:
@@ -191,9 +184,7 @@ async def test_a_file_that_is_put_back_is_served_again(
         moved(path)
         await refused(caplog)
         path.with_name("elsewhere").rename(path)
-        async with asyncio.timeout(10):
-            while len(caplog.records) < 2:  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.02)
+        await until(lambda: len(caplog.records) >= 2)
         assert await store.load(session_id, now=NOW) is not None
         assert await store.append(session_id, Draft(b"{}"), now=NOW) is not None
 
