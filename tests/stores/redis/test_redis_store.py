@@ -6,8 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ from mcp_sessions.stores.redis.lists import MARGIN
 from mcp_sessions.stores.redis.record_codec import KnownSubscriptions, Peers
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.stores.urls import open_store
+from tests.stores import opening
+from tests.stores.opening import NOW, POLICY, new
 from tests.support.duplex import duplex_world
 from tests.support.modern import ModernClient, session_meta
 from tests.support.raw import keyed
@@ -59,20 +61,12 @@ ROOT = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
-NOW = 1_800_000_000.0
-POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)
 KEY = KeyUse(RequestKey("key"), b"digest", "process-1")
 
 
-@asynccontextmanager
-async def opened(own: str | None = None, **limits: Any) -> AsyncGenerator[RedisStore]:
+def opened(own: str | None = None, **limits: Any) -> AbstractAsyncContextManager[RedisStore]:
     durations: dict[str, Any] = {"idle_timeout": 100, "max_lifetime": 1_000}
-    store = redis_store(own=own)
-    await store.open(SessionPolicy(**(durations | limits)))
-    try:
-        yield store
-    finally:
-        await store.close()
+    return opening.opened(redis_store(own=own), SessionPolicy(**(durations | limits)))
 
 
 class Deaf:
@@ -151,6 +145,12 @@ def test_a_url_that_cannot_be_used_is_refused_and_not_repeated(url: str) -> None
     assert "secret" not in str(refused.value)
 
 
+def ran(script: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
+
+
 def test_without_its_library_the_error_names_the_extra() -> None:
     script = (
         "import sys; sys.modules['redis'] = None\n"
@@ -160,9 +160,7 @@ def test_without_its_library_the_error_names_the_extra() -> None:
         "except ConfigurationError as refused: print(refused)\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50
-    )
+    done = ran(script)
 
     assert "pip install 'mcp-sessions[redis]'" in done.stdout, done.stderr
     assert "secret" not in done.stdout
@@ -171,9 +169,7 @@ def test_without_its_library_the_error_names_the_extra() -> None:
 def test_what_does_not_use_it_does_not_load_its_library() -> None:
     script = "import sys, mcp_sessions.layer; print('redis' in sys.modules)"
 
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50
-    )
+    done = ran(script)
 
     assert done.stdout.strip() == "False", done.stderr
 
@@ -296,7 +292,7 @@ async def test_every_key_goes_by_itself_when_no_server_comes_back() -> None:
 async def test_response_streams_of_a_dead_process_give_back_their_room() -> None:
     """Nobody is left who drops them, and their session may go on for days."""
     async with opened(max_age=50) as store:
-        of = (await store.create(Mode.TRANSPORT, ANONYMOUS, peer=None, now=NOW)).session_id
+        of = await new(store, Mode.TRANSPORT)
 
         async def streams() -> set[str]:
             return {key.rpartition(":e:")[2] for key in await keys_of(store) if ":e:" in key}
@@ -328,7 +324,7 @@ async def streams_of(store: RedisStore, session_id: SessionId, count: int) -> No
 async def test_a_session_with_more_keys_than_lua_unpacks_is_ended_and_expired(by: str) -> None:
     """Its process died and left its response streams: each has two keys."""
     async with opened() as store:
-        large = (await store.create(Mode.TRANSPORT, ANONYMOUS, peer=None, now=NOW)).session_id
+        large = await new(store, Mode.TRANSPORT)
         await streams_of(store, large, 4_100)
 
         if by == "end":
@@ -345,7 +341,7 @@ async def test_a_session_with_more_keys_than_lua_unpacks_is_ended_and_expired(by
 async def test_the_first_event_of_a_stream_costs_the_same_however_many_others_are_open() -> None:
     """Else a client with many calls makes each of its calls slower than the one before."""
     async with opened() as store:
-        of = (await store.create(Mode.TRANSPORT, ANONYMOUS, peer=None, now=NOW)).session_id
+        of = await new(store, Mode.TRANSPORT)
         names = [StreamName(f"post-{number}") for number in range(200)]
         await asyncio.gather(
             *(store.append(of, Draft(b"x"), now=NOW, stream=name) for name in names)
@@ -364,7 +360,7 @@ async def test_the_first_event_of_a_stream_costs_the_same_however_many_others_ar
 async def test_streams_that_an_older_version_left_give_back_their_room_too() -> None:
     """It kept no list of them."""
     async with opened(max_age=50) as store:
-        of = (await store.create(Mode.TRANSPORT, ANONYMOUS, peer=None, now=NOW)).session_id
+        of = await new(store, Mode.TRANSPORT)
         for number in range(60):
             stream = StreamName(f"post-{number}")
             await store.append(of, Draft(b"x"), now=NOW, stream=stream)
@@ -386,8 +382,7 @@ async def test_a_session_that_cannot_be_read_stops_no_round_for_the_others(
 ) -> None:
     """Whoever expires and touches goes on with the next, and says that there was one."""
     async with opened() as store:
-        made = [await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW) for _ in range(4)]
-        first, bad, held, last = [each.session_id for each in made]
+        first, bad, held, last = [await new(store) for _ in range(4)]
         key = store_key(store, bad)
         if broken == "of another kind":
             await asked(store, "SET", key, "x")
@@ -412,12 +407,12 @@ async def test_who_ended_a_session_learns_so_although_its_entry_could_not_be_rem
     """It has ended: what runs for it has to end. The place is found by who looks next."""
     async with opened(max_sessions=1) as store:
         # Once before: where the server has a script already, running it is one command.
-        before = await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)
+        before = await new(store)
         if by == "end":
-            await store.end(before.session_id)
+            await store.end(before)
         else:
             await store.expire(now=NOW + 100, held=(), limit=9)
-        of = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
+        of = await new(store)
         await store.subscribe(of, "note://1")
         call = store._link.call  # pyright: ignore[reportPrivateUsage]
         died = dies_after(store, 1 if by == "end" else 2)
@@ -555,7 +550,7 @@ async def test_a_request_is_not_notified_all_subscriptions_again() -> None:
     """A session may have thousands; another process's change is seen all the same."""
     own = namespace()
     async with opened(own) as store, opened(own) as other:
-        session_id = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
+        session_id = await new(store)
         uris = frozenset(f"note://{number}" for number in range(2_000))
         await store.change(session_id, SetFilter(uris, frozenset()))
         asked_for = [await admitted(each, session_id) for each in (store, other)]
@@ -579,7 +574,7 @@ async def test_who_changes_its_subscriptions_is_not_notified_all_of_them_for_tha
     """It may do so all the time, and others wait while thousands of them are read."""
     own = namespace()
     async with opened(own) as store, opened(own) as other:
-        session_id = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
+        session_id = await new(store)
         uris = frozenset(f"note://{number}" for number in range(2_000))
         await store.change(session_id, SetFilter(uris, frozenset()))
         assert await admitted(store, session_id) == uris
@@ -595,7 +590,7 @@ async def test_who_changes_its_subscriptions_is_not_notified_all_of_them_for_tha
         await other.subscribe(session_id, "note://y")
         await store.subscribe(session_id, "note://z")
         assert await admitted(store, session_id) >= {"note://x", "note://y", "note://z"}
-        fresh = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
+        fresh = await new(store)
         await store.subscribe(fresh, "note://x")
         assert await admitted(store, fresh) == await admitted(other, fresh) == {"note://x"}
 
@@ -652,7 +647,7 @@ def test_what_is_known_of_clients_is_bounded() -> None:
 async def test_subscriptions_that_an_older_version_made_count_too(counted: str | None) -> None:
     """It kept no count of their bytes, and one next to us may change them without it."""
     async with opened(max_subscription_bytes=100) as store:
-        of = (await store.create(Mode.PROTOCOL, ANONYMOUS, peer=None, now=NOW)).session_id
+        of = await new(store)
         for uri in ("a" * 40, "b" * 40):
             await store.subscribe(of, uri)
         key = store_key(store, of)

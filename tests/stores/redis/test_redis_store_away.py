@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 import pytest
 
@@ -35,12 +35,13 @@ from mcp_sessions.stores.record_changes import (
 from mcp_sessions.stores.records import Attachment
 from mcp_sessions.stores.redis.pubsub import RedisExchange
 from mcp_sessions.stores.redis.redis_store import RedisStore
+from tests.stores import opening
+from tests.stores.opening import NOW, new
 from tests.support.proxy import Side, TcpProxy
 from tests.support.redis_server import RedisServer, asked, link_of, redis_server, sent_by
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
-NOW = 1_800_000_000.0
 POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000, max_data_bytes=2**25)
 HERE, THERE = ConnectionId("here"), ConnectionId("there")
 TIMEOUT = 1.5
@@ -49,20 +50,10 @@ TIMEOUT = 1.5
 KEPT = ("--appendonly", "yes", "--appendfsync", "always")
 
 
-@asynccontextmanager
-async def opened(
+def opened(
     server: RedisServer, timeout: float = 10, url: str | None = None
-) -> AsyncGenerator[RedisStore]:
-    store = RedisStore(url or server.url, timeout=timeout)
-    await store.open(POLICY)
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-async def new(store: RedisStore, mode: Mode = Mode.PROTOCOL) -> SessionId:
-    return (await store.create(mode, ANONYMOUS, peer=None, now=NOW)).session_id
+) -> AbstractAsyncContextManager[RedisStore]:
+    return opening.opened(RedisStore(url or server.url, timeout=timeout), POLICY)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Server-wide changes in a Redis: an answer that is lost, and what a few sessions cost."""
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -9,18 +9,17 @@ from mcp_sessions.core.log import Draft, LoggedEvent
 from mcp_sessions.core.states import Mode
 from mcp_sessions.ids import EVENTS, GET_STREAM, Position, SessionId, StreamName
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import ANONYMOUS
 from mcp_sessions.stores.contract import CHANGES_AT_ONCE
 from mcp_sessions.stores.records import ServerChange
 from mcp_sessions.stores.redis.lists import IN_FLIGHT
 from mcp_sessions.stores.redis.redis_store import RedisStore
 from mcp_sessions.testing import Check, change_checks
 from mcp_sessions.testing.change_checks import change_of
+from tests.stores import opening
+from tests.stores.opening import NOW, new
 from tests.support.redis_server import redis_server, redis_store
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
-
-NOW = 1_800_000_000.0
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +29,13 @@ def plain() -> Iterator[str]:
         yield server.url
 
 
-@asynccontextmanager
-async def opened(url: str | None = None) -> AsyncGenerator[RedisStore]:
+def opened(url: str | None = None) -> AbstractAsyncContextManager[RedisStore]:
     store = RedisStore(url) if url is not None else redis_store()
-    await store.open(SessionPolicy())
-    try:
-        yield store
-    finally:
-        await store.close()
+    return opening.opened(store, SessionPolicy())
 
 
 async def subscriber(store: RedisStore, mode: Mode) -> SessionId:
-    session_id = (await store.create(mode, ANONYMOUS, peer=None, now=NOW)).session_id
+    session_id = await new(store, mode)
     await store.subscribe(session_id, "note://1")
     return session_id
 

@@ -2,41 +2,26 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mcp_sessions.core.states import Mode
 from mcp_sessions.errors import ConfigurationError, StoreUnavailable
-from mcp_sessions.ids import SessionId
 from mcp_sessions.policy import SessionPolicy
-from mcp_sessions.principal import ANONYMOUS, Principal
 from mcp_sessions.stores.sqlite.schema import Durability
 from mcp_sessions.stores.sqlite.sqlite_store import SQLiteStore
+from tests.stores import opening
+from tests.stores.opening import NOW, POLICY, new
 
-NOW = 1_800_000_000.0
-POLICY = SessionPolicy(idle_timeout=100, max_lifetime=1_000)
+__all__ = ["NOW", "POLICY", "new"]
 
 
-@asynccontextmanager
-async def opened(
+def opened(
     path: Path, durability: Durability = "normal", policy: SessionPolicy = POLICY
-) -> AsyncGenerator[SQLiteStore]:
-    store = SQLiteStore(path, durability)
-    await store.open(policy)
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-async def new(
-    store: SQLiteStore, mode: Mode = Mode.PROTOCOL, principal: Principal = ANONYMOUS
-) -> SessionId:
-    return (await store.create(mode, principal, peer=None, now=NOW)).session_id
+) -> AbstractAsyncContextManager[SQLiteStore]:
+    return opening.opened(SQLiteStore(path, durability), policy)
 
 
 async def sql(store: SQLiteStore, statement: str) -> Any:
