@@ -29,7 +29,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
             status = ended.code
         said = capsys.readouterr()
         assert status == 2 and said.out == ""
-        assert re.fullmatch(rf"mcp-sessions {arguments[0]}: [^\n]+\n", said.err), said.err
+        assert re.fullmatch(rf"mcp-sessions {arguments[0]}[^:\n]*: [^\n]+\n", said.err), said.err
         return said.err
 
     return run
