@@ -444,13 +444,13 @@ async def test_an_answer_that_is_too_large_for_the_server_is_an_error_instead(
         await socket.send(json.dumps(question))
         return SAID
 
-    async def hears(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
+    async def receives(scripted: Scripted, socket: ServerConnection, message: Json) -> None:
         answers.append(message)
 
     async def roots(context: Any) -> types.ListRootsResult:
         return types.ListRootsResult(roots=[types.Root(uri="file:///" + "x" * 130_000)])  # pyright: ignore[reportArgumentType]
 
-    async with client_of({"tools/call": asks, "": hears}, takes=100_000, roots=roots) as (
+    async with client_of({"tools/call": asks, "": receives}, takes=100_000, roots=roots) as (
         client,
         received,
         it,
