@@ -56,7 +56,7 @@ async def who_is_entitled_to_a_change_is_reported(make: MakeStore) -> None:
     async with opened(make) as store:
         subscribed, filtered, plain = [await new_session(store) for _ in range(3)]
         stream, carrying = [await new_session(store, mode=Mode.TRANSPORT) for _ in range(2)]
-        conversation = await new_session(store, mode=Mode.AGENT)
+        agents = await new_session(store, mode=Mode.AGENT)
         ended = await new_session(store)
         for session in (subscribed, stream, carrying, ended):
             assert await store.subscribe(session.id, "note://1")
@@ -67,7 +67,7 @@ async def who_is_entitled_to_a_change_is_reported(make: MakeStore) -> None:
         assert await store.carry(carrying.id, plain.id, FencingEpoch(1), start)
         await store.end(ended.id)
         everyone = [
-            each.id for each in (subscribed, filtered, plain, stream, carrying, conversation, ended)
+            each.id for each in (subscribed, filtered, plain, stream, carrying, agents, ended)
         ]
 
         for change, entitled in (

@@ -19,7 +19,7 @@ Keys, where ``NS`` is the namespace, ``T`` a digest of the session id and ``U`` 
     NS:uri:{U}        hash: subscribers
     NS:alive:PROCESS  a process that lives (``pubsub.py``)
 
-All of them have a time to live, but for a conversation's.
+All of them have a time to live, except those of an ACP agent's session.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Event logs as rows: :class:`~mcp_sessions.core.log.EventLog`, rule by rule.
 
-A log is not rebuilt in memory for each event: a window is a thousand events, a conversation
-has no end. The tests hold the two next to each other (``tests/stores/sqlite/test_log_rows.py``).
+A log is not rebuilt in memory for each event: a window is a thousand events, and the log of an
+ACP agent's session has no end. The tests hold the two next to each other
+(``tests/stores/sqlite/test_log_rows.py``).
 """
 
 from __future__ import annotations

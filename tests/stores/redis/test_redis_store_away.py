@@ -419,7 +419,7 @@ async def test_a_failover_that_lost_writes_is_no_silent_hole() -> None:
             assert newest is not None and newest.fencing_epoch > late.fencing_epoch + 1
 
 
-async def test_a_conversation_keeps_what_is_left_and_issues_no_number_twice() -> None:
+async def test_an_agents_session_keeps_what_is_left_and_issues_no_number_twice() -> None:
     """Its log is all there is of it: it is not emptied."""
     async with used(*KEPT, mode=Mode.AGENT) as (server, store, session_id):
         ids = [await append(store, session_id) for _ in range(3)]

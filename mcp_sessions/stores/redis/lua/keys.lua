@@ -202,7 +202,7 @@ local function begin_key(all, key, cost, digest, runner, scopes, now, run, inste
         local is_same = known.digest == digest or known.digest == ''
         found = is_same and known.state or 'other_content'
         answer = found == 'answered' and redis.call('HGET', entries, 'a:' .. key)
-        -- Who lacks a scope of the first sending is told nothing, and begins nothing (SEC3).
+        -- A caller without a scope of the first sending gets no answer, and begins nothing (SEC3).
         if found == 'running' and instead_of ~= '' and known.run == instead_of
             and has_scopes(scopes, known.scopes) then
             found = 'first'

@@ -65,7 +65,7 @@ local function open_log(stream, epoch, ends)
     -- Attachments may have been lost with the events: see attach.lua.
     redis.call('HSET', base, 'lost', '1')
     if is_whole and stream == 'events' and ends == math.huge then
-        -- A conversation: what is left of it is kept.
+        -- An ACP agent's session: what is left of its log is kept.
         log.head = log.head + SKIPPED
         save(log)
         return log

@@ -49,10 +49,10 @@ end
 local DEADLINES = { expires = 6, ends = 7 }
 
 -- All that is known of the session but its logs, keys and data; false: it is not there.
--- `known`: what changed its subscriptions last, as the caller knows them; they may be many, and are
--- told only (else: false) if something else did.
+-- `known`: what changed its subscriptions last, as the caller knows them. They may be many, and are
+-- returned only (else: false) if something else did.
 -- `knows_peer`: '1' if the caller knows what its client said of itself, which never changes and may
--- be long: then it is not told.
+-- be long: then it is not returned.
 local function record(known, knows_peer)
     local fields = redis.call('HMGET', base, 'id', 'mode', 'owner', 'maker', 'created', 'expires',
         'ends', knows_peer == '1' and '-' or 'peer', 'fence', 'conn', 'current', 'opened', 'lists', 'waits', 'statev', 'uris', 'level')
