@@ -159,9 +159,9 @@ class SdkPeer:
                 close_standalone_sse_stream=None if stream is None else stream.close_stream,
             )
             context = CallContext(call, call.request_id, metadata)
-            # Not by `on_request`, which the runner keeps: it would refer to itself, and all that is
-            # known of the request would wait for the garbage collector.
-            result = await runner._on_request(context, method, params)  # pyright: ignore[reportPrivateUsage]
+            handle = runner.on_request
+            _forget(runner, "on_request")
+            result = await handle(context, method, params)
             if method in methods.SPEC_CLIENT_METHODS:
                 if call.store_failure is None or method != method_names.CALL_TOOL:
                     return result
@@ -186,7 +186,9 @@ class SdkPeer:
         self._runner = runner = self._runner_of(self._connection, params, self._runner)
         metadata = ServerMessageMetadata(request_context=call.context)
         context = CallContext(call, call.request_id, metadata)
-        await runner._on_notify(context, method, params)  # pyright: ignore[reportPrivateUsage]
+        handle = runner.on_notify
+        _forget(runner, "on_notify")
+        await handle(context, method, params)
 
     def belongs_to(self, session_id: SessionId) -> None:
         self._connection.session_id = name_for_handlers(session_id)
@@ -196,6 +198,13 @@ class SdkPeer:
         # A connection of one request is closed only if a handler registered something there.
         if not isinstance(connection, RequestConnection) or connection.is_stack_used:
             await aclose_shielded(connection)
+
+
+def _forget(runner: Runner, method: str) -> None:
+    """Remove a method that a runner keeps after its first use. By it the runner refers to itself,
+    and all that is known of the request would wait for the garbage collector.
+    """
+    vars(runner).pop(method, None)
 
 
 def error_of(failed: Exception, *, modern: bool) -> dict[str, Any]:
