@@ -295,7 +295,7 @@ class Assembly:
         )
         self.endpoints: list[Endpoint] = []
         self.availability = availability = Availability()
-        self.arrivals = Arrivals()
+        self._arrivals = Arrivals()
         self.health = Health(self.store, self.clock, availability)
         self.draining = draining = Draining(
             environment,
@@ -303,7 +303,7 @@ class Assembly:
             runner,
             endpoints=self.endpoints,
             availability=availability,
-            arrivals=self.arrivals,
+            arrivals=self._arrivals,
             upstream=self.upstream,
             child_host=children,
         )
@@ -341,6 +341,7 @@ class Assembly:
             settings,
             self.shell,
             self,
+            arrivals=self._arrivals,
             clock=self.clock,
             authentication=self.authentication,
             denied=self._audit.denied,

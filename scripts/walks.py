@@ -33,9 +33,13 @@ class Floors(dict[str, tuple[int, ...]]):
         project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
         contracts = cast("list[dict[str, Any]]", project["tool"]["importlinter"]["contracts"])
         self._lists: list[list[list[str]]] = [
-            [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
+            [
+                [f"{within}{name.strip()}" for name in layer.split("|")]
+                for layer in contract["layers"]
+            ]
             for contract in contracts
             if contract["type"] == "layers"
+            for within in [f"{name}." for name in contract.get("containers", ())] or [""]
         ]
 
     def __missing__(self, file: str) -> tuple[int, ...]:

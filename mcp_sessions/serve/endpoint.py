@@ -28,6 +28,7 @@ from mcp_sessions.server.upstream.sdk.kernel import HANDSHAKE_VERSIONS, SdkUpstr
 from mcp_sessions_transports.credentials import CredentialWatch
 from mcp_sessions_transports.http.endpoint import Arriving, AtPath, MountedApp, StreamableHttp
 from mcp_sessions_transports.http.handshake import HandshakeHttp
+from mcp_sessions_transports.http.io import Arrivals
 from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import (
     Guards,
@@ -67,6 +68,7 @@ class Endpoint:
     Args:
         upstream: The server.
         served: The port that the bindings call.
+        arrivals: The requests that the layer is about to serve.
         clock: Seconds since 1970.
         authentication: Stands before it; None: only what the server has itself.
         denied: Takes note of each request that it refuses.
@@ -81,6 +83,7 @@ class Endpoint:
         upstream: SdkUpstream,
         served: Served,
         *,
+        arrivals: Arrivals,
         clock: Callable[[], float],
         authentication: Authentication | None,
         denied: OnDenied,
@@ -88,7 +91,7 @@ class Endpoint:
         path, host = settings.path, settings.host
         security = security_settings(host, settings.security)
         max_body = served.policy.max_message if settings.max_body is None else settings.max_body
-        self._served = served
+        self._served, self._arrivals = served, arrivals
         self._path = path
         self._security = settings.security
         self._application = settings.application
@@ -116,7 +119,7 @@ class Endpoint:
             guard,
             principal_of,
             served.availability,
-            served.arrivals,
+            arrivals,
             self._credentials,
         )
 
@@ -149,8 +152,7 @@ class Endpoint:
         for name, value in shell.state.items():
             setattr(inner.state, name, value)
         door = AtPath(inner, self._path)
-        arrivals = self._served.arrivals
-        arriving = Arriving(self._guarded if shell.is_bare else door, arrivals)
+        arriving = Arriving(self._guarded if shell.is_bare else door, self._arrivals)
         is_bare = shell.is_bare and self._authentication is None
         http = readable_by_pages(self.http if is_bare else arriving, self._security)
         return MountedApp(inner, http, self._websocket(door), self._path, self.guards, extra_routes)
@@ -166,7 +168,7 @@ class Endpoint:
             for entry in reversed(shell.middleware):
                 route.app = entry.cls(route.app, *entry.args, **entry.kwargs)
             if isinstance(route, Route) and route.path == self._path:
-                arriving = Arriving(route.app, self._served.arrivals)
+                arriving = Arriving(route.app, self._arrivals)
                 route.app = readable_by_pages(arriving, self._security)
                 if route.methods is not None and route.app is not arriving:
                     route.methods.add("OPTIONS")

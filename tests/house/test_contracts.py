@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.house.source import ROOT, modules
+
 FOLDERS = ("", "transports", "conformance")
 """The folders of packages."""
 
@@ -21,12 +23,16 @@ STRAYS = {
         "mcp_sessions/server/delivery/__init__.py",
         "import mcp_sessions.server.dispatch",
     ),
+    "within the transports, imports go down only": (
+        "transports/mcp_sessions_transports/http/__init__.py",
+        "import mcp_sessions_transports.websocket",
+    ),
     "bindings call no store": (
         "transports/mcp_sessions_transports/__init__.py",
         "import mcp_sessions.stores.contract",
     ),
     "the core does no I/O and reads no clock": ("mcp_sessions/core/__init__.py", "import time"),
-    "only server.upstream.sdk, client.sdk, stdio.client and testing.client know the MCP SDK": (
+    "few modules know the MCP SDK": (
         "mcp_sessions/stores/__init__.py",
         "import mcp",
     ),
@@ -76,3 +82,33 @@ def test_each_contract_catches_a_stray_import(copy: Path) -> None:
     verdicts = lint_imports(copy)
 
     assert verdicts == dict.fromkeys(STRAYS, "BROKEN")
+
+
+def without_layer(root: Path) -> set[str]:
+    """What is at the root of the packages, and in no layer of the contract about all of them.
+    Import-linter itself looks for that inside one package only.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    first = project["tool"]["importlinter"]["contracts"][0]
+    layers = {name.strip() for layer in first["layers"] for name in layer.split("|")}
+    names = modules(root).keys()
+    found = {name for name in names if re.fullmatch(r"mcp_sessions(\.\w+|_\w+)", name)}
+    return found - layers
+
+
+def test_each_module_at_the_root_is_in_a_layer(copy: Path) -> None:
+    assert without_layer(ROOT) == set()
+    (copy / "mcp_sessions/spoilt.py").touch()
+    assert without_layer(copy) == {"mcp_sessions.spoilt"}
+
+
+def test_a_new_module_needs_a_layer(copy: Path) -> None:
+    (copy / "mcp_sessions/server/spoilt.py").touch()
+    (copy / "transports/mcp_sessions_transports/spoilt.py").touch()
+
+    verdicts = lint_imports(copy)
+
+    assert {contract for contract, verdict in verdicts.items() if verdict == "BROKEN"} == {
+        "within the server, imports go down only",
+        "within the transports, imports go down only",
+    }

@@ -1,11 +1,12 @@
-"""How the packages are built: no circles of imports, nobody finishes another object, short files,
-each with a name of its own, as each class has.
+"""How the packages are built: no circles of imports, no packages that import each other,
+nobody finishes another object, short files, each with a name of its own, as each class has.
 
 Exceptions from a rule are listed here by name. A list only shrinks: an entry that is no longer
 needed fails.
 """
 
 import ast
+import os
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -121,6 +122,37 @@ def test_a_circle_is_seen_and_so_is_an_entry_that_is_stale(copy: Path) -> None:
         expect_no_circles(copy)
     with pytest.raises(AssertionError, match="off the list"):
         expect_no_circles(ROOT, KNOWN_CIRCLES | {("mcp_sessions.ids", "mcp_sessions.errors")})
+
+
+# --- both ways ----------------------------------------------------------------------------
+
+
+def both_ways(root: Path) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """Each pair in one package, of packages or modules, that imports each other → the imports."""
+    found = modules(root)
+    pairs: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, module in found.items():
+        for to in imports(module, found):
+            one, other = name.split("."), to.split(".")
+            same = len(os.path.commonprefix([one, other]))
+            if 0 < same < min(len(one), len(other)):
+                pair = ".".join(one[: same + 1]), ".".join(other[: same + 1])
+                pairs.setdefault(pair, []).append((name, to))
+    return {pair: each for pair, each in pairs.items() if pair[::-1] in pairs}
+
+
+def test_no_two_packages_import_each_other() -> None:
+    """Of two neighbours in one package, one can be read without the other."""
+    assert both_ways(ROOT) == {}
+
+
+def test_two_packages_that_import_each_other_are_seen(copy: Path) -> None:
+    spoil(
+        copy / "mcp_sessions/server/upstream/asks.py",
+        "from mcp_sessions.server.cluster import codec",
+    )
+    packages = {"mcp_sessions.server.upstream", "mcp_sessions.server.cluster"}
+    assert {frozenset(pair) for pair in both_ways(copy)} == {frozenset(packages)}
 
 
 # --- who assigns --------------------------------------------------------------------------

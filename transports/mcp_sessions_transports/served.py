@@ -17,7 +17,6 @@ from mcp_sessions.server.dispatch.listening import Listening
 from mcp_sessions.server.dispatch.router import Router
 from mcp_sessions.server.requests.runner import RequestRunner
 from mcp_sessions.server.upstream.modern_rules import ModernRules
-from mcp_sessions_transports.http.io import Arrivals
 
 
 class Served(Protocol):
@@ -40,7 +39,4 @@ class Served(Protocol):
     """False: nothing is stored, so that no session outlives its request."""
 
     availability: Availability
-    arrivals: Arrivals
-    """The requests that it is about to serve."""
-
     bus: ClusterBus

@@ -34,7 +34,6 @@ from mcp_sessions_transports.http.io import (
 )
 from mcp_sessions_transports.http.modern import ModernHttp
 from mcp_sessions_transports.origin import Guards, OriginGuard
-from mcp_sessions_transports.websocket.authorizer import ASKED
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +44,10 @@ _SPACE = (b" ", b"\t")
 _ARRIVED = "mcp_sessions.arrived"
 """In the scope of a request that came before what stands before the endpoint: see
 :meth:`Arrivals.enter`."""
+
+ASKED = "mcp_sessions.asked"
+"""The key in the scope of a GET that stands for the handshake of a WebSocket: what takes its
+answer. The endpoint calls it, and serves nothing."""
 
 RETRY_AFTER_STORE = 1.0
 """Seconds after which a client should ask again when the store was away."""

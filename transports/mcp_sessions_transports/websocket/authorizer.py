@@ -19,12 +19,10 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sessions.principal import Principal
+from mcp_sessions_transports.http.endpoint import ASKED
 from mcp_sessions_transports.websocket.outermost import outermost
 
 logger = logging.getLogger(__name__)
-
-ASKED = "mcp_sessions.asked"
-"""The key in the scope of our GET for its answer. The endpoint sets it, and serves nothing."""
 
 _ANSWER = 30.0
 """Seconds within which an application has to say who may come in."""
